@@ -1,0 +1,152 @@
+"""Every knob, declared once. Command line, environment and documentation are derived from here.
+
+A value is what was *asked for*: frozen, bounded, unknown keys refused. What follows from it
+(`baton.core.geometry`) and what is measured (`WorkerHello`, `LoadReport`) are other types.
+
+Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEASE_S=5.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    path: str = ""
+    """Hugging Face folder or hub id."""
+    name: str = ""
+    """Name clients use; empty: the folder's or hub id's last part."""
+    revision: str = "main"
+    """Hub revision; ignored for a folder."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and KV. auto: what the checkpoint's config.json says."""
+    device: str = "cpu"
+    """Torch device: cpu, cuda, cuda:1 …"""
+    context_tokens_max: Annotated[int, Field(ge=0)] = 0
+    """Prompt plus generated tokens of one sequence; 0: what the model's config.json says."""
+
+
+class EngineConfig(Section):
+    block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
+    """Token positions in one KV block; the same in the whole cluster."""
+    kv_bytes: Annotated[int, Field(gt=0)] = 512 * 2**20
+    """KV pool of one worker."""
+    step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
+    """Token budget of one engine step, prompt chunks and decodes together."""
+    batch_sequences_max: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Sequences in one step."""
+    waiting_sequences_max: Annotated[int, Field(ge=1)] = 256
+    """Sequences accepted and not started; one more is refused."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Torch threads of one worker; 0: its share of the cores."""
+
+
+class TransferConfig(Section):
+    backends: tuple[Literal["nixl", "tcp"], ...] = ("nixl", "tcp")
+    """How KV bytes move between workers, most preferred first; one that cannot start is left out."""
+    lease_s: Seconds = 5.0
+    """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""
+    lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5
+    """The reader stops this much before its lease ends."""
+    read_timeout_s: Seconds = 3.0
+    """One read of one chunk, at most."""
+    read_attempts_max: Annotated[int, Field(ge=1, le=10)] = 3
+    """Attempts at one read while the lease runs."""
+    reads_in_flight_max: Annotated[int, Field(ge=1, le=256)] = 8
+    """Reads of one decode worker at once; further ones wait."""
+    intake_wait_s: Seconds = 5.0
+    """How long a decode leg may wait for free blocks before it is refused."""
+    checksum: bool = False
+    """Compare a checksum of each block after its read (tests, diagnosis)."""
+
+
+class RouterConfig(Section):
+    host: str = "127.0.0.1"
+    """Interface the public API listens on."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    """Port of the public API; 0: any free one."""
+    policy: Literal["cached_prefix", "least_loaded", "round_robin", "random"] = "cached_prefix"
+    """Placement: longest cached prefix under a load bound, or a baseline."""
+    load_bound: Annotated[float, Field(ge=1)] = 1.5
+    """cached_prefix: a worker loaded more than this multiple of the mean is passed over."""
+    disaggregate: bool = True
+    """False: every request runs both legs on one worker."""
+    fallback_to_other_pool: bool = True
+    """When one pool is empty, serve both legs on the other, and say so in /health and metrics."""
+    queue_requests_max: Annotated[int, Field(ge=0)] = 512
+    """Sequences waiting for a place; one more is refused with 503."""
+    queue_wait_s: Seconds = 30.0
+    """How long a sequence may wait for a place before it is refused with 503."""
+    request_timeout_s: Seconds = 600.0
+    """Deadline of a request, made when it arrives."""
+    attempts_max: Annotated[int, Field(ge=1, le=100)] = 8
+    """Times one sequence is placed before the client gets a 503."""
+    worker_silence_s: Seconds = 2.0
+    """A worker whose session is silent for this long is lost; its sequences are placed again."""
+    body_bytes_max: Annotated[int, Field(gt=0)] = 8 * 2**20
+    """Largest request body; more is refused with 413."""
+    output_buffer_tokens_max: Annotated[int, Field(ge=16)] = 4096
+    """Tokens buffered for a slow client before it is dropped."""
+    choices_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Largest `n` of a request."""
+    tenant_salt: str = ""
+    """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
+    default_max_tokens: Annotated[int, Field(ge=1)] = 512
+    """When a chat request says nothing, capped by the room left in the context; completions use 16."""
+
+
+class ClusterConfig(Section):
+    prefill_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    decode_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    both_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Workers that take either leg."""
+    ray_address: str = ""
+    """Ray cluster to join; empty: start one on this machine."""
+    heartbeat_s: Seconds = 0.25
+    """Between two reports of a worker to routers and directory."""
+    member_lease_s: Seconds = 2.0
+    """A worker silent for this long is lost: killed, and started anew."""
+    restart_backoff_s: Seconds = 0.5
+    """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
+    restart_backoff_max_s: Seconds = 30.0
+    start_timeout_s: Seconds = 600.0
+    """From starting a worker to its first heartbeat."""
+    router_grace_s: Seconds = 2.0
+    """How long a worker keeps the sequences of a router whose session broke."""
+    drain_timeout_s: Seconds = 30.0
+    """How long running sequences may finish after Ctrl-C."""
+    control_host: str = "127.0.0.1"
+    control_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """gRPC of the control plane (directory); 0: any free one."""
+    worker_host: str = "127.0.0.1"
+    """Interface the workers' gRPC and metrics servers listen on."""
+
+
+class TelemetryConfig(Section):
+    otlp_endpoint: str = ""
+    """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = False
+    """One JSON object per line instead of text."""
+
+
+class Config(BaseSettings):
+    """The whole of it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BATON_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterConfig = RouterConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -1,0 +1,38 @@
+"""Content addresses of KV blocks.
+
+hash(block i) = BLAKE2b-128(hash(block i-1) ‖ token ids of block i as little-endian uint32)
+
+The chain starts at `root_hash(fingerprint, salt)`: equal prefixes under the same model, layout and
+tenant have equal hashes in every process, anything else differs. Only full blocks have a hash.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+
+from baton.core.ids import BlockHash
+
+HASH_BYTES = 16
+
+
+def root_hash(fingerprint: str, salt: bytes) -> BlockHash:
+    """Seed of a chain. `salt` is the tenant's, set by the router; clients cannot choose it."""
+    digest = hashlib.blake2b(fingerprint.encode(), digest_size=HASH_BYTES, key=salt[:64])
+    return BlockHash(digest.digest())
+
+
+def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> Iterator[BlockHash]:
+    """Hashes of the full blocks of `tokens`, first block first; `root` may be any block's hash,
+    then `tokens` are those that follow that block."""
+    words = array("I", tokens)
+    assert words.itemsize == 4
+    parent = root
+    for start in range(0, len(words) - block_tokens + 1, block_tokens):
+        digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
+        digest.update(words[start : start + block_tokens].tobytes())
+        parent = BlockHash(digest.digest())
+        yield parent
+
+
+def block_hashes(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
+    return list(chain(root, tokens, block_tokens))

@@ -1,0 +1,37 @@
+"""A lifecycle is a table of legal transitions plus the story of how an object got where it is."""
+
+from collections import deque
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+STORY_ENTRIES_MAX = 64
+
+
+class IllegalTransition(Exception):
+    """A bug in our code, never a client error. Carries the story so that the log line is enough."""
+
+
+P = TypeVar("P", bound=StrEnum)
+
+
+class Lifecycle(Generic[P]):
+    """The current phase of one object and the last transitions that led there."""
+
+    __slots__ = ("_legal", "phase", "story")
+
+    def __init__(self, start: P, legal: Mapping[P, frozenset[P]], *, now_s: float) -> None:
+        self._legal = legal
+        self.phase = start
+        self.story: deque[tuple[float, P, str]] = deque([(now_s, start, "created")], STORY_ENTRIES_MAX)
+
+    def to(self, phase: P, *, now_s: float, cause: str) -> None:
+        """Raises IllegalTransition if the table does not allow it."""
+        if phase not in self._legal[self.phase]:
+            raise IllegalTransition(f"{self.phase} -> {phase} ({cause}); story={list(self.story)}")
+        self.phase = phase
+        self.story.append((now_s, phase, cause))
+
+    @property
+    def is_terminal(self) -> bool:
+        return not self._legal[self.phase]

@@ -1,0 +1,154 @@
+"""What happens to a worker, and what it does about it.
+
+`baton.worker.core.WorkerCore` is pure: `handle(event, now_s=…) -> list[Action]`. The asyncio process
+(`baton.worker.process`) and the simulator (`baton.sim`) feed it events and perform its actions.
+"""
+
+import msgspec
+
+from baton.core.ids import ReadId, RouterId, WorkerId
+from baton.core.messages import (
+    AskerMessage,
+    PeerRef,
+    Role,
+    RouterMessage,
+    SourceMessage,
+    WorkerMessage,
+)
+from baton.core.steps import StepPlan, StepResult
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+class RouterJoined(msgspec.Struct, frozen=True):
+    """A router opened a session (again). The core answers with WorkerHello and a block snapshot."""
+
+    router_id: RouterId
+
+
+class RouterLost(msgspec.Struct, frozen=True):
+    """Its session broke. Its sequences are kept for `router_grace_s`, then freed."""
+
+    router_id: RouterId
+
+
+class FromRouter(msgspec.Struct, frozen=True):
+    router_id: RouterId
+    message: RouterMessage
+
+
+class FromAsker(msgspec.Struct, frozen=True):
+    """A decode worker speaks to us, its source."""
+
+    asker: WorkerId
+    message: AskerMessage
+
+
+class AskerLost(msgspec.Struct, frozen=True):
+    """Its peer session broke; its leases run on (a one-sided read may still be under way)."""
+
+    asker: WorkerId
+
+
+class FromSource(msgspec.Struct, frozen=True):
+    """A prefill worker speaks to us, its asker."""
+
+    source: WorkerId
+    message: SourceMessage
+
+
+class SourceLost(msgspec.Struct, frozen=True):
+    """Its peer session broke, could not be opened, or its fingerprint is not ours."""
+
+    source: WorkerId
+    message: str
+
+
+class ReadDone(msgspec.Struct, frozen=True):
+    """A StartRead ended. `error` empty: bytes are in place and the generations still matched.
+    `is_settled` False: bytes may yet land; ReadSettled follows."""
+
+    read_id: ReadId
+    error: str = ""
+    is_settled: bool = True
+    is_stale: bool = False
+    """The source's generations no longer match: reading again is pointless."""
+
+
+class ReadSettled(msgspec.Struct, frozen=True):
+    read_id: ReadId
+
+
+class StepDone(msgspec.Struct, frozen=True):
+    result: StepResult
+
+
+class SetRole(msgspec.Struct, frozen=True):
+    role: Role
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Refuse new sequences; those held run on."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+
+
+WorkerEvent = (
+    RouterJoined
+    | RouterLost
+    | FromRouter
+    | FromAsker
+    | AskerLost
+    | FromSource
+    | SourceLost
+    | ReadDone
+    | ReadSettled
+    | StepDone
+    | SetRole
+    | Drain
+    | Tick
+)
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+class ToRouter(msgspec.Struct, frozen=True):
+    """Dropped by the adapter if the router's session is gone."""
+
+    router_id: RouterId
+    message: WorkerMessage
+
+
+class ToAsker(msgspec.Struct, frozen=True):
+    asker: WorkerId
+    message: SourceMessage
+
+
+class ToSource(msgspec.Struct, frozen=True):
+    """The adapter opens a session to the source if there is none; failing that, SourceLost."""
+
+    source: PeerRef
+    message: AskerMessage
+
+
+class StartRead(msgspec.Struct, frozen=True):
+    """Read source_blocks[i] into local_blocks[i], then compare the source's generations with
+    `generations`. Always answered by one ReadDone, within `timeout_s` and a little."""
+
+    read_id: ReadId
+    source: WorkerId
+    source_blocks: tuple[int, ...]
+    local_blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+    timeout_s: float
+
+
+class RunStep(msgspec.Struct, frozen=True):
+    """Compute it and answer with StepDone. The core never has two in flight."""
+
+    plan: StepPlan
+
+
+WorkerAction = ToRouter | ToAsker | ToSource | StartRead | RunStep

@@ -1,0 +1,1 @@
+"""The public API, admission, placement, and the life of every request."""
