@@ -44,7 +44,9 @@ class SimClient:
         "time_limit_s",
     )
 
-    def __init__(self, number: int, *, prompt: tuple[int, ...], sampling: SamplingParams, salt: int) -> None:
+    def __init__(
+        self, number: int, *, prompt: tuple[int, ...], sampling: SamplingParams, salt: int, context_max: int
+    ) -> None:
         self.seq_id = SequenceId(f"r{number}/0")
         self.prompt, self.sampling, self.salt = prompt, sampling, salt
         self.arrives_s = 0.0
@@ -58,7 +60,7 @@ class SimClient:
         self.phase = "queued"
         self.placements = 0
         self.cached_token_count = 0
-        self.expected = Expected(prompt, sampling, salt)
+        self.expected = Expected(prompt, sampling, salt, context_max=context_max)
 
     @property
     def request_id(self) -> RequestId:
@@ -80,11 +82,12 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             prompt=_draw_prompt(rng, prefixes, scenario),
             sampling=_draw_sampling(rng),
             salt=rng.randrange(scenario.salt_count),
+            context_max=scenario.context_max,
         )
         client.arrives_s = arrives_s
         client.router_index = rng.randrange(scenario.router_count)
-        if rng.random() < 0.12:
-            client.leaves_after_s = rng.choice((0.01, 0.1, 0.5)) * rng.expovariate(1.0)
+        if rng.random() < 0.15:
+            client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
         if rng.random() < 0.08:
             client.time_limit_s = rng.uniform(0.05, 2.0)
         clients.append(client)

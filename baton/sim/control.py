@@ -104,7 +104,7 @@ class Cluster:
         if not router.is_alive:
             self.checkers.ended(client, Ending.REFUSED)
             return
-        router.post(lambda: router.submit(client))
+        router.accept_client(client)
 
     # --- faults do these ----------------------------------------------------------------------------
 

@@ -24,11 +24,13 @@ def next_token(state: int, sampling: SamplingParams, index: int) -> int:
 
 
 class Expected:
-    """One sequence as it runs when nothing disturbs it."""
+    """One sequence as it runs when nothing disturbs it. It ends where `context_max` tokens are reached."""
 
     __slots__ = ("cells", "finish", "generated", "prompt", "salt", "sampling", "states")
 
-    def __init__(self, prompt: Sequence[int], sampling: SamplingParams, salt: int) -> None:
+    def __init__(
+        self, prompt: Sequence[int], sampling: SamplingParams, salt: int, *, context_max: int
+    ) -> None:
         self.prompt, self.sampling, self.salt = tuple(prompt), sampling, salt
         self.states = [hash((salt, 7))]
         self.cells: list[int] = []
@@ -41,8 +43,8 @@ class Expected:
             token = next_token(self.states[-1], sampling, index)
             self.generated.append(token)
             finish = finish_after(sampling, token, index + 1)
-            if finish is not None:
-                self.finish = finish
+            if finish is not None or len(self.prompt) + index + 1 >= context_max:
+                self.finish = finish or FinishReason.LENGTH
                 return
             self._append(token)
 

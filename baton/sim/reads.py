@@ -179,7 +179,7 @@ class Reads:
             self._post(read, action.timeout_s + rng.uniform(0.01, 2 * self.late_s))
         elif draw < faults.fail + faults.hang + faults.late:
             counts["reads posted late"] += 1
-            self.world.after(rng.uniform(0.1, 3) * self.late_s, lambda: self._post(read, self._duration_s(read)))
+            self.world.after(rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read)))
         else:
             self._post(read, self._duration_s(read))
 

@@ -130,8 +130,14 @@ class SimRouter(Process):
 
     # --- clients ------------------------------------------------------------------------------------
 
-    def submit(self, client: SimClient) -> None:
+    def accept_client(self, client: SimClient) -> None:
+        """Connected; the router handles the request as soon as it can. The client may leave before."""
         self.live[client.seq_id] = client
+        self.post(lambda: self._submit(client))
+        if client.leaves_after_s is not None:
+            self.world.after(client.leaves_after_s, lambda: self.post(lambda: self._leave(client)))
+
+    def _submit(self, client: SimClient) -> None:
         self.feed(
             Submit(
                 seq_id=client.seq_id,
@@ -142,8 +148,6 @@ class SimRouter(Process):
                 deadline_s=self.clock_s() + client.time_limit_s,
             )
         )
-        if client.leaves_after_s is not None:
-            self.world.after(client.leaves_after_s, lambda: self.post(lambda: self._leave(client)))
 
     def _leave(self, client: SimClient) -> None:
         if client.ending is None:

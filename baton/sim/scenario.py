@@ -1,7 +1,7 @@
 """What one seed is about: the cluster, the load and the faults, all drawn from the seed."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from baton.config import EngineConfig, RouterConfig, TransferConfig
@@ -66,18 +66,26 @@ class Scenario:
     settles_within_s: float = 12.0
     """And then everything is idle after this long (invariants 3 and 8)."""
 
+    @property
+    def context_max(self) -> int:
+        """Tokens of one sequence: of the model, or all that fits a worker's pool."""
+        return min(self.max_model_tokens, self.block_count * self.block_tokens)
+
 
 def draw_scenario(rng: random.Random) -> Scenario:
     fault_chance = rng.choice((0.0, 0.15, 0.15, 0.35, 0.35, 0.6))
-    faults = frozenset(name for name in FAULTS if rng.random() < fault_chance)
+    chances = {name: fault_chance for name in FAULTS}
+    if fault_chance:
+        chances["small_pool"] = 0.5  # blocks that are soon reused make every other fault worse
+    faults = frozenset(name for name in FAULTS if rng.random() < chances[name])
     block_tokens = 4
     max_model_tokens = 80
     roomy = max_model_tokens // block_tokens
-    block_count = rng.randint(roomy - 4, roomy + 12) if "small_pool" in faults else rng.randint(120, 240)
-    return Scenario(
+    block_count = rng.randint(roomy - 4, roomy + 16) if "small_pool" in faults else rng.randint(120, 240)
+    scenario = Scenario(
         roles=_draw_roles(rng),
         router_count=rng.choice((1, 1, 2)),
-        request_count=rng.randint(10, 40),
+        request_count=rng.randint(10, 50),
         salt_count=rng.choice((1, 2)),
         prefix_count=rng.randint(1, 4),
         faults=faults,
@@ -92,6 +100,18 @@ def draw_scenario(rng: random.Random) -> Scenario:
         network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
         read_latency_s=rng.choice((0.0002, 0.002, 0.01)),
         read_block_s=rng.choice((0.0005, 0.004, 0.02)),
+    )
+    return scenario if faults else _calm(scenario)
+
+
+def _calm(scenario: Scenario) -> Scenario:
+    """Without faults nothing may fail, so nothing is so slow that it looks like a fault."""
+    return replace(
+        scenario,
+        network_latency_s=0.0005,
+        read_block_s=0.0005,
+        transfer=scenario.transfer.model_copy(update={"read_timeout_s": 0.4, "lease_s": 2.0}),
+        router=scenario.router.model_copy(update={"attempts_max": 8}),
     )
 
 
