@@ -82,6 +82,13 @@ def test_a_prompt_longer_than_the_context_is_a_clear_400(client, cluster):
     assert "9000" in str(refused.value)
 
 
+def streamed_request(cluster, fields):
+    """The bytes of a streamed completion request, for clients on a bare socket."""
+    body = json.dumps({"model": cluster.model, "stream": True, "ignore_eos": True, **fields}).encode()
+    head = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json")
+    return "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
 def hang_up(cluster, *, when):
     """Open a streamed request on a bare socket and close it once `when` holds."""
     body = json.dumps(
@@ -93,9 +100,8 @@ def hang_up(cluster, *, when):
             "ignore_eos": True,
         }
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", cluster.port)) as s:
-        s.sendall(head.encode() + body)
+        s.sendall(streamed_request(cluster, body))
         if when == "decoding":
             received = b""
             while received.count(b"data:") < 5:
@@ -117,20 +123,11 @@ def test_a_client_that_leaves_holds_nothing(cluster, when):
 
 
 def test_a_slow_reader_does_not_slow_another_stream(cluster):
-    body = {
-        "model": cluster.model,
-        "prompt": [7, 8, 9],
-        "max_tokens": 6000,
-        "stream": True,
-        "ignore_eos": True,
-        "logprobs": None,
-    }
-    raw = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    body = {"prompt": [7, 8, 9], "max_tokens": 6000}
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         slow.connect(("127.0.0.1", cluster.port))
-        slow.sendall(head.encode() + raw)
+        slow.sendall(streamed_request(cluster, body))
         slow.recv(512)  # it has begun; from here on nothing more is read
         answers = [cluster.complete(a_prompt(i, 40), max_tokens=64, ignore_eos=True) for i in range(4)]
         assert [a["usage"]["completion_tokens"] for a in answers] == [64] * 4
