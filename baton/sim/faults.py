@@ -29,6 +29,7 @@ class Faults:
         strikes: dict[str, Callable[[], None]] = {
             "worker_crash": self._worker_crash,
             "worker_freeze": self._worker_freeze,
+            "worker_suspend": self._worker_suspend,
             "session_break": self._session_break,
             "partition": self._partition,
             "slow_network": self._slow_network,
@@ -72,7 +73,7 @@ class Faults:
                 cluster.set_role(slot, slot.first_role)
             if slot.worker is not None:
                 slot.worker.step_slowness = 1.0
-                slot.worker.thaw()
+                self._thaw(slot.worker)
         for router in cluster.routers:
             router.thaw()
 
@@ -100,7 +101,17 @@ class Faults:
         worker = self._worker()
         if worker is not None and not worker.is_frozen:
             worker.freeze()
-            self._cluster.world.after(self._span_s(), worker.thaw)
+            self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
+
+    def _worker_suspend(self) -> None:
+        """Its clock stands still meanwhile: afterwards it believes in leases that are over."""
+        worker = self._worker()
+        if worker is not None and not worker.is_frozen:
+            worker.freeze(stops_clock=True)
+            self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
+
+    def _thaw(self, worker: SimWorker) -> None:
+        worker.thaw(mistrust_s=3 * self._cluster.scenario.transfer.lease_s)
 
     def _session_break(self) -> None:
         session = self._session()

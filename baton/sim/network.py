@@ -11,14 +11,47 @@ from typing import Protocol
 from baton.sim.world import World
 
 
+class ProcessClock:
+    """A monotonic clock with an origin of its own, a little fast or slow, and stopped while the machine
+    is suspended."""
+
+    __slots__ = ("_origin_s", "_rate", "_stopped_s", "_world")
+
+    def __init__(self, world: World, *, origin_s: float, rate: float) -> None:
+        self._world, self._origin_s, self._rate = world, origin_s, rate
+        self._stopped_s: float | None = None
+
+    def now_s(self) -> float:
+        return self._origin_s + self._rate * self._running_s()
+
+    def world_s(self, clock_s: float) -> float:
+        """The virtual instant at which this clock shows `clock_s`, if it does not stop before."""
+        return self._world.now_s + (clock_s - self.now_s()) / self._rate
+
+    def stop(self) -> None:
+        self._stopped_s = self._world.now_s
+
+    def go_on(self) -> None:
+        if self._stopped_s is not None:
+            self._origin_s -= self._rate * (self._world.now_s - self._stopped_s)
+            self._stopped_s = None
+
+    def _running_s(self) -> float:
+        return self._world.now_s if self._stopped_s is None else self._stopped_s
+
+
 class Process:
     """Something that is alive, frozen or dead, and handles what happens to it in order."""
 
-    __slots__ = ("_inbox", "is_alive", "is_frozen", "name", "world")
+    __slots__ = ("_inbox", "clock", "clock_trusted_from_s", "is_alive", "is_frozen", "name", "world")
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.is_alive, self.is_frozen = True, False
+        rng = world.stream(f"clock/{name}")
+        self.clock = ProcessClock(world, origin_s=rng.uniform(0, 1000), rate=rng.uniform(0.995, 1.005))
+        self.clock_trusted_from_s = 0.0
+        """Until then its clock may be late by more than any slack: it stopped not long ago."""
         self._inbox: list[Callable[[], None]] = []
 
     def post(self, happening: Callable[[], None]) -> None:
@@ -30,13 +63,21 @@ class Process:
         else:
             happening()
 
-    def freeze(self) -> None:
+    def freeze(self, *, stops_clock: bool = False) -> None:
+        """SIGSTOP; with `stops_clock`, a suspended machine."""
         self.is_frozen = True
+        if stops_clock:
+            self.clock.stop()
+            self.clock_trusted_from_s = float("inf")
 
-    def thaw(self) -> None:
+    def thaw(self, *, mistrust_s: float = 0.0) -> None:
+        """What happened meanwhile is handled now, in order."""
         if not self.is_alive or not self.is_frozen:
             return
         self.is_frozen = False
+        self.clock.go_on()
+        if self.clock_trusted_from_s == float("inf"):
+            self.clock_trusted_from_s = self.world.now_s + mistrust_s
         inbox, self._inbox = self._inbox, []
         for happening in inbox:
             self.post(happening)

@@ -49,10 +49,10 @@ TICKS_PER_MS_MAX = 200
 class Timer:
     """Calls back when a core's `next_tick_s` has come, on that process's own clock."""
 
-    __slots__ = ("_armed_for_s", "_clock_offset_s", "_process", "_spins", "_spins_since_s", "_version")
+    __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
 
-    def __init__(self, process: Process, clock_offset_s: float) -> None:
-        self._process, self._clock_offset_s = process, clock_offset_s
+    def __init__(self, process: Process) -> None:
+        self._process = process
         self._armed_for_s: float | None = None
         self._version = 0
         self._spins, self._spins_since_s = 0, 0.0
@@ -62,7 +62,7 @@ class Timer:
         if due_s is None:
             return
         world = self._process.world
-        at_s = max(due_s - self._clock_offset_s, world.now_s) + TICK_EPSILON_S
+        at_s = max(self._process.clock.world_s(due_s), world.now_s) + TICK_EPSILON_S
         if self._armed_for_s is not None and self._armed_for_s <= at_s:
             return
         self._armed_for_s = at_s
@@ -103,7 +103,6 @@ class SimWorker(Process):
         "_source_sessions",
         "_step",
         "_timer",
-        "clock_offset_s",
         "core",
         "generations",
         "memory",
@@ -128,11 +127,10 @@ class SimWorker(Process):
         self._scenario, self._network, self._reads = scenario, network, reads
         self._model, self._checkers = model, checkers
         self._compute_rng: random.Random = world.stream(f"gpu/{worker_id}")
-        self.clock_offset_s = self._compute_rng.uniform(0, 1000)
         self.memory = Memory(scenario.block_count, scenario.block_tokens)
         self.generations = Generations(scenario.block_count)
         self.step_slowness = 1.0
-        self._timer = Timer(self, self.clock_offset_s)
+        self._timer = Timer(self)
         self._step: StepPlan | None = None
         self._router_sessions: dict[RouterId, Session] = {}
         self._asker_sessions: dict[WorkerId, Session] = {}
@@ -153,14 +151,10 @@ class SimWorker(Process):
             router_grace_s=scenario.router_grace_s,
             heartbeat_s=scenario.heartbeat_s,
             generations=self.generations,
-            now_s=self.clock_s(),
+            now_s=self.clock.now_s(),
         )
         reads.register(self)
         self._arm()
-
-    def clock_s(self) -> float:
-        """This process's monotonic clock: its origin is its own."""
-        return self.world.now_s + self.clock_offset_s
 
     @property
     def process(self) -> Process:
@@ -176,7 +170,7 @@ class SimWorker(Process):
             self.world.note(self.name, event)
             if isinstance(event, FromAsker):
                 self._checkers.source_hears(self, event.message)
-        for action in self.core.handle(event, now_s=self.clock_s()):
+        for action in self.core.handle(event, now_s=self.clock.now_s()):
             self._perform(action)
         self._arm()
         self._checkers.after_worker_event(self)

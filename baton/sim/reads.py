@@ -29,6 +29,8 @@ class PoolOwner(Protocol):
     @property
     def is_alive(self) -> bool: ...
     @property
+    def clock_trusted_from_s(self) -> float: ...
+    @property
     def memory(self) -> Memory: ...
     @property
     def generations(self) -> "Generations": ...
@@ -146,9 +148,13 @@ class Reads:
         worker.generations.on_rise = lambda block: self._on_rise(worker.worker_id, block)
 
     def _on_rise(self, source: WorkerId, block: int) -> None:
-        """Invariant 5: nobody reuses a block under a read that is in time by its reader's clock."""
+        """Invariant 5: nobody reuses a block under a read that is in time by its reader's clock. When
+        that clock has stood still, only the generations protect the reader."""
+        now_s = self.world.now_s
         for read in self._by_source[source]:
-            if self.world.now_s <= read.in_time_until_s and block in read.action.source_blocks:
+            if now_s < read.reader.clock_trusted_from_s:
+                continue
+            if now_s <= read.in_time_until_s and block in read.action.source_blocks:
                 raise Violation(
                     5,
                     f"{source} reuses block {block} while {read.reader.worker_id} reads it in time "

@@ -58,7 +58,6 @@ class SimRouter(Process):
         "_rng",
         "_scenario",
         "_timer",
-        "clock_offset_s",
         "core",
         "live",
         "router_id",
@@ -78,12 +77,11 @@ class SimRouter(Process):
         self.router_id = router_id
         self._scenario, self._network, self._reads, self._checkers = scenario, network, reads, checkers
         self._rng: random.Random = world.stream(f"router/{router_id}")
-        self.clock_offset_s = self._rng.uniform(0, 1000)
-        self._timer = Timer(self, self.clock_offset_s)
+        self._timer = Timer(self)
         self._links: dict[WorkerId, Link] = {}
         self.live: dict[str, SimClient] = {}
         self.core = RouterCore(
-            config=scenario.router, rng=world.stream(f"placement/{router_id}"), now_s=self.clock_s()
+            config=scenario.router, rng=world.stream(f"placement/{router_id}"), now_s=self.clock.now_s()
         )
         self._arm()
 
@@ -91,15 +89,12 @@ class SimRouter(Process):
     def process(self) -> Process:
         return self
 
-    def clock_s(self) -> float:
-        return self.world.now_s + self.clock_offset_s
-
     # --- events in, actions out ---------------------------------------------------------------------
 
     def feed(self, event: RouterEvent) -> None:
         if not isinstance(event, Tick):
             self.world.note(self.name, event)
-        for action in self.core.handle(event, now_s=self.clock_s()):
+        for action in self.core.handle(event, now_s=self.clock.now_s()):
             self._perform(action)
         self._arm()
         self._checkers.after_router_event(self)
@@ -145,7 +140,7 @@ class SimRouter(Process):
                 prompt=client.prompt,
                 sampling=client.sampling,
                 salt=client.salt_bytes,
-                deadline_s=self.clock_s() + client.time_limit_s,
+                deadline_s=self.clock.now_s() + client.time_limit_s,
             )
         )
 

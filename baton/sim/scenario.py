@@ -13,6 +13,7 @@ POLICIES: tuple[Policy, ...] = ("cached_prefix", "cached_prefix", "least_loaded"
 FAULTS = (
     "worker_crash",
     "worker_freeze",
+    "worker_suspend",
     "session_break",
     "partition",
     "slow_network",
