@@ -16,6 +16,8 @@ FAULTS = (
     "worker_suspend",
     "session_break",
     "partition",
+    "peer_stall",
+    "repeats",
     "slow_network",
     "slow_worker",
     "read_fail",
@@ -29,6 +31,19 @@ FAULTS = (
     "control_outage",
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
+
+DELAYING = frozenset(
+    {
+        "worker_freeze",
+        "worker_suspend",
+        "session_break",
+        "partition",
+        "slow_network",
+        "slow_worker",
+        "router_freeze",
+    }
+)
+"""Faults after which a worker may hear late, or not at all, that a request is over."""
 
 ARRIVALS_S = 4.0
 """Requests arrive, and faults strike, in this span."""
@@ -145,7 +160,7 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
         lease_s=rng.choice((0.6, 1.0, 2.0)),
         lease_slack_s=0.1,
         read_timeout_s=rng.choice((0.15, 0.4)),
-        read_attempts_max=rng.choice((1, 2, 3)),
+        read_attempts_max=rng.choice((1, 2, 3, 10)),
         reads_in_flight_max=rng.choice((1, 2, 8)),
         intake_wait_s=rng.choice((0.3, 1.5)),
     )
