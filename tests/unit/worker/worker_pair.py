@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 from baton.config import EngineConfig, TransferConfig
 from baton.core.hashing import root_hash
-from baton.core.ids import RouterId, SeqKey, SequenceId, WorkerId
+from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
-    Leg,
     PeerRef,
     Role,
     SequenceFailed,
@@ -26,6 +25,7 @@ from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import StepPlan, StepResult
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
+    AskerLost,
     FromAsker,
     FromRouter,
     FromSource,
@@ -260,8 +260,6 @@ class Cluster:
         for pair in ((one, other), (other, one)):
             self.channels.pop(pair, None)
         for here, there in ((one, other), (other, one)):
-            from baton.worker.events import AskerLost
-
             self.machines[here].handle(AskerLost(WorkerId(there)), self.now_s)
             self.machines[here].handle(SourceLost(WorkerId(there), "cut"), self.now_s)
         self.post()
@@ -298,6 +296,3 @@ def known_hashes(machine):
         known = set(events.stored) if events.is_snapshot else (known | set(events.stored)) - set(events.removed)
     return known
 
-
-__all__ = [name for name in dir() if not name.startswith("_")]
-_ = (Leg, SeqKey)
