@@ -26,7 +26,7 @@ def sequence(name, prompt, *, max_tokens=1, leg=Leg.WHOLE):
 
 
 class Bench:
-    """A scheduler with memory: a token is what the blocks say, so wrong bookkeeping shows as a wrong token."""
+    """A scheduler with memory: a token is what the blocks say, so a wrong table shows as a wrong token."""
 
     def __init__(self, *, blocks=16, step_tokens=8, batch=4):
         self.step_tokens, self.batch = step_tokens, batch

@@ -61,7 +61,9 @@ def expected_tokens(prompt, sampling, room_tokens):
             return tokens[len(prompt) :]
 
 
-def start(seq_id, prompt, *, leg, epoch=0, max_tokens=6, source=None, time_left_s=1000.0, generated=(), **sampling):
+def start(
+    seq_id, prompt, *, leg, epoch=0, max_tokens=6, source=None, time_left_s=1000.0, generated=(), **sampling
+):
     return StartSequence(
         seq_id=SequenceId(seq_id),
         epoch=epoch,
@@ -81,7 +83,9 @@ class Machine:
 
     name: str
     block_count: int = 16
-    engine: EngineConfig = field(default_factory=lambda: EngineConfig(step_tokens_max=16, batch_sequences_max=8))
+    engine: EngineConfig = field(
+        default_factory=lambda: EngineConfig(step_tokens_max=16, batch_sequences_max=8)
+    )
     transfer: TransferConfig = field(default_factory=TransferConfig)
     role: Role = Role.BOTH
     max_model_tokens: int = 64
@@ -214,7 +218,9 @@ class Cluster:
             return
         self.copy(name, read)
         source = self.machines[read.source]
-        is_stale = any(source.generations[b] != g for b, g in zip(read.source_blocks, read.generations, strict=True))
+        is_stale = any(
+            source.generations[b] != g for b, g in zip(read.source_blocks, read.generations, strict=True)
+        )
         m.handle(ReadDone(read_id, "stale" if is_stale else "", True, is_stale), self.now_s)
         self.post()
 
@@ -293,6 +299,7 @@ def known_hashes(machine):
     known: set[bytes] = set()
     for number, events in enumerate(machine.told_of(BlockEvents)):
         assert events.sequence_number == number
-        known = set(events.stored) if events.is_snapshot else (known | set(events.stored)) - set(events.removed)
+        known = (
+            set(events.stored) if events.is_snapshot else (known | set(events.stored)) - set(events.removed)
+        )
     return known
-
