@@ -199,7 +199,8 @@ class NixlBackend:
 
         self._submit(connect)
         try:
-            return await asyncio.wait_for(connected, CONTROL_TIMEOUT_S)
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return await connected
         except TimeoutError:
             raise TransferFailed(f"NIXL did not take up {worker_id} in time") from None
 
@@ -287,7 +288,8 @@ class NixlBackend:
         self._reads.add(read)
         peer.job_count += 1
         try:
-            return await asyncio.wait_for(read.result, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await read.result
         except TimeoutError:
             message = f"{peer.worker_id}: no end within {timeout_s:.3f} s"
             raise TransferFailed(message, may_still_land=bool(local_blocks)) from None

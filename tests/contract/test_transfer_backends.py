@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from kv_transfer.backends.loopback import LoopbackFabric
+from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
 KINDS = ["nixl", "nixl_tcp", "tcp", "loopback"]
 FABRIC = LoopbackFabric()
@@ -299,3 +299,29 @@ async def test_closing_while_a_peer_is_frozen_ends(reader, mortal, kind):
     landed = reader.pool.blocks[2].copy()
     await asyncio.to_thread(mortal.kill)
     assert (reader.pool.blocks[2] == landed).all()
+
+
+async def test_nothing_lands_in_blocks_that_have_settled(kind, monkeypatch):
+    set_transport(kind, monkeypatch)
+    size = 128 * 1024
+    every = list(range(BLOCK_COUNT))
+    pool = Pool(0, block_bytes=size)
+    source = await asyncio.to_thread(new_peer, kind, f"big-{kind}.1", block_bytes=size)
+    reader = make_backend(kind, "decode.1", pool.memory, FABRIC)
+    await reader.start()
+    try:
+        await reader.add_peer(source.worker_id, source.offer)
+        await read(reader, source, every, every)
+        for timeout_s in (1e-4, 1e-3, 2e-3, 4e-3, 8e-3):
+            pool.blocks[:] = 0
+            with contextlib.suppress(TransferFailed):
+                await read(reader, source, every, every, timeout_s=timeout_s)
+            async with asyncio.timeout(TIMEOUT_S):
+                await reader.settled(every)
+            pool.blocks[:] = 0
+            await read(reader, source, [9], [0])
+            assert (pool.blocks[0] == source.expected[9]).all()
+            assert not pool.blocks[1:].any()
+    finally:
+        await reader.close()
+        await asyncio.to_thread(source.close)
