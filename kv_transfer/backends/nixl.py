@@ -26,7 +26,7 @@ from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks, check_source
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost
-from kv_transfer.backends.nixl_thread import Job, QueueFull, Steps, TransferThread
+from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import cover
 
 _T = TypeVar("_T")
@@ -318,7 +318,7 @@ class NixlBackend:
             raise TransferFailed("transfers are closed")
         try:
             self._thread.submit(work)
-        except QueueFull as error:
+        except Refused as error:
             raise TransferFailed(str(error)) from None
 
     def _call_soon(self, call: Callable[..., None], *args: object) -> None:
