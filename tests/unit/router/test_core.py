@@ -4,7 +4,17 @@ import pytest
 
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import BlockEvents, FailureReason, Leg, RefusalReason, ResyncBlocks, Role
+from baton.core.messages import (
+    BlockEvents,
+    FailureReason,
+    Leg,
+    RefusalReason,
+    ResyncBlocks,
+    Role,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceRefused,
+)
 from baton.core.sampling import FinishReason
 from router.events import (
     ClientGone,
@@ -298,6 +308,28 @@ def test_a_lost_attempts_late_words_change_nothing(pair):
     assert pair.actions == []
     pair.output("p", 0, 10)
     assert pair.delivered["s"] == [10]
+
+
+def test_a_lost_attempts_late_failure_or_refusal_changes_nothing(pair):
+    pair.submit()
+    pair.failed("p")
+    for message in (
+        SequenceFailed(SequenceId("s"), 0, FailureReason.TRANSFER, ""),
+        SequenceRefused(SequenceId("s"), 0, RefusalReason.NO_ROOM, ""),
+        SequenceJoined(SequenceId("s"), 0, 1, 0.0, 0.0),
+    ):
+        assert pair.says("d", message) == []
+    assert pair.epoch() == 1
+
+
+def test_a_lost_attempts_finish_does_not_end_the_next(pair):
+    pair.submit(max_tokens=9)
+    pair.output("d", 2, 12, finish=FinishReason.STOP)  # 0 and 1 never come
+    pair.lose("d")
+    pair.join("d2", Role.DECODE)
+    pair.output("p", 0, 10)
+    pair.output("d2", 0, 10, 11, 12, 13)
+    assert pair.delivered["s"] == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("heard", ["nothing", "first token", "joined"])
