@@ -325,8 +325,8 @@ def test_a_lost_attempts_late_failure_or_refusal_changes_nothing(pair):
 def test_a_lost_attempts_finish_does_not_end_the_next(pair):
     pair.submit(max_tokens=9)
     pair.output("d", 2, 12, finish=FinishReason.STOP)  # 0 and 1 never come
-    pair.lose("d")
     pair.join("d2", Role.DECODE)
+    pair.lose("d")
     pair.output("p", 0, 10)
     pair.output("d2", 0, 10, 11, 12, 13)
     assert pair.delivered["s"] == [10, 11, 12, 13]
