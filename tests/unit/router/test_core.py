@@ -552,3 +552,15 @@ def test_a_finish_the_worker_did_not_announce_still_ends_and_cancels(pair):
     assert pair.delivered["s"] == [10, 11]
     assert pair.ends["s"] == Finished(SequenceId("s"), FinishReason.LENGTH, 2, 0)
     assert pair.cancelled() == {"d": 0}
+
+
+def test_a_lost_sequence_may_wait_as_long_as_one_that_just_came():
+    script = Script(queue_wait_s=5.0, fallback_to_other_pool=False)
+    script.pair()
+    script.submit()
+    script.now_s = 60.0
+    script.lose("d")
+    script.at(64.9)
+    assert "s" not in script.ends
+    script.at(65.0)
+    assert script.ends["s"].kind is FailureKind.NO_CAPACITY
