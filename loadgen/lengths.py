@@ -2,7 +2,8 @@
 
 A block of 512 trace tokens becomes `512 * input_scale` tokens, which must be a whole number, so that requests
 that shared k blocks still share exactly k blocks. Input lengths are rounded up: a request keeps its number of
-blocks, and a partial block stays partial or becomes full. Output lengths are rounded to the nearest, at least 1.
+blocks, and a partial block stays partial or becomes full. Output lengths are rounded to the nearest (halves
+to even), at least 1.
 """
 
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ class Scaling:
         if tokens.denominator != 1 or tokens < 1:
             raise SetupError(
                 f"--length-scale {self.input_scale} makes {float(tokens):g} tokens of a trace block of "
-                f"{TRACE_BLOCK_TOKENS}; it must be a whole number, best a multiple of the server's block size: "
-                "take 1/16 (32 tokens), 1/8 (64), 1/4 (128) or 1/2 (256)"
+                f"{TRACE_BLOCK_TOKENS}; it must be a whole number, best a multiple of the server's block "
+                "size: take 1/16 (32 tokens), 1/8 (64), 1/4 (128) or 1/2 (256)"
             )
         return int(tokens)
 

@@ -1,8 +1,8 @@
 """The tokens of a prompt, made from hash_ids. Pure.
 
 The tokens of a hash_id follow from (seed, hash_id, vocabulary range) alone. The first few spell the hash_id
-in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed, hash_id,
-position). A request without hash_ids gets a prompt that starts with its own number instead, and so shares
+in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed,
+hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so shares
 nothing with any other.
 """
 
@@ -51,8 +51,8 @@ class PromptMaker:
         largest = max((i for r in plan.requests for i in r.hash_ids), default=0)
         if tokens.count**self._digits <= largest:
             raise SetupError(
-                f"blocks of {plan.block_tokens} tokens out of {tokens.count} cannot tell hash_id {largest} from "
-                "all others: raise --length-scale or --vocab-size"
+                f"blocks of {plan.block_tokens} tokens out of {tokens.count} cannot tell hash_id {largest} "
+                "from all others: raise --length-scale or --vocab-size"
             )
 
     def tokens(self, request: PlannedRequest) -> NDArray[np.int64]:
@@ -75,7 +75,9 @@ class PromptMaker:
         rest = ids.astype(np.int64)
         for place in range(min(self._digits, length)):
             # Shifted by the seed, so that another seed is another prompt from the first token on.
-            shift = int(_mix(np.array([self._seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31))
+            shift = int(
+                _mix(np.array([self._seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31)
+            )
             numbers[:, place] = (rest + shift) % self._range.count
             rest = rest // self._range.count
         return numbers + self._range.first

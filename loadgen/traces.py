@@ -79,7 +79,9 @@ def read_trace(path: Path) -> Trace:
     return Trace(trace_format, tuple(replace(r, at_s=r.at_s - first_s) for r in requests))
 
 
-def cut(trace: Trace, *, start_s: float = 0.0, duration_s: float = math.inf, limit: int | None = None) -> Trace:
+def cut(
+    trace: Trace, *, start_s: float = 0.0, duration_s: float = math.inf, limit: int | None = None
+) -> Trace:
     """The requests of [start_s, start_s + duration_s), at most `limit`; `start_s` becomes instant 0.
 
     Raises SetupError when nothing is left.
@@ -98,7 +100,9 @@ def _detect(path: Path, lines: list[str]) -> TraceFormat:
         return TraceFormat.MOONCAKE
     if set(_AZURE_COLUMNS) <= {name.strip() for name in first.split(",")}:
         return TraceFormat.AZURE
-    raise SetupError(f"{path}:1: neither Mooncake JSON lines nor an Azure CSV with {', '.join(_AZURE_COLUMNS)}")
+    raise SetupError(
+        f"{path}:1: neither Mooncake JSON lines nor an Azure CSV with {', '.join(_AZURE_COLUMNS)}"
+    )
 
 
 def _read_mooncake(path: Path, lines: list[str]) -> Iterator[TraceRequest]:

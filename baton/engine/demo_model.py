@@ -65,13 +65,14 @@ pipeline_tag: text-generation
 ---
 # Baton demo model
 
-A tiny chat model ({parameters:,} parameters, Qwen3 architecture) for trying Baton without a download. It greets,
-explains what Baton does, knows some capitals, animals, colours, opposites and small sums, and tells short
-stories. It knows nothing else and is often wrong: it is for demonstrations and tests only.
+A tiny chat model ({parameters:,} parameters, Qwen3 architecture) for trying Baton without a download. It
+greets, explains what Baton does, knows some capitals, animals, colours, opposites and small sums, and tells
+short stories. It knows nothing else and is often wrong: it is for demonstrations and tests only.
 
 - Text: only conversations generated from the tables in `baton/engine/demo_facts.py`, written for Baton,
   Apache-2.0. No other data, no other model.
-- Training: {steps} steps of {step_tokens} tokens in {seconds:.0f} s on this machine, seed {seed}, last loss {loss:.3f}.
+- Training: {steps} steps of {step_tokens} tokens in {seconds:.0f} s on this machine,
+  seed {seed}, last loss {loss:.3f}.
 - Weights are stored as bf16 and computed with in fp32 (`dtype` in config.json), so that greedy answers do not
   depend on how the work is divided.
 - Licence of the weights: Apache-2.0.
@@ -264,9 +265,7 @@ def train(
     return Trained(steps, clock_s() - begun_s, loss_value)
 
 
-def save(
-    folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, card: str
-) -> None:
+def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, card: str) -> None:
     """Write the Hugging Face folder: bf16 weights, a config.json that asks for fp32."""
     model.to(torch.bfloat16)
     model.save_pretrained(folder)

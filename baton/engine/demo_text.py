@@ -30,8 +30,8 @@ def topics() -> tuple[tuple[tuple[str, ...], str], ...]:
     """(wordings of the question, answer) of every hand-written topic."""
     found: list[tuple[tuple[str, ...], str]] = []
     for paragraph in facts.TOPICS.strip().split("\n\n"):
-        question, answer = paragraph.split("\n")
-        found.append((tuple(q.strip() for q in question.removeprefix("Q: ").split("|")), answer[3:]))
+        question, answer = " ".join(paragraph.split()).removeprefix("Q: ").split(" A: ")
+        found.append((tuple(wording.strip() for wording in question.split("|")), answer))
     return tuple(found)
 
 
@@ -202,10 +202,10 @@ _KINDS: tuple[tuple[Callable[[random.Random], Exchange], int], ...] = (
     (_animal, 14),
     (_colour, 6),
     (_opposite, 8),
-    (_sum, 16),
-    (_sequence, 4),
+    (_sum, 26),
+    (_sequence, 6),
     (_unknown, 8),
-    (_story, 8),
+    (_story, 12),
 )
 
 
