@@ -1,8 +1,8 @@
 """What a prefix cache can hit in a plan: the yardstick for what a server reports. Pure.
 
 One LRU pool of blocks, requests in order of arrival, a request's prompt cached whole when it arrives,
-outputs not cached. A real cluster falls below it where placement scatters prefixes and where siblings arrive before the
-first of them is computed.
+outputs not cached. A real cluster falls below it where placement scatters prefixes and where siblings arrive
+before the first of them is computed.
 """
 
 from collections import OrderedDict

@@ -2,8 +2,8 @@
 
 The tokens of a hash_id follow from (seed, hash_id, vocabulary range) alone. The first few spell the hash_id
 in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed,
-hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so shares
-nothing with any other.
+hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so
+shares nothing with any other.
 """
 
 from dataclasses import dataclass

@@ -78,7 +78,7 @@ class Report:
     ttft: Percentiles | None
     tpot: Percentiles | None
     itl: Percentiles | None
-    """Between two events with text; a server that sends several tokens in one event shows fewer, longer ones."""
+    """Between two events with text; a server that sends several tokens in one event shows fewer."""
     e2e: Percentiles | None
     lateness: Percentiles | None
     """Of this program's own sending; latencies include it."""

@@ -1,7 +1,8 @@
 """A replay for people: live progress while it runs, tables when it is over."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,7 +23,7 @@ _NAMES = {
 
 
 @contextmanager
-def live_progress(console: Console, *, planned: int, slo: Slo) -> Iterator[Observer]:
+def live_progress(console: Console, *, planned: int, slo: Slo) -> Generator[Observer]:
     """A line with counts and goodput; the observer it yields keeps it up to date."""
     columns = (
         TextColumn("replay"),
@@ -32,7 +33,7 @@ def live_progress(console: Console, *, planned: int, slo: Slo) -> Iterator[Obser
         TextColumn("[red]{task.fields[failed]} failed[/] goodput {task.fields[goodput]:.1%}"),
         TimeElapsedColumn(),
     )
-    counts = {"running": 0, "done": 0, "refused": 0, "failed": 0}
+    counts: dict[str, Any] = {"running": 0, "done": 0, "refused": 0, "failed": 0}
     fields = {Outcome.COMPLETED: "done", Outcome.REFUSED: "refused", Outcome.FAILED: "failed"}
     met = ended = 0
     with Progress(*columns, console=console, refresh_per_second=4) as bar:

@@ -1,4 +1,4 @@
-"""Conversations for the demo model, made from the tables in `baton.engine.demo_facts`.
+"""Conversations for the demo model, made from `baton.engine.demo_facts` and `demo_topics`.
 
 Pure: everything follows from the `random.Random` that is passed in. A conversation is a list of
 (role, text) turns. The answer to a question is nearly always the same text, so that a tiny model can learn
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from baton.engine import demo_facts as facts
+from baton.engine.demo_topics import TOPICS
 
 Turn = tuple[str, str]
 Exchange = tuple[str, str]
@@ -29,7 +30,7 @@ _POLITE = ("Please tell me: ", "Can you tell me: ", "I have a question. ", "Quic
 def topics() -> tuple[tuple[tuple[str, ...], str], ...]:
     """(wordings of the question, answer) of every hand-written topic."""
     found: list[tuple[tuple[str, ...], str]] = []
-    for paragraph in facts.TOPICS.strip().split("\n\n"):
+    for paragraph in TOPICS.strip().split("\n\n"):
         question, answer = " ".join(paragraph.split()).removeprefix("Q: ").split(" A: ")
         found.append((tuple(wording.strip() for wording in question.split("|")), answer))
     return tuple(found)
@@ -197,12 +198,12 @@ def _story(rng: random.Random) -> Exchange:
 
 
 _KINDS: tuple[tuple[Callable[[random.Random], Exchange], int], ...] = (
-    (_topic, 40),
+    (_topic, 34),
     (_capital, 14),
     (_animal, 14),
     (_colour, 6),
     (_opposite, 8),
-    (_sum, 26),
+    (_sum, 44),
     (_sequence, 6),
     (_unknown, 8),
     (_story, 12),
