@@ -67,6 +67,8 @@ class OpenAIStream:
         record = self._record
         if not self.is_done:
             raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended before [DONE]")
+        if not record.tokens_out and record.finish_reason is None:
+            raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended with no token and no finish reason")
         if not record.token_instants_s and record.tokens_out:
             # Tokens that never became text (half a character): the end is when the client saw something.
             record.token_instants_s.append(now_s)

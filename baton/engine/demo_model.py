@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from baton.engine.demo_text import Turn, conversations
 
@@ -351,6 +352,7 @@ def make_with_progress_bar(out: Path, *, budget_s: float = BUDGET_S, seed: int =
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
+    disable_progress_bar()  # of transformers, which would draw its own over ours
     smooth = math.nan
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("train", total=1.0, steps=0, loss=math.nan)

@@ -14,7 +14,8 @@ from loadgen.traces import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 
 
 @st.composite
-def traces(draw, ids=st.integers(0, 12)):
+def traces(draw, id_max=12):
+    ids = st.integers(0, id_max)
     chains = draw(st.lists(st.lists(ids, min_size=1, max_size=5), min_size=1, max_size=12))
     last_tokens = st.integers(1, TRACE_BLOCK_TOKENS)
     return Trace(
@@ -38,7 +39,7 @@ def shared(a, b):
 SCALES = st.sampled_from([Fraction(1, 64), Fraction(3, 64), Fraction(1, 16), Fraction(1, 8)])
 
 
-@given(traces(st.integers(0, 2**31)), SCALES, st.integers(0, 5))
+@given(traces(2**31), SCALES, st.integers(0, 5))
 @settings(max_examples=80, deadline=None)
 def test_requests_share_exactly_the_blocks_their_hash_ids_share(trace, scale, seed):
     plan = make_plan(trace, Scaling(scale), spread=True, seed=seed)
