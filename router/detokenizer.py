@@ -149,6 +149,10 @@ class Detokenizer:
         self.token_count = 0
         """Tokens looked at, up to and including the one that stopped."""
 
+    @property
+    def found_stop_string(self) -> bool:
+        return self._finder is not None and self._finder.found is not None
+
     def push(self, tokens: Sequence[int]) -> str:
         """The text to send now."""
         return "".join([self._text_of(token) for token in tokens])

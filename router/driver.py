@@ -18,6 +18,7 @@ from router.events import (
     ClientGone,
     Deliver,
     Failed,
+    FailureKind,
     Finished,
     Note,
     RouterAction,
@@ -81,13 +82,18 @@ class Driver:
     def status(self) -> RouterStatus:
         return self._core.status()
 
+    def check(self) -> None:
+        """Raises AssertionError if the accounts disagree: for tests and diagnosis."""
+        self._core.check()
+        assert bool(self._sinks) != self._idle.is_set()
+
     def now_s(self) -> float:
         """The clock that deadlines are on."""
         return self._loop.time()
 
     async def run(self) -> None:
         """Until cancelled. Raises what went wrong inside the core, if something does."""
-        await self._crashed
+        await asyncio.shield(self._crashed)
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -108,12 +114,23 @@ class Driver:
     async def drain(self, timeout_s: float) -> bool:
         """Take no more sequences and wait for those in flight. Whether they all ended in time."""
         self.is_draining = True
+        return await self.idle(timeout_s)
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until no sequence is in flight. Whether that came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             return False
         return True
+
+    def fail_all(self, message: str) -> None:
+        """End every sequence now: its client is told that this router is no longer there for it."""
+        for seq_id in list(self._sinks):
+            if (sink := self._forget(seq_id)) is not None:
+                self.feed(ClientGone(seq_id))
+                sink.on_failed(Failed(seq_id, FailureKind.NO_CAPACITY, message))
 
     # --- workers ----------------------------------------------------------------------------------
 

@@ -98,9 +98,7 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
-    return _call(
-        parsed, limits, Endpoint.CHAT, max_tokens, field, messages=check_messages(parsed.messages)
-    )
+    return _call(parsed, limits, Endpoint.CHAT, max_tokens, field, messages=check_messages(parsed.messages))
 
 
 def parse_completion(body: bytes, limits: Limits) -> Call:
@@ -110,9 +108,7 @@ def parse_completion(body: bytes, limits: Limits) -> Call:
     return _call(parsed, limits, Endpoint.COMPLETION, max_tokens, "max_tokens", prompts=prompts)
 
 
-def sampling_params(
-    call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits
-) -> SamplingParams:
+def sampling_params(call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits) -> SamplingParams:
     """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
     context = limits.card.context_tokens
     room = context - prompt_tokens

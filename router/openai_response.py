@@ -59,7 +59,9 @@ class AnswerFormat:
         self._chunk_head = head + b',"choices":[{"index":'
         self._chunk_tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         self._text_key = b',"delta":{"content":' if self._is_chat else b',"text":'
-        self._text_end = b'},"logprobs":null,"finish_reason":' if self._is_chat else b',"logprobs":null,"finish_reason":'
+        self._text_end = (
+            b'},"logprobs":null,"finish_reason":' if self._is_chat else b',"logprobs":null,"finish_reason":'
+        )
 
     def first_chunk(self, index: int) -> bytes:
         """Before a choice's text: who speaks. Completions have no such chunk."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Protocol
 
-from baton.core.errors import BatonError, IncompatiblePeer
+from baton.core.errors import BatonError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView, RouterMessage, WorkerHello, WorkerMessage
 from baton.wire.client import DirectoryClient
@@ -50,7 +50,9 @@ class Backoff:
 class WorkerSessions:
     """One task per wanted address. Use within `async with`."""
 
-    def __init__(self, driver: Driver, roster: Roster, *, router_id: RouterId, silence_s: float, dial: Dial) -> None:
+    def __init__(
+        self, driver: Driver, roster: Roster, *, router_id: RouterId, silence_s: float, dial: Dial
+    ) -> None:
         self._driver, self._roster, self._dial = driver, roster, dial
         self._router_id, self._silence_s = router_id, silence_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -89,47 +91,69 @@ class WorkerSessions:
 
     async def _one_session(self, address: str, backoff: Backoff) -> None:
         async with self._dial(address, self._router_id) as (hello, link):
-            silence = asyncio.timeout(self._silence_s)
-            connection = Connection(hello, address, link.send, lambda: silence.reschedule(self._driver.now_s()))
-            if not self._driver.connected(connection):
-                raise LinkBroken(f"{hello.worker_id} has a session under another address already")
+            log.info("worker %s (%s) answers at %s", hello.worker_id, hello.role, address)
             self._open.add(address)
-            backoff.succeeded()
-            log.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, address)
-            reason = "its session was closed here"
             try:
-                reason = await self._listen(connection, link, silence)
+                reason = await self._listen(address, hello, link, backoff)
             finally:
                 self._open.discard(address)
-                log.info("worker %s is lost: %s", hello.worker_id, reason)
-                self._driver.disconnected(connection, reason)
+            log.info("worker %s is lost: %s", hello.worker_id, reason)
 
-    async def _listen(self, connection: Connection, link: WorkerLink, silence: asyncio.Timeout) -> str:
+    async def _listen(self, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff) -> str:
         """Until the session ends; returns why."""
+        reason = "its session was closed here"
+        silence = asyncio.timeout(self._silence_s)
+        connection = Connection(hello, address, link.send, lambda: _end_now(silence))
         try:
             async with silence:
+                if not self._driver.connected(connection):
+                    return "it has a session under another address already"
+                backoff.succeeded()
                 async for message in link:
                     silence.reschedule(self._driver.now_s() + self._silence_s)
-                    self._driver.feed(FromWorker(connection.worker_id, message))
+                    self._driver.feed(FromWorker(hello.worker_id, message))
+                reason = "it closed the session"
         except TimeoutError:
-            return f"silent for {self._silence_s:g} s"
+            reason = f"silent for {self._silence_s:g} s"
         except LinkBroken as error:
-            return str(error)
-        return "it closed the session"
+            reason = str(error)
+        finally:
+            self._driver.disconnected(connection, reason)
+        return reason
 
 
-async def follow_directory(
-    client: DirectoryClient, router_id: RouterId, on_view: Callable[[MembershipView], None]
-) -> None:
-    """Until cancelled. While the directory is away, what it said last holds."""
-    backoff = Backoff()
-    while True:
-        try:
-            async with asyncio.timeout(DIRECTORY_SILENCE_S) as silence, aclosing(client.watch(router_id)) as views:
-                async for view in views:
-                    silence.reschedule(asyncio.get_running_loop().time() + DIRECTORY_SILENCE_S)
-                    backoff.succeeded()
-                    on_view(view)
-        except (LinkBroken, IncompatiblePeer, TimeoutError) as error:
-            log.warning("directory %s is away, going on with what is known: %s", client.address, error)
-        await asyncio.sleep(backoff.next_s())
+def _end_now(silence: asyncio.Timeout) -> None:
+    if not silence.expired():
+        silence.reschedule(0.0)
+
+
+class DirectoryWatch:
+    """Follows the directory. While it is away, what it said last holds."""
+
+    def __init__(self, client: DirectoryClient, router_id: RouterId) -> None:
+        self._client, self._router_id = client, router_id
+        self.is_current = False
+
+    async def run(self, on_view: Callable[[MembershipView], None]) -> None:
+        """Until cancelled."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._follow(on_view, backoff)
+            except (LinkBroken, TimeoutError) as error:
+                if self.is_current:
+                    log.warning("directory %s is away: %s", self._client.address, error)
+            self.is_current = False
+            await asyncio.sleep(backoff.next_s())
+
+    async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            asyncio.timeout(DIRECTORY_SILENCE_S) as silence,
+            aclosing(self._client.watch(self._router_id)) as views,
+        ):
+            async for view in views:
+                silence.reschedule(loop.time() + DIRECTORY_SILENCE_S)
+                backoff.succeeded()
+                self.is_current = True
+                on_view(view)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import huggingface_hub
 import huggingface_hub.errors
 import jinja2
+import msgspec
 import transformers
 
 from baton.core.errors import ClientError, QueueFull, SetupError
@@ -84,6 +85,12 @@ class Tokenizer:
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
         return cls(pretrained, card)
 
+    def limit_context(self, tokens_max: int) -> None:
+        """To what the operator allows; 0: what the model allows."""
+        if tokens_max:
+            tokens = min(tokens_max, self.card.context_tokens)
+            self.card = msgspec.structs.replace(self.card, context_tokens=tokens)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._pretrained.chat_template)
@@ -130,7 +137,7 @@ class Tokenizer:
     def _encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         try:
             text: str = self._pretrained.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                self._known_roles(messages), tokenize=False, add_generation_prompt=True
             )
         except TEMPLATE_ERRORS as error:
             raise ClientError(
@@ -138,3 +145,9 @@ class Tokenizer:
             ) from error
         # The template writes the special tokens itself.
         return self._encode(text, with_special=False)
+
+    def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """`developer` is OpenAI's newer name for `system`; few templates know it."""
+        if "developer" in str(self._pretrained.chat_template):
+            return list(messages)
+        return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]

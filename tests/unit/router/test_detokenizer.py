@@ -1,6 +1,7 @@
 """Text streams: whatever the tokens and however they are cut, the client reads what `decode` says."""
 
 import functools
+import itertools
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def sentencepiece() -> Tokenizer:
 
 def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
     marks = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    return [ids[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [ids[a:b] for a, b in itertools.pairwise(marks)]
 
 
 def stream(detokenizer: Detokenizer, parts: list[list[int]]) -> list[str]:
@@ -51,7 +52,9 @@ def test_deltas_add_up_to_the_full_decode(ids, cuts):
     assert "".join(deltas) == byte_level().decode(ids, skip_special_tokens=True)
 
 
-@given(words=st.lists(st.sampled_from(["é", "世", "🙂", "👩‍🚀", " naïve", "a", "\n"]), max_size=12), cuts=CUTS)
+@given(
+    words=st.lists(st.sampled_from(["é", "世", "🙂", "👩‍🚀", " naïve", "a", "\n"]), max_size=12), cuts=CUTS
+)
 def test_no_delta_has_half_a_character(words, cuts):
     text = "".join(words)
     ids = byte_level().encode(text, add_special_tokens=False).ids
@@ -74,7 +77,9 @@ def test_byte_fallback_waits_for_whole_characters(text, cuts):
     assert not any("\ufffd" in delta for delta in deltas)
 
 
-@given(prompt=st.lists(st.integers(3, 12), min_size=1, max_size=6), ids=st.lists(st.integers(3, 12), max_size=9))
+@given(
+    prompt=st.lists(st.integers(3, 12), min_size=1, max_size=6), ids=st.lists(st.integers(3, 12), max_size=9)
+)
 def test_a_completion_keeps_the_space_after_its_prompt(prompt, ids):
     deltas = stream(Detokenizer(sentencepiece().decode, context=prompt), [[i] for i in ids])
     assert sentencepiece().decode(prompt) + "".join(deltas) == sentencepiece().decode(prompt + ids)
