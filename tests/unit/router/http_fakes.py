@@ -157,6 +157,7 @@ class Cluster:
     def __init__(self, url, router, workers):
         self.url, self.router, self.workers = url, router, workers
         self.driver = router.driver
+        self.clients = []
 
     @property
     def worker(self):
@@ -167,7 +168,8 @@ class Cluster:
 
     def openai(self, **changes):
         options = {"max_retries": 0, "timeout": BOUND_S} | changes
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        self.clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options))
+        return self.clients[-1]
 
     async def joined(self):
         async with asyncio.timeout(BOUND_S):
@@ -206,7 +208,11 @@ async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, **router
     try:
         running = Cluster(url_of(sock), process, workers)
         await running.joined()
-        yield running
+        try:
+            yield running
+        finally:
+            for client in running.clients:
+                await client.close()
         await running.nothing_in_flight()
     finally:
         for worker in workers:
