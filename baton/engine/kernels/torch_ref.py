@@ -96,6 +96,8 @@ class TorchKernels:
         # layer 0's, its values K rows further, so one set of indices serves all layers.
         self._block_rows = pool.blocks.view(-1, self._positions * geometry.head_dim)
         self._position_rows = pool.blocks.view(-1, geometry.head_dim)
+        # Kept from call to call: fresh memory of this size costs more in page faults than the copy.
+        self._gathered = self._block_rows.new_empty((2, 0, self._block_rows.shape[1]))
 
     def plan(self, layout: BatchLayout, cos: Tensor, sin: Tensor, *, windows: frozenset[int]) -> TorchPlan:
         return TorchPlan(
@@ -146,11 +148,15 @@ class TorchKernels:
     # --- computing ---
 
     def _keys_values(self, gather: Tensor, layer: int, head_count: int) -> tuple[Tensor, Tensor]:
-        """Gathered keys and values [head_count (of one or all sequences), positions, D], copies."""
+        """Gathered keys and values [head_count (of one or all sequences), positions, D], valid until
+        the next call."""
         shape = (head_count, -1, self._position_rows.shape[1])
         first = 2 * layer * self._heads
-        keys = self._block_rows[first:].index_select(0, gather)
-        values = self._block_rows[first + self._heads :].index_select(0, gather)
+        if self._gathered.shape[1] < len(gather):
+            self._gathered = self._block_rows.new_empty((2, len(gather), self._block_rows.shape[1]))
+        keys, values = self._gathered[0, : len(gather)], self._gathered[1, : len(gather)]
+        torch.index_select(self._block_rows[first:], 0, gather, out=keys)
+        torch.index_select(self._block_rows[first + self._heads :], 0, gather, out=values)
         return keys.view(shape), values.view(shape)
 
     def _attend_decodes(self, q: Tensor, group: _Decodes, layer: int) -> Tensor:

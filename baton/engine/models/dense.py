@@ -66,9 +66,7 @@ class _Loader:
         weight = self.tensor(name, out_size, in_size)
         if not bias:
             return Linear(weight, None)
-        values = self._checkpoint.tensor(
-            f"{name}.bias", (out_size,), dtype=self._dtype, device=self._device
-        )
+        values = self._checkpoint.tensor(f"{name}.bias", (out_size,), dtype=self._dtype, device=self._device)
         return Linear(weight, values)
 
     def layer(self, index: int) -> Layer:

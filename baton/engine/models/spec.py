@@ -235,9 +235,7 @@ def _dtype(config: Mapping[str, Any], where: str) -> DTypeName:
     raise SetupError(f"{where}: dtype {name} is not supported; supported are {', '.join(DTYPE_BYTES)}")
 
 
-def _eos_token_ids(
-    config: Mapping[str, Any], generation: Mapping[str, Any], where: str
-) -> tuple[int, ...]:
+def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any], where: str) -> tuple[int, ...]:
     found: list[int] = []
     for source in (config, generation):
         value: object = source.get("eos_token_id")
