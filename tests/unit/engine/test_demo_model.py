@@ -164,5 +164,6 @@ def test_bad_arguments_are_one_line_and_status_2(tmp_path, capsys):
     assert demo_model.main([]) == 2
     assert demo_model.main([str(tmp_path)]) == 2
     assert demo_model.main([str(tmp_path / "new"), "soon"]) == 2
+    assert demo_model.main([str(tmp_path / "new"), "nan"]) == 2
     assert not (tmp_path / "new").exists()
-    assert capsys.readouterr().err.count("\n") == 3
+    assert capsys.readouterr().err.count("\n") == 4
