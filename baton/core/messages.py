@@ -13,7 +13,7 @@ from enum import StrEnum, auto
 
 import msgspec
 
-from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
+from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
 
 WIRE_VERSION = 1
@@ -316,4 +316,3 @@ class MembershipView(msgspec.Struct, frozen=True):
     directory_life: str
     version: int
     members: tuple[Member, ...]
-    routers: tuple[RouterId, ...] = ()

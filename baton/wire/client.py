@@ -1,0 +1,197 @@
+"""The calling side of every service."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton.core import messages as m
+from baton.core.errors import IncompatiblePeer
+from baton.core.ids import RouterId, WorkerId
+from baton.wire import codec
+from baton.wire.link import END, Link, LinkBroken, describe
+from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.proto import baton_pb2 as pb
+from baton.wire.proto import baton_pb2_grpc as pb_grpc
+
+CONNECT_S = 5.0
+"""From dialling to the peer's first message."""
+
+CALL_S = 5.0
+"""One unary call."""
+
+RouterEnd = Link[m.RouterMessage, m.WorkerMessage]
+AskerEnd = Link[m.AskerMessage, m.SourceMessage]
+
+
+class WorkerStatusReply(msgspec.Struct, frozen=True):
+    """Accounts of one worker by name, see `WorkerCore.status`."""
+
+    worker_id: WorkerId
+    role: m.Role
+    is_draining: bool
+    fingerprint: str
+    accounts: dict[str, float]
+
+
+def _channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@asynccontextmanager
+async def _hung_up(call: Any) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        call.cancel()
+
+
+@asynccontextmanager
+async def worker_session(
+    address: str, router_id: RouterId, *, connect_timeout_s: float = CONNECT_S
+) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
+    """A router's session with a worker. Raises LinkBroken if the worker can't be reached, says no
+    hello in time, or speaks another wire version."""
+    async with _channel(address) as channel:
+        call = pb_grpc.WorkerStub(channel).Session()
+        async with _hung_up(call):
+            hello = pb.RouterHello(router_id=router_id, wire_version=m.WIRE_VERSION)
+            first = await _first(call, pb.RouterEnvelope(hello=hello), address, connect_timeout_s)
+            message = codec.worker_from_pb(first)
+            if not isinstance(message, m.WorkerHello) or message.wire_version != m.WIRE_VERSION:
+                raise LinkBroken(f"{address}: no hello of wire version {m.WIRE_VERSION}")
+            link: RouterEnd = Link(
+                peer=message.worker_id,
+                read=call.read,
+                write=call.write,
+                encode=codec.router_to_pb,
+                decode=codec.worker_from_pb,
+            )
+            try:
+                yield message, link
+            finally:
+                await link.close()
+
+
+@asynccontextmanager
+async def peer_session(
+    address: str, hello: m.PeerHello, *, connect_timeout_s: float = CONNECT_S
+) -> AsyncGenerator[tuple[m.PeerHello, AskerEnd]]:
+    """A decode worker's session with a prefill worker. Raises LinkBroken, or IncompatiblePeer if
+    the two do not agree on fingerprint or wire version."""
+    async with _channel(address) as channel:
+        call = pb_grpc.PeerStub(channel).Session()
+        async with _hung_up(call):
+            opening = pb.AskerEnvelope(hello=codec.peer_hello_to_pb(hello))
+            first = await _first(call, opening, address, connect_timeout_s)
+            theirs = codec.peer_hello_from_pb(first.hello)
+            if mismatch := disagreement(hello, theirs):
+                raise IncompatiblePeer(f"{address}: {mismatch}")
+            link: AskerEnd = Link(
+                peer=theirs.worker_id,
+                read=call.read,
+                write=call.write,
+                encode=codec.asker_to_pb,
+                decode=codec.source_from_pb,
+            )
+            try:
+                yield theirs, link
+            finally:
+                await link.close()
+
+
+def disagreement(ours: m.PeerHello, theirs: m.PeerHello) -> str | None:
+    """Why KV must not move between the two; None if it may."""
+    if ours.wire_version != theirs.wire_version:
+        return f"wire version {theirs.wire_version}, ours is {ours.wire_version}"
+    if ours.fingerprint != theirs.fingerprint:
+        return f"KV fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}"
+    return None
+
+
+async def _first(call: Any, opening: Any, address: str, timeout_s: float) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.write(opening)
+            first = await call.read()
+    except TimeoutError:
+        raise LinkBroken(f"{address}: no answer within {timeout_s:g} s") from None
+    except (grpc.RpcError, asyncio.InvalidStateError) as error:
+        if isinstance(error, grpc.aio.AioRpcError):
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise IncompatiblePeer(f"{address}: {error.details()}") from None
+        raise LinkBroken(f"{address}: {describe(error)}") from None
+    if first is END:
+        raise LinkBroken(f"{address}: closed before saying hello")
+    return first
+
+
+async def _unary(address: str, service: Any, method: str, request: Any) -> Any:
+    """Raises LinkBroken."""
+    async with _channel(address) as channel:
+        try:
+            return await getattr(service(channel), method)(request, timeout=CALL_S)
+        except grpc.RpcError as error:
+            raise LinkBroken(f"{address}: {describe(error)}") from None
+
+
+async def drain_worker(address: str) -> None:
+    await _unary(address, pb_grpc.WorkerStub, "Drain", pb.DrainRequest())
+
+
+async def set_worker_role(address: str, role: m.Role) -> None:
+    request = pb.SetRoleRequest(role=codec.role_to_pb(role))
+    await _unary(address, pb_grpc.WorkerStub, "SetRole", request)
+
+
+async def worker_status(address: str) -> WorkerStatusReply:
+    reply = await _unary(address, pb_grpc.WorkerStub, "GetStatus", pb.StatusRequest())
+    return WorkerStatusReply(
+        worker_id=WorkerId(reply.worker_id),
+        role=codec.role_from_pb(reply.role),
+        is_draining=reply.is_draining,
+        fingerprint=reply.fingerprint,
+        accounts=dict(reply.accounts),
+    )
+
+
+class DirectoryClient:
+    """A member's or router's connection to the directory. Every call raises LinkBroken when the
+    directory can't be reached; the caller goes on with what it knows and tries again."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = _channel(address)
+        self._stub = pb_grpc.DirectoryStub(self._channel)
+
+    async def renew(self, member: m.Member) -> None:
+        try:
+            await self._stub.Renew(codec.member_to_pb(member), timeout=CALL_S)
+        except grpc.RpcError as error:
+            raise LinkBroken(f"{self.address}: {describe(error)}") from None
+
+    async def leave(self, worker_id: WorkerId) -> None:
+        try:
+            await self._stub.Leave(pb.LeaveRequest(worker_id=worker_id), timeout=CALL_S)
+        except grpc.RpcError as error:
+            raise LinkBroken(f"{self.address}: {describe(error)}") from None
+
+    async def watch(self, router_id: RouterId) -> AsyncIterator[m.MembershipView]:
+        """The view now, then after every change; at least one a second."""
+        call = self._stub.Watch(pb.WatchRequest(router_id=router_id))
+        try:
+            async for view in call:
+                yield codec.view_from_pb(view)
+        except grpc.RpcError as error:
+            raise LinkBroken(f"{self.address}: {describe(error)}") from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            await self._channel.close(None)

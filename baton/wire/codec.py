@@ -1,0 +1,454 @@
+"""Values of `baton.core.messages` to protobuf and back.
+
+Every `…_from_pb` raises WireError for what a correct peer never sends: an empty oneof, an
+unspecified enum, a block hash of the wrong size.
+"""
+
+from enum import StrEnum
+from typing import Any, TypeVar, assert_never
+
+from baton.core import messages as m
+from baton.core.hashing import HASH_BYTES
+from baton.core.ids import BlockHash, SequenceId, WorkerId
+from baton.core.sampling import FinishReason, SamplingParams
+from baton.wire.proto import baton_pb2 as pb
+
+
+class WireError(Exception):
+    """The peer sent something that no version of the protocol allows."""
+
+
+# Protobuf's enums count from 1 in the order of ours; 0 is "unspecified".
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def _numbers(enum: type[_E]) -> dict[_E, int]:
+    return {member: number for number, member in enumerate(enum, start=1)}
+
+
+_ROLE = _numbers(m.Role)
+_LEG = _numbers(m.Leg)
+_FINISH = _numbers(FinishReason)
+_REFUSAL = _numbers(m.RefusalReason)
+_FAILURE = _numbers(m.FailureReason)
+
+
+def _number(numbers: dict[_E, int], member: _E) -> Any:
+    # Any: the generated stubs ask for their own enum classes, at run time an int is what they take.
+    return numbers[member]
+
+
+def _member(numbers: dict[_E, int], number: int) -> _E:
+    for member, known in numbers.items():
+        if known == number:
+            return member
+    raise WireError(f"enum value {number} is not one of {[str(e) for e in numbers]}")
+
+
+def _hash(raw: bytes) -> BlockHash:
+    if len(raw) != HASH_BYTES:
+        raise WireError(f"a block hash has {HASH_BYTES} bytes, this one {len(raw)}")
+    return BlockHash(raw)
+
+
+# --- router -> worker -------------------------------------------------------------------------------
+
+
+def _sampling_to_pb(s: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=s.max_tokens,
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        seed=s.seed,
+        stop_token_ids=s.stop_token_ids,
+        ignore_eos=s.ignore_eos,
+    )
+
+
+def _sampling_from_pb(s: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=s.max_tokens,
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        seed=s.seed,
+        stop_token_ids=tuple(s.stop_token_ids),
+        ignore_eos=s.ignore_eos,
+    )
+
+
+def _start_to_pb(start: m.StartSequence) -> pb.StartSequence:
+    source = start.source
+    return pb.StartSequence(
+        seq_id=start.seq_id,
+        epoch=start.epoch,
+        leg=_number(_LEG, start.leg),
+        tokens=start.tokens,
+        prompt_token_count=start.prompt_token_count,
+        sampling=_sampling_to_pb(start.sampling),
+        cache_root=start.cache_root,
+        time_left_s=start.time_left_s,
+        source=pb.PeerRef(worker_id=source.worker_id, address=source.address) if source else None,
+        traceparent=start.traceparent,
+    )
+
+
+def _start_from_pb(start: pb.StartSequence) -> m.StartSequence:
+    source = start.source if start.HasField("source") else None
+    return m.StartSequence(
+        seq_id=SequenceId(start.seq_id),
+        epoch=start.epoch,
+        leg=_member(_LEG, start.leg),
+        tokens=tuple(start.tokens),
+        prompt_token_count=start.prompt_token_count,
+        sampling=_sampling_from_pb(start.sampling),
+        cache_root=_hash(start.cache_root),
+        time_left_s=start.time_left_s,
+        source=m.PeerRef(WorkerId(source.worker_id), source.address) if source else None,
+        traceparent=start.traceparent,
+    )
+
+
+def router_to_pb(message: m.RouterMessage) -> pb.RouterEnvelope:
+    match message:
+        case m.StartSequence():
+            return pb.RouterEnvelope(start=_start_to_pb(message))
+        case m.CancelSequence(seq_id, epoch):
+            return pb.RouterEnvelope(cancel=pb.CancelSequence(seq_id=seq_id, epoch=epoch))
+        case m.ResyncBlocks():
+            return pb.RouterEnvelope(resync=pb.ResyncBlocks())
+        case _:
+            assert_never(message)
+
+
+def router_from_pb(envelope: pb.RouterEnvelope) -> m.RouterMessage:
+    match envelope.WhichOneof("message"):
+        case "start":
+            return _start_from_pb(envelope.start)
+        case "cancel":
+            return m.CancelSequence(SequenceId(envelope.cancel.seq_id), envelope.cancel.epoch)
+        case "resync":
+            return m.ResyncBlocks()
+        case other:
+            raise WireError(f"router message {other!r} is not allowed here")
+
+
+# --- worker -> router -------------------------------------------------------------------------------
+
+
+def _hello_to_pb(h: m.WorkerHello) -> pb.WorkerHello:
+    return pb.WorkerHello(
+        worker_id=h.worker_id,
+        role=_number(_ROLE, h.role),
+        fingerprint=h.fingerprint,
+        model=h.model,
+        block_tokens=h.block_tokens,
+        block_count=h.block_count,
+        max_model_tokens=h.max_model_tokens,
+        wire_version=h.wire_version,
+    )
+
+
+def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
+    return m.WorkerHello(
+        worker_id=WorkerId(h.worker_id),
+        role=_member(_ROLE, h.role),
+        fingerprint=h.fingerprint,
+        model=h.model,
+        block_tokens=h.block_tokens,
+        block_count=h.block_count,
+        max_model_tokens=h.max_model_tokens,
+        wire_version=h.wire_version,
+    )
+
+
+def _output_to_pb(o: m.SequenceOutput) -> pb.SequenceOutput:
+    return pb.SequenceOutput(
+        seq_id=o.seq_id,
+        epoch=o.epoch,
+        first_index=o.first_index,
+        tokens=o.tokens,
+        finish=_number(_FINISH, o.finish) if o.finish else None,
+        cached_token_count=o.cached_token_count,
+    )
+
+
+def _output_from_pb(o: pb.SequenceOutput) -> m.SequenceOutput:
+    return m.SequenceOutput(
+        seq_id=SequenceId(o.seq_id),
+        epoch=o.epoch,
+        first_index=o.first_index,
+        tokens=tuple(o.tokens),
+        finish=_member(_FINISH, o.finish) if o.finish else None,
+        cached_token_count=o.cached_token_count if o.HasField("cached_token_count") else None,
+    )
+
+
+def _joined_to_pb(j: m.SequenceJoined) -> pb.SequenceJoined:
+    return pb.SequenceJoined(
+        seq_id=j.seq_id,
+        epoch=j.epoch,
+        transferred_bytes=j.transferred_bytes,
+        transfer_s=j.transfer_s,
+        handover_s=j.handover_s,
+    )
+
+
+def _refused_to_pb(r: m.SequenceRefused) -> pb.SequenceRefused:
+    reason = _number(_REFUSAL, r.reason)
+    return pb.SequenceRefused(seq_id=r.seq_id, epoch=r.epoch, reason=reason, message=r.message)
+
+
+def _failed_to_pb(f: m.SequenceFailed) -> pb.SequenceFailed:
+    reason = _number(_FAILURE, f.reason)
+    return pb.SequenceFailed(seq_id=f.seq_id, epoch=f.epoch, reason=reason, message=f.message)
+
+
+def _blocks_to_pb(b: m.BlockEvents) -> pb.BlockEvents:
+    return pb.BlockEvents(
+        sequence_number=b.sequence_number,
+        stored=b.stored,
+        removed=b.removed,
+        is_snapshot=b.is_snapshot,
+    )
+
+
+def _load_to_pb(r: m.LoadReport) -> pb.LoadReport:
+    return pb.LoadReport(
+        role=_number(_ROLE, r.role),
+        is_draining=r.is_draining,
+        free_blocks=r.free_blocks,
+        running_count=r.running_count,
+        waiting_count=r.waiting_count,
+        waiting_tokens=r.waiting_tokens,
+        step_s=r.step_s,
+    )
+
+
+def worker_to_pb(message: m.WorkerMessage) -> pb.WorkerEnvelope:
+    match message:
+        case m.StepOutput(outputs):
+            step = pb.StepOutput(outputs=[_output_to_pb(o) for o in outputs])
+            return pb.WorkerEnvelope(step=step)
+        case m.LoadReport():
+            return pb.WorkerEnvelope(load=_load_to_pb(message))
+        case m.BlockEvents():
+            return pb.WorkerEnvelope(blocks=_blocks_to_pb(message))
+        case m.SequenceJoined():
+            return pb.WorkerEnvelope(joined=_joined_to_pb(message))
+        case m.SequenceRefused():
+            return pb.WorkerEnvelope(refused=_refused_to_pb(message))
+        case m.SequenceFailed():
+            return pb.WorkerEnvelope(failed=_failed_to_pb(message))
+        case m.WorkerHello():
+            return pb.WorkerEnvelope(hello=_hello_to_pb(message))
+        case _:
+            assert_never(message)
+
+
+def _joined_from_pb(j: pb.SequenceJoined) -> m.SequenceJoined:
+    return m.SequenceJoined(
+        seq_id=SequenceId(j.seq_id),
+        epoch=j.epoch,
+        transferred_bytes=j.transferred_bytes,
+        transfer_s=j.transfer_s,
+        handover_s=j.handover_s,
+    )
+
+
+def _load_from_pb(r: pb.LoadReport) -> m.LoadReport:
+    return m.LoadReport(
+        role=_member(_ROLE, r.role),
+        is_draining=r.is_draining,
+        free_blocks=r.free_blocks,
+        running_count=r.running_count,
+        waiting_count=r.waiting_count,
+        waiting_tokens=r.waiting_tokens,
+        step_s=r.step_s,
+    )
+
+
+def _blocks_from_pb(b: pb.BlockEvents) -> m.BlockEvents:
+    return m.BlockEvents(
+        sequence_number=b.sequence_number,
+        stored=tuple(map(_hash, b.stored)),
+        removed=tuple(map(_hash, b.removed)),
+        is_snapshot=b.is_snapshot,
+    )
+
+
+def worker_from_pb(envelope: pb.WorkerEnvelope) -> m.WorkerMessage:
+    match envelope.WhichOneof("message"):
+        case "step":
+            return m.StepOutput(tuple(map(_output_from_pb, envelope.step.outputs)))
+        case "load":
+            return _load_from_pb(envelope.load)
+        case "blocks":
+            return _blocks_from_pb(envelope.blocks)
+        case "joined":
+            return _joined_from_pb(envelope.joined)
+        case "refused":
+            r = envelope.refused
+            return m.SequenceRefused(SequenceId(r.seq_id), r.epoch, _member(_REFUSAL, r.reason), r.message)
+        case "failed":
+            f = envelope.failed
+            return m.SequenceFailed(SequenceId(f.seq_id), f.epoch, _member(_FAILURE, f.reason), f.message)
+        case "hello":
+            return _hello_from_pb(envelope.hello)
+        case other:
+            raise WireError(f"worker message {other!r} is not allowed here")
+
+
+# --- decode worker <-> prefill worker ---------------------------------------------------------------
+
+
+def peer_hello_to_pb(h: m.PeerHello) -> pb.PeerHello:
+    return pb.PeerHello(
+        worker_id=h.worker_id,
+        fingerprint=h.fingerprint,
+        transfer_offers=h.transfer_offers,
+        wire_version=h.wire_version,
+    )
+
+
+def peer_hello_from_pb(h: pb.PeerHello) -> m.PeerHello:
+    return m.PeerHello(
+        worker_id=WorkerId(h.worker_id),
+        fingerprint=h.fingerprint,
+        transfer_offers=dict(h.transfer_offers),
+        wire_version=h.wire_version,
+    )
+
+
+def asker_to_pb(message: m.AskerMessage) -> pb.AskerEnvelope:
+    match message:
+        case m.AskKV(seq_id, epoch, first_block, ask_number):
+            ask = pb.AskKV(seq_id=seq_id, epoch=epoch, first_block=first_block, ask_number=ask_number)
+            return pb.AskerEnvelope(ask=ask)
+        case m.KVReleased(seq_id, epoch, taken):
+            released = pb.KVReleased(seq_id=seq_id, epoch=epoch, taken=taken)
+            return pb.AskerEnvelope(released=released)
+        case _:
+            assert_never(message)
+
+
+def asker_from_pb(envelope: pb.AskerEnvelope) -> m.AskerMessage:
+    match envelope.WhichOneof("message"):
+        case "ask":
+            a = envelope.ask
+            return m.AskKV(SequenceId(a.seq_id), a.epoch, a.first_block, a.ask_number)
+        case "released":
+            r = envelope.released
+            return m.KVReleased(SequenceId(r.seq_id), r.epoch, r.taken)
+        case other:
+            raise WireError(f"asker message {other!r} is not allowed here")
+
+
+def _grant_to_pb(g: m.KVGrant) -> pb.KVGrant:
+    return pb.KVGrant(
+        seq_id=g.seq_id,
+        epoch=g.epoch,
+        first_block=g.first_block,
+        source_blocks=g.source_blocks,
+        generations=g.generations,
+        lease_s=g.lease_s,
+        answers_ask=g.answers_ask,
+        is_last=g.is_last,
+        first_token=g.first_token,
+        cached_token_count=g.cached_token_count,
+    )
+
+
+def _grant_from_pb(g: pb.KVGrant) -> m.KVGrant:
+    if len(g.source_blocks) != len(g.generations):
+        raise WireError("a grant names as many generations as blocks")
+    return m.KVGrant(
+        seq_id=SequenceId(g.seq_id),
+        epoch=g.epoch,
+        first_block=g.first_block,
+        source_blocks=tuple(g.source_blocks),
+        generations=tuple(g.generations),
+        lease_s=g.lease_s,
+        answers_ask=g.answers_ask,
+        is_last=g.is_last,
+        first_token=g.first_token if g.HasField("first_token") else None,
+        cached_token_count=g.cached_token_count,
+    )
+
+
+def source_to_pb(message: m.SourceMessage) -> pb.SourceEnvelope:
+    match message:
+        case m.KVGrant():
+            return pb.SourceEnvelope(grant=_grant_to_pb(message))
+        case m.KVRefused(seq_id, epoch, text):
+            refused = pb.KVRefused(seq_id=seq_id, epoch=epoch, message=text)
+            return pb.SourceEnvelope(refused=refused)
+        case _:
+            assert_never(message)
+
+
+def source_from_pb(envelope: pb.SourceEnvelope) -> m.SourceMessage:
+    match envelope.WhichOneof("message"):
+        case "grant":
+            return _grant_from_pb(envelope.grant)
+        case "refused":
+            r = envelope.refused
+            return m.KVRefused(SequenceId(r.seq_id), r.epoch, r.message)
+        case other:
+            raise WireError(f"source message {other!r} is not allowed here")
+
+
+# --- membership -------------------------------------------------------------------------------------
+
+
+def role_to_pb(role: m.Role) -> Any:
+    return _number(_ROLE, role)
+
+
+def role_from_pb(role: int) -> m.Role:
+    return _member(_ROLE, role)
+
+
+def member_to_pb(x: m.Member) -> pb.Member:
+    return pb.Member(
+        worker_id=x.worker_id,
+        role=_number(_ROLE, x.role),
+        address=x.address,
+        model=x.model,
+        fingerprint=x.fingerprint,
+        is_draining=x.is_draining,
+        metrics_address=x.metrics_address,
+        host=x.host,
+        pid=x.pid,
+    )
+
+
+def member_from_pb(x: pb.Member) -> m.Member:
+    return m.Member(
+        worker_id=WorkerId(x.worker_id),
+        role=_member(_ROLE, x.role),
+        address=x.address,
+        model=x.model,
+        fingerprint=x.fingerprint,
+        is_draining=x.is_draining,
+        metrics_address=x.metrics_address,
+        host=x.host,
+        pid=x.pid,
+    )
+
+
+def view_to_pb(view: m.MembershipView) -> pb.MembershipView:
+    return pb.MembershipView(
+        directory_life=view.directory_life,
+        version=view.version,
+        members=[member_to_pb(x) for x in view.members],
+    )
+
+
+def view_from_pb(view: pb.MembershipView) -> m.MembershipView:
+    return m.MembershipView(
+        directory_life=view.directory_life,
+        version=view.version,
+        members=tuple(map(member_from_pb, view.members)),
+    )

@@ -1,0 +1,101 @@
+"""One end of a long-lived stream between two processes: typed, bounded, and clear about its end."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from baton.wire.codec import WireError
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+END: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs do not know it
+"""What reading returns when the peer has closed its side in good order."""
+
+OUTBOX_MESSAGES_MAX = 4096
+"""Messages waiting to be written. A peer that reads this much slower than we speak is dropped."""
+
+FLUSH_S = 1.0
+"""How long closing waits for messages already queued to be written."""
+
+
+class LinkBroken(Exception):
+    """The other side is gone, or too slow to be worth waiting for. Nothing more will arrive."""
+
+
+class Link(Generic[Out, In]):
+    """Send without waiting, receive by iteration.
+
+    Iteration ends when the peer closes the stream in good order and raises LinkBroken otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[Any], Awaitable[None]],
+        encode: Callable[[Out], Any],
+        decode: Callable[[Any], In],
+    ) -> None:
+        self.peer = peer
+        self._read, self._write = read, write
+        self._encode, self._decode = encode, decode
+        self._outbox: asyncio.Queue[Out] = asyncio.Queue(OUTBOX_MESSAGES_MAX)
+        self._broken: str | None = None
+        self._writer = asyncio.create_task(self._write_all(), name=f"link-writer {peer}")
+
+    def send(self, message: Out) -> None:
+        """Queue a message; order is kept. Raises LinkBroken if it can never be delivered."""
+        if self._broken is not None:
+            raise LinkBroken(f"{self.peer}: {self._broken}")
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self._broken = f"{OUTBOX_MESSAGES_MAX} messages unread"
+            raise LinkBroken(f"{self.peer}: {self._broken}") from None
+
+    async def _write_all(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await self._write(self._encode(message))
+            except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+                self._broken = describe(error)
+                return
+            finally:
+                self._outbox.task_done()
+
+    def __aiter__(self) -> "Link[Out, In]":
+        return self
+
+    async def __anext__(self) -> In:
+        try:
+            envelope = await self._read()
+            if envelope is END:
+                raise StopAsyncIteration
+            return self._decode(envelope)
+        except (grpc.RpcError, WireError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            self._broken = self._broken or describe(error)
+            raise LinkBroken(f"{self.peer}: {self._broken}") from error
+
+    async def close(self) -> None:
+        """Write what is queued, for at most FLUSH_S, then stop. Idempotent."""
+        if self._broken is None:
+            self._broken = "closed"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._outbox.join(), FLUSH_S)
+        self._writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._writer
+
+
+def describe(error: BaseException) -> str:
+    """One line for logs and for a peer: gRPC's own text where there is one."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

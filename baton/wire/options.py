@@ -1,0 +1,30 @@
+"""gRPC channel and server options, the same on both ends."""
+
+KEEPALIVE_S = 2.0
+KEEPALIVE_TIMEOUT_S = 3.0
+MESSAGE_BYTES_MAX = 64 * 2**20
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # A peer that vanished without a word (host down, process frozen) ends the stream within
+    # KEEPALIVE_S + KEEPALIVE_TIMEOUT_S.
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Cluster traffic never goes through a proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+    # Retries are decided above (placement), and a restarted peer must not inherit a backoff.
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *CHANNEL_OPTIONS[:6],
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two processes must never share a port by accident.
+    ("grpc.so_reuseport", 0),
+]

@@ -1,0 +1,469 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_BOTH: _ClassVar[Role]
+
+class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_UNSPECIFIED: _ClassVar[Leg]
+    LEG_PREFILL: _ClassVar[Leg]
+    LEG_DECODE: _ClassVar[Leg]
+    LEG_WHOLE: _ClassVar[Leg]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_REASON_UNSPECIFIED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_NO_ROOM: _ClassVar[RefusalReason]
+    REFUSAL_REASON_DRAINING: _ClassVar[RefusalReason]
+    REFUSAL_REASON_TOO_LONG: _ClassVar[RefusalReason]
+    REFUSAL_REASON_STALE_EPOCH: _ClassVar[RefusalReason]
+
+class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_REASON_UNSPECIFIED: _ClassVar[FailureReason]
+    FAILURE_REASON_TRANSFER: _ClassVar[FailureReason]
+    FAILURE_REASON_SOURCE_LOST: _ClassVar[FailureReason]
+    FAILURE_REASON_SOURCE_REFUSED: _ClassVar[FailureReason]
+    FAILURE_REASON_DEADLINE: _ClassVar[FailureReason]
+    FAILURE_REASON_DRAINED: _ClassVar[FailureReason]
+    FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_BOTH: Role
+LEG_UNSPECIFIED: Leg
+LEG_PREFILL: Leg
+LEG_DECODE: Leg
+LEG_WHOLE: Leg
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+REFUSAL_REASON_UNSPECIFIED: RefusalReason
+REFUSAL_REASON_NO_ROOM: RefusalReason
+REFUSAL_REASON_DRAINING: RefusalReason
+REFUSAL_REASON_TOO_LONG: RefusalReason
+REFUSAL_REASON_STALE_EPOCH: RefusalReason
+FAILURE_REASON_UNSPECIFIED: FailureReason
+FAILURE_REASON_TRANSFER: FailureReason
+FAILURE_REASON_SOURCE_LOST: FailureReason
+FAILURE_REASON_SOURCE_REFUSED: FailureReason
+FAILURE_REASON_DEADLINE: FailureReason
+FAILURE_REASON_DRAINED: FailureReason
+FAILURE_REASON_INTERNAL: FailureReason
+
+class PeerRef(_message.Message):
+    __slots__ = ("worker_id", "address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class RouterHello(_message.Message):
+    __slots__ = ("router_id", "wire_version")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    wire_version: int
+    def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class StartSequence(_message.Message):
+    __slots__ = ("seq_id", "epoch", "leg", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    leg: Leg
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    prompt_token_count: int
+    sampling: SamplingParams
+    cache_root: bytes
+    time_left_s: float
+    source: PeerRef
+    traceparent: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class CancelSequence(_message.Message):
+    __slots__ = ("seq_id", "epoch")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ResyncBlocks(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RouterEnvelope(_message.Message):
+    __slots__ = ("hello", "start", "cancel", "resync")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
+    hello: RouterHello
+    start: StartSequence
+    cancel: CancelSequence
+    resync: ResyncBlocks
+    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    fingerprint: str
+    model: str
+    block_tokens: int
+    block_count: int
+    max_model_tokens: int
+    wire_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class SequenceOutput(_message.Message):
+    __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    first_index: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    finish: FinishReason
+    cached_token_count: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
+
+class StepOutput(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+
+class SequenceJoined(_message.Message):
+    __slots__ = ("seq_id", "epoch", "transferred_bytes", "transfer_s", "handover_s")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    transferred_bytes: int
+    transfer_s: float
+    handover_s: float
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., handover_s: _Optional[float] = ...) -> None: ...
+
+class SequenceRefused(_message.Message):
+    __slots__ = ("seq_id", "epoch", "reason", "message")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    reason: RefusalReason
+    message: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[RefusalReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SequenceFailed(_message.Message):
+    __slots__ = ("seq_id", "epoch", "reason", "message")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    reason: FailureReason
+    message: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class BlockEvents(_message.Message):
+    __slots__ = ("sequence_number", "stored", "removed", "is_snapshot")
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    sequence_number: int
+    stored: _containers.RepeatedScalarFieldContainer[bytes]
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    is_snapshot: bool
+    def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    is_draining: bool
+    free_blocks: int
+    running_count: int
+    waiting_count: int
+    waiting_tokens: int
+    step_s: float
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+
+class WorkerEnvelope(_message.Message):
+    __slots__ = ("hello", "step", "joined", "refused", "failed", "blocks", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    step: StepOutput
+    joined: SequenceJoined
+    refused: SequenceRefused
+    failed: SequenceFailed
+    blocks: BlockEvents
+    load: LoadReport
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step: _Optional[_Union[StepOutput, _Mapping]] = ..., joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    def __init__(self, role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class SetRoleReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("worker_id", "role", "is_draining", "fingerprint", "accounts")
+    class AccountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    is_draining: bool
+    fingerprint: str
+    accounts: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class PeerHello(_message.Message):
+    __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
+    class TransferOffersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_OFFERS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    fingerprint: str
+    transfer_offers: _containers.ScalarMap[str, bytes]
+    wire_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., transfer_offers: _Optional[_Mapping[str, bytes]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class AskKV(_message.Message):
+    __slots__ = ("seq_id", "epoch", "first_block", "ask_number")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    ASK_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    first_block: int
+    ask_number: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., ask_number: _Optional[int] = ...) -> None: ...
+
+class KVReleased(_message.Message):
+    __slots__ = ("seq_id", "epoch", "taken")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    taken: bool
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
+
+class AskerEnvelope(_message.Message):
+    __slots__ = ("hello", "ask", "released")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    hello: PeerHello
+    ask: AskKV
+    released: KVReleased
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
+
+class KVGrant(_message.Message):
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_ASK_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    first_block: int
+    source_blocks: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    lease_s: float
+    answers_ask: int
+    is_last: bool
+    first_token: int
+    cached_token_count: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
+
+class KVRefused(_message.Message):
+    __slots__ = ("seq_id", "epoch", "message")
+    SEQ_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    seq_id: str
+    epoch: int
+    message: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SourceEnvelope(_message.Message):
+    __slots__ = ("hello", "grant", "refused")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    hello: PeerHello
+    grant: KVGrant
+    refused: KVRefused
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., grant: _Optional[_Union[KVGrant, _Mapping]] = ..., refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    address: str
+    model: str
+    fingerprint: str
+    is_draining: bool
+    metrics_address: str
+    host: str
+    pid: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("router_id",)
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+
+class MembershipView(_message.Message):
+    __slots__ = ("directory_life", "version", "members")
+    DIRECTORY_LIFE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    directory_life: str
+    version: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...

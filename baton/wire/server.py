@@ -1,0 +1,173 @@
+"""The answering side of every service: servicers that turn protobuf into handler calls."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core import messages as m
+from baton.core.errors import SetupError
+from baton.core.ids import RouterId, WorkerId
+from baton.wire import codec
+from baton.wire.client import WorkerStatusReply, disagreement
+from baton.wire.link import END, Link, LinkBroken
+from baton.wire.options import SERVER_OPTIONS
+from baton.wire.proto import baton_pb2 as pb
+from baton.wire.proto import baton_pb2_grpc as pb_grpc
+
+WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
+SourceEnd = Link[m.SourceMessage, m.AskerMessage]
+
+
+class WorkerHandler(Protocol):
+    async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
+        """Runs until the router's stream ends; the first message sent must be WorkerHello.
+
+        LinkBroken may escape. Cancelled when the connection is lost.
+        """
+        ...
+
+    async def drain(self) -> None: ...
+
+    async def set_role(self, role: m.Role) -> None: ...
+
+    def status(self) -> WorkerStatusReply: ...
+
+
+class PeerHandler(Protocol):
+    def hello(self) -> m.PeerHello: ...
+
+    async def serve_asker(self, theirs: m.PeerHello, link: SourceEnd) -> None:
+        """Runs until the asker's stream ends. LinkBroken may escape. Cancelled on loss."""
+        ...
+
+
+class DirectoryHandler(Protocol):
+    def renew(self, member: m.Member) -> None: ...
+
+    def leave(self, worker_id: WorkerId) -> None: ...
+
+    def watch(self, router_id: RouterId) -> AsyncIterator[m.MembershipView]: ...
+
+
+class _WorkerServicer(pb_grpc.WorkerServicer):
+    def __init__(self, handler: WorkerHandler) -> None:
+        self._handler = handler
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        first = await context.read()
+        if first is END or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
+        if first.hello.wire_version != m.WIRE_VERSION:
+            theirs = f"wire version {first.hello.wire_version}, ours is {m.WIRE_VERSION}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, theirs)
+        link: WorkerEnd = Link(
+            peer=first.hello.router_id,
+            read=context.read,
+            write=context.write,
+            encode=codec.worker_to_pb,
+            decode=codec.router_from_pb,
+        )
+        await _until_end(self._handler.serve_router(RouterId(first.hello.router_id), link), link)
+
+    async def Drain(self, request: Any, context: Any) -> pb.DrainReply:
+        await self._handler.drain()
+        return pb.DrainReply()
+
+    async def SetRole(self, request: Any, context: Any) -> pb.SetRoleReply:
+        await self._handler.set_role(codec.role_from_pb(request.role))
+        return pb.SetRoleReply()
+
+    async def GetStatus(self, request: Any, context: Any) -> pb.StatusReply:
+        status = self._handler.status()
+        return pb.StatusReply(
+            worker_id=status.worker_id,
+            role=codec.role_to_pb(status.role),
+            is_draining=status.is_draining,
+            fingerprint=status.fingerprint,
+            accounts=status.accounts,
+        )
+
+
+class _PeerServicer(pb_grpc.PeerServicer):
+    def __init__(self, handler: PeerHandler) -> None:
+        self._handler = handler
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        first = await context.read()
+        if first is END or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
+        ours, theirs = self._handler.hello(), codec.peer_hello_from_pb(first.hello)
+        if mismatch := disagreement(ours, theirs):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
+        await context.write(pb.SourceEnvelope(hello=codec.peer_hello_to_pb(ours)))
+        link: SourceEnd = Link(
+            peer=theirs.worker_id,
+            read=context.read,
+            write=context.write,
+            encode=codec.source_to_pb,
+            decode=codec.asker_from_pb,
+        )
+        await _until_end(self._handler.serve_asker(theirs, link), link)
+
+
+async def _until_end(serving: Any, link: Link[Any, Any]) -> None:
+    try:
+        await serving
+    except LinkBroken:
+        pass  # the handler has seen it; the stream is over either way
+    finally:
+        await link.close()
+
+
+class _DirectoryServicer(pb_grpc.DirectoryServicer):
+    def __init__(self, handler: DirectoryHandler) -> None:
+        self._handler = handler
+
+    async def Renew(self, request: Any, context: Any) -> pb.RenewReply:
+        self._handler.renew(codec.member_from_pb(request))
+        return pb.RenewReply()
+
+    async def Leave(self, request: Any, context: Any) -> pb.LeaveReply:
+        self._handler.leave(WorkerId(request.worker_id))
+        return pb.LeaveReply()
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.MembershipView]:
+        async for view in self._handler.watch(RouterId(request.router_id)):
+            yield codec.view_to_pb(view)
+
+
+async def start_server(
+    host: str,
+    port: int,
+    *,
+    worker: WorkerHandler | None = None,
+    peer: PeerHandler | None = None,
+    directory: DirectoryHandler | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
+    the bound port. Raises SetupError if the port is taken."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    if worker is not None:
+        pb_grpc.add_WorkerServicer_to_server(_WorkerServicer(worker), server)
+    if peer is not None:
+        pb_grpc.add_PeerServicer_to_server(_PeerServicer(peer), server)
+    if directory is not None:
+        pb_grpc.add_DirectoryServicer_to_server(_DirectoryServicer(directory), server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        raise SetupError(f"cannot listen on {host}:{port}: the port is in use or not ours") from None
+    await server.start()
+    return server, bound
+
+
+__all__: Sequence[str] = (
+    "DirectoryHandler",
+    "PeerHandler",
+    "SourceEnd",
+    "WorkerEnd",
+    "WorkerHandler",
+    "start_server",
+)

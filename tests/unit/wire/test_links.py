@@ -1,0 +1,161 @@
+"""Real gRPC on loopback: sessions carry messages both ways, and their end is heard."""
+
+import asyncio
+
+import pytest
+
+from baton.core import messages as m
+from baton.core.errors import IncompatiblePeer
+from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.wire.client import (
+    DirectoryClient,
+    WorkerStatusReply,
+    drain_worker,
+    peer_session,
+    set_worker_role,
+    worker_session,
+    worker_status,
+)
+from baton.wire.link import LinkBroken
+from baton.wire.server import start_server
+
+HELLO = m.WorkerHello(WorkerId("w.1"), m.Role.BOTH, "f", "model", 16, 8, 128)
+R = RouterId("r-1")
+
+
+class EchoWorker:
+    """Answers every cancel with a failure of the same epoch."""
+
+    def __init__(self):
+        self.ended = asyncio.Event()
+        self.role = m.Role.BOTH
+        self.draining = False
+
+    async def serve_router(self, router_id, link):
+        try:
+            link.send(HELLO)
+            async for message in link:
+                link.send(
+                    m.SequenceFailed(message.seq_id, message.epoch, m.FailureReason.INTERNAL, router_id)
+                )
+        finally:
+            self.ended.set()
+
+    async def drain(self):
+        self.draining = True
+
+    async def set_role(self, role):
+        self.role = role
+
+    def status(self):
+        return WorkerStatusReply(HELLO.worker_id, self.role, self.draining, "f", {"held": 2.0})
+
+
+class EchoPeer:
+    def __init__(self, fingerprint="f"):
+        self._hello = m.PeerHello(WorkerId("p.1"), fingerprint, {"tcp": b"offer"})
+
+    def hello(self):
+        return self._hello
+
+    async def serve_asker(self, theirs, link):
+        async for message in link:
+            link.send(m.KVRefused(message.seq_id, message.epoch, theirs.worker_id))
+
+
+@pytest.fixture
+async def served():
+    worker = EchoWorker()
+    server, port = await start_server("127.0.0.1", 0, worker=worker, peer=EchoPeer())
+    yield worker, f"127.0.0.1:{port}", server
+    await server.stop(0)
+
+
+async def read_to_end(link):
+    return [message async for message in link]
+
+
+async def test_messages_go_both_ways_in_order(served):
+    worker, address, _ = served
+    async with worker_session(address, R) as (hello, link):
+        assert hello == HELLO
+        for epoch in range(50):
+            link.send(m.CancelSequence(SequenceId("s"), epoch))
+        got = [await anext(link) for _ in range(50)]
+    assert [g.epoch for g in got] == list(range(50))
+    assert got[0].message == "r-1"
+    await asyncio.wait_for(worker.ended.wait(), 5)
+
+
+async def test_the_client_hears_that_the_server_is_gone(served):
+    _, address, server = served
+    async with worker_session(address, R) as (_, link):
+        stopping = asyncio.create_task(server.stop(0))
+        with pytest.raises(LinkBroken):
+            await asyncio.wait_for(read_to_end(link), 5)
+        with pytest.raises(LinkBroken):
+            link.send(m.ResyncBlocks())
+        await stopping
+
+
+async def test_nobody_there_is_a_broken_link_not_a_hang():
+    with pytest.raises(LinkBroken):
+        async with worker_session("127.0.0.1:1", R, connect_timeout_s=3):
+            pass
+
+
+async def test_peers_must_agree_on_the_fingerprint(served):
+    _, address, _ = served
+    ours = m.PeerHello(WorkerId("d.1"), "f", {})
+    async with peer_session(address, ours) as (theirs, link):
+        assert theirs.transfer_offers == {"tcp": b"offer"}
+        link.send(m.AskKV(SequenceId("s"), 3, 0))
+        assert await anext(link) == m.KVRefused(SequenceId("s"), 3, "d.1")
+    with pytest.raises(IncompatiblePeer, match="fingerprint"):
+        async with peer_session(address, m.PeerHello(WorkerId("d.1"), "other", {})):
+            pass
+
+
+async def test_unary_calls(served):
+    worker, address, _ = served
+    await drain_worker(address)
+    await set_worker_role(address, m.Role.PREFILL)
+    status = await worker_status(address)
+    assert worker.draining
+    assert (status.role, status.is_draining, status.accounts) == (m.Role.PREFILL, True, {"held": 2.0})
+
+
+class ListDirectory:
+    def __init__(self):
+        self.members = {}
+        self.changed = asyncio.Event()
+
+    def renew(self, member):
+        self.members[member.worker_id] = member
+        self.changed.set()
+
+    def leave(self, worker_id):
+        self.members.pop(worker_id, None)
+
+    async def watch(self, router_id):
+        yield m.MembershipView("life", 0, ())
+        await self.changed.wait()
+        yield m.MembershipView("life", 1, tuple(self.members.values()))
+
+
+async def test_directory_calls():
+    directory = ListDirectory()
+    server, port = await start_server("127.0.0.1", 0, directory=directory)
+    client = DirectoryClient(f"127.0.0.1:{port}")
+    member = m.Member(WorkerId("w.1"), m.Role.PREFILL, "127.0.0.1:9", "model", "f", pid=7)
+    views = client.watch(R)
+    assert (await anext(views)).members == ()
+    await client.renew(member)
+    assert (await anext(views)).members == (member,)
+    await views.aclose()
+    await client.leave(member.worker_id)
+    assert directory.members == {}
+    await server.stop(0)
+    with pytest.raises(LinkBroken):
+        await client.renew(member)
+    await client.close()
