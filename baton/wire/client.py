@@ -122,13 +122,18 @@ async def _first(call: Any, opening: Any, address: str, timeout_s: float) -> Any
     except TimeoutError:
         raise LinkBroken(f"{address}: no answer within {timeout_s:g} s") from None
     except (grpc.RpcError, asyncio.InvalidStateError) as error:
-        if isinstance(error, grpc.aio.AioRpcError):
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise IncompatiblePeer(f"{address}: {error.details()}") from None
+        if _is_refusal(error):
+            raise IncompatiblePeer(f"{address}: {describe(error)}") from None
         raise LinkBroken(f"{address}: {describe(error)}") from None
     if first is END:
         raise LinkBroken(f"{address}: closed before saying hello")
     return first
+
+
+def _is_refusal(error: Exception) -> bool:
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    return error.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def _unary(address: str, service: Any, method: str, request: Any) -> Any:

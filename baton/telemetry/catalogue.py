@@ -1,0 +1,153 @@
+"""Every metric Baton exports. Code, documentation, dashboards and alerts derive from this list."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["seconds", "bytes", "tokens", "blocks", "ratio", "requests", "sequences", "workers", "events"]
+Kind = Literal["counter", "gauge", "histogram"]
+
+LATENCY_BUCKETS = (
+    *(0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+SHORT_BUCKETS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    unit: Unit
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = LATENCY_BUCKETS
+
+
+# --- router -----------------------------------------------------------------------------------------
+
+REQUESTS = Metric(
+    "baton_requests_total",
+    "counter",
+    "requests",
+    "Requests by how they ended: completed, refused (429/503), failed, cancelled, invalid (4xx).",
+    ("model", "outcome"),
+)
+TTFT = Metric(
+    "baton_ttft_seconds", "histogram", "seconds", "Request accepted to first token sent.", ("model",)
+)
+TPOT = Metric(
+    "baton_tpot_seconds",
+    "histogram",
+    "seconds",
+    "Mean time per output token of a sequence, the first excluded.",
+    ("model",),
+    SHORT_BUCKETS,
+)
+E2E = Metric("baton_e2e_seconds", "histogram", "seconds", "Request accepted to last token sent.", ("model",))
+PROMPT_TOKENS = Metric(
+    "baton_prompt_tokens_total", "counter", "tokens", "Prompt tokens of accepted requests.", ("model",)
+)
+CACHED_TOKENS = Metric(
+    "baton_cached_prompt_tokens_total",
+    "counter",
+    "tokens",
+    "Prompt tokens found in a prefix cache.",
+    ("model",),
+)
+GENERATED_TOKENS = Metric(
+    "baton_generated_tokens_total", "counter", "tokens", "Tokens sent to clients.", ("model",)
+)
+QUEUED = Metric("baton_router_queued_sequences", "gauge", "sequences", "Waiting for a place.")
+IN_FLIGHT = Metric(
+    "baton_router_in_flight_sequences", "gauge", "sequences", "Placed on a worker.", ("worker",)
+)
+PLACEMENTS = Metric(
+    "baton_router_placements_total",
+    "counter",
+    "sequences",
+    "Placements by kind: split (prefill and decode apart), whole, fallback (a pool was empty).",
+    ("kind",),
+)
+RETRIES = Metric(
+    "baton_router_retries_total", "counter", "sequences", "Sequences placed again, by cause.", ("cause",)
+)
+KNOWN_WORKERS = Metric(
+    "baton_router_known_workers", "gauge", "workers", "Workers with an open session.", ("role",)
+)
+INDEXED_BLOCKS = Metric(
+    "baton_router_indexed_blocks", "gauge", "blocks", "Blocks in the prefix index.", ("worker",)
+)
+DEGRADED = Metric(
+    "baton_router_degraded_ratio", "gauge", "ratio", "1 while a pool is empty, else 0.", ("pool",)
+)
+HANDOVER = Metric(
+    "baton_handover_seconds",
+    "histogram",
+    "seconds",
+    "Last grant arrived at the decode worker to sequence in its batch.",
+    (),
+    SHORT_BUCKETS,
+)
+SLOW_CLIENTS = Metric(
+    "baton_router_dropped_slow_requests_total",
+    "counter",
+    "requests",
+    "Requests whose client read too slowly.",
+)
+
+# --- worker -----------------------------------------------------------------------------------------
+
+STEP = Metric("baton_step_seconds", "histogram", "seconds", "One engine step.", ("worker",), SHORT_BUCKETS)
+STEP_TOKENS = Metric(
+    "baton_step_tokens_total", "counter", "tokens", "Tokens computed, by kind of work.", ("worker", "kind")
+)
+FREE_BLOCKS = Metric(
+    "baton_kv_free_blocks", "gauge", "blocks", "Blocks nobody holds (cached ones included).", ("worker",)
+)
+HELD_BLOCKS = Metric(
+    "baton_kv_held_blocks", "gauge", "blocks", "Blocks held by sequences, leases or reads.", ("worker",)
+)
+QUARANTINED_BLOCKS = Metric(
+    "baton_kv_quarantined_blocks", "gauge", "blocks", "Blocks an abandoned read may write.", ("worker",)
+)
+LEASED = Metric(
+    "baton_prefill_leased_sequences", "gauge", "sequences", "KV waiting to be taken.", ("worker",)
+)
+RUNNING = Metric("baton_running_sequences", "gauge", "sequences", "In the running batch.", ("worker",))
+WAITING = Metric("baton_waiting_sequences", "gauge", "sequences", "Accepted, not started.", ("worker",))
+PREEMPTIONS = Metric(
+    "baton_preemptions_total", "counter", "sequences", "Sequences put back for want of blocks.", ("worker",)
+)
+PREFIX_HIT_TOKENS = Metric(
+    "baton_prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens not computed.", ("worker",)
+)
+LEASES_EXPIRED = Metric(
+    "baton_leases_expired_total", "counter", "sequences", "Leases that ended unread.", ("worker",)
+)
+TRANSFER_BYTES = Metric(
+    "baton_transfer_bytes_total", "counter", "bytes", "KV bytes read from peers.", ("worker", "backend")
+)
+TRANSFER_READS = Metric(
+    "baton_transfer_reads_total",
+    "counter",
+    "events",
+    "Reads from peers by outcome: ok, failed, stale.",
+    ("worker", "outcome"),
+)
+TRANSFER = Metric(
+    "baton_transfer_seconds", "histogram", "seconds", "One read from a peer.", ("worker",), SHORT_BUCKETS
+)
+
+# --- control plane ----------------------------------------------------------------------------------
+
+REPLICAS = Metric(
+    "baton_replica_workers", "gauge", "workers", "Replicas by role and state.", ("role", "state")
+)
+RESTARTS = Metric(
+    "baton_replica_restarts_total", "counter", "events", "Replicas started anew.", ("replica", "cause")
+)
+
+CATALOGUE: tuple[Metric, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Metric))

@@ -1,0 +1,98 @@
+"""Spans over the life of a request: router → prefill → transfer → decode.
+
+Decisions are pure and know nothing of spans; adapters open and close them here, by key. The context
+crosses processes as a W3C traceparent in StartSequence.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from baton.config import TelemetryConfig
+
+OPEN_SPANS_MAX = 20_000
+"""More than this and the oldest is closed: a leak must not take the process with it."""
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Spans:
+    """This process's open spans, by key. Costs next to nothing while nothing is exported."""
+
+    def __init__(self, provider: TracerProvider | None) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("baton") if provider else None
+        self._open: OrderedDict[Hashable, trace.Span] = OrderedDict()
+
+    def open(self, key: Hashable, name: str, *, parent: str = "", **attributes: Any) -> str:
+        """Start a span; `parent` is a traceparent or empty. Returns the new span's traceparent,
+        empty when tracing is off."""
+        if self._tracer is None:
+            return ""
+        context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None
+        span = self._tracer.start_span(name, context=context, attributes=attributes)
+        self._open[key] = span
+        if len(self._open) > OPEN_SPANS_MAX:
+            self._open.popitem(last=False)[1].end()
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+        return carrier["traceparent"]
+
+    def note(self, key: Hashable, event: str, **attributes: Any) -> None:
+        """Add an event to an open span; unknown key: nothing."""
+        if (span := self._open.get(key)) is not None:
+            span.add_event(event, attributes)
+
+    def close(self, key: Hashable, *, error: str = "", **attributes: Any) -> None:
+        """End a span; unknown key: nothing."""
+        span = self._open.pop(key, None)
+        if span is None:
+            return
+        span.set_attributes(attributes)
+        if error:
+            span.set_status(trace.StatusCode.ERROR, error)
+        span.end()
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def shutdown(self) -> None:
+        """Close what is open and send what is buffered."""
+        for key in list(self._open):
+            self.close(key, error="process ended")
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+def spans_for(process: str, config: TelemetryConfig, exporter: SpanExporter | None = None) -> Spans:
+    """Spans of one process ("router", "decode-0"); `exporter` overrides the configured one (tests)."""
+    if exporter is not None:
+        return Spans(_provider(process, SimpleSpanProcessor(exporter)))
+    if not config.otlp_endpoint:
+        return Spans(None)
+    # Imported late: it takes a third of a second, and most installations do not export.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    otlp = OTLPSpanExporter(endpoint=config.otlp_endpoint, insecure=not _is_tls(config.otlp_endpoint))
+    return Spans(_provider(process, BatchSpanProcessor(otlp)))
+
+
+def _is_tls(endpoint: str) -> bool:
+    return endpoint.startswith("https://")
+
+
+def _provider(process: str, processor: BatchSpanProcessor | SimpleSpanProcessor) -> TracerProvider:
+    resource = Resource.create({"service.name": "baton", "service.instance.id": process})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(processor)
+    return provider
+
+
+__all__ = ["Spans", "spans_for"]

@@ -1,0 +1,78 @@
+"""Style that a machine can check: sizes, metric names, words that do not belong in the repository."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from baton.telemetry.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parents[2]
+FUNCTION_LINES_MAX = 60
+FILE_LINES_MAX = 500
+TRACKED_BYTES_MAX = 1_000_000
+GENERATED = "baton/wire/proto/"
+
+
+def tracked(*patterns):
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.split("\n") if name and (ROOT / name).is_file()]
+
+
+PYTHON = [p for p in tracked("*.py") if not str(p.relative_to(ROOT)).startswith(GENERATED)]
+
+
+def long_things(path):
+    source = path.read_text()
+    if (count := source.count("\n")) > FILE_LINES_MAX:
+        yield f"{path.relative_to(ROOT)}: {count} lines"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {length} lines"
+
+
+def test_files_and_functions_are_small():
+    assert [thing for path in PYTHON for thing in long_things(path)] == []
+
+
+def test_every_signature_outside_the_tests_is_annotated():
+    def bare(path):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is None:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+    code = [p for p in PYTHON if "tests" not in p.relative_to(ROOT).parts]
+    assert [thing for path in code for thing in bare(path)] == []
+
+
+UNIT_SUFFIX = {unit: (f"_{unit}", f"_{unit}_total") for unit in {m.unit for m in CATALOGUE}}
+
+
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda m: m.name)
+def test_metric_names_say_their_unit(metric):
+    assert re.fullmatch(r"baton_[a-z0-9_]+", metric.name)
+    assert metric.help.endswith(".")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    # Prometheus counts things by what they are: restarts_total, not restarts_events_total.
+    if not (metric.kind == "counter" and metric.unit in ("requests", "sequences", "events")):
+        assert metric.name.endswith(UNIT_SUFFIX[metric.unit])
+
+
+def test_no_large_file_is_tracked():
+    assert [p.name for p in tracked() if p.stat().st_size > TRACKED_BYTES_MAX] == []
+
+
+def test_no_sleep_synchronises_a_test_and_no_loop_polls():
+    pattern = re.compile(r"\b(?:time|asyncio)\.sleep\(")
+    allowed = {"tests/tidy/test_tidy.py"}
+    found = [str(p.relative_to(ROOT)) for p in PYTHON if pattern.search(p.read_text())]
+    assert sorted(set(found) - allowed - SLEEPERS) == []
+
+
+SLEEPERS: set[str] = set()
+"""Files where waiting for a while is the behaviour itself, each with its reason beside it."""
