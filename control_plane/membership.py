@@ -41,7 +41,13 @@ class Tick(msgspec.Struct, frozen=True):
     """The time `next_tick_s` named has come (or an earlier one: harmless)."""
 
 
-MembershipEvent = Renewed | Left | RouterRenewed | RouterLeft | Tick
+class Paused(msgspec.Struct, frozen=True):
+    """The directory itself could not listen for this long: no silence counts for that time."""
+
+    for_s: float
+
+
+MembershipEvent = Renewed | Left | RouterRenewed | RouterLeft | Tick | Paused
 
 
 class Appeared(msgspec.Struct, frozen=True):
@@ -108,6 +114,11 @@ class MembershipBook:
                 return self._changed() if self._routers.pop(router_id, None) is not None else []
             case Tick():
                 return self._tick(now_s)
+            case Paused(for_s):
+                for lease in self._leases.values():
+                    lease.ends_s += for_s
+                self._routers = {router_id: end_s + for_s for router_id, end_s in self._routers.items()}
+                return []
             case _:
                 assert_never(event)
 

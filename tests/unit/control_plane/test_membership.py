@@ -8,6 +8,7 @@ from control_plane.membership import (
     Lapsed,
     Left,
     MembershipBook,
+    Paused,
     Renewed,
     RouterLeft,
     RouterRenewed,
@@ -70,6 +71,15 @@ def test_who_lapsed_may_come_back():
     b.handle(Renewed(member()), now_s=0.0)
     b.handle(Tick(), now_s=3.0)
     assert b.handle(Renewed(member()), now_s=3.1)[0] == Appeared(member())
+
+
+def test_nobody_lapses_for_a_pause_of_the_directory_itself():
+    b = book()
+    b.handle(Renewed(member()), now_s=0.0)
+    b.handle(RouterRenewed(RouterId("r1")), now_s=0.0)
+    b.handle(Paused(10.0), now_s=11.0)
+    assert b.handle(Tick(), now_s=11.0) == []
+    assert b.handle(Tick(), now_s=10.0 + LEASE_S)[0] == Lapsed(member())
 
 
 def test_routers_are_listed_while_they_renew():
