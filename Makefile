@@ -2,9 +2,73 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+MODEL  ?= models/baton-demo
+PORT   ?= 8000
+# Where pip finds torch's CPU build if the default index has only the CUDA one.
+TORCH_INDEX ?=
+ARGS   ?=
+
+.PHONY: help setup serve test check lint types imports render unit sim integration fmt clean
+.DEFAULT_GOAL := help
+
+help: ## Show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; a few minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q torch==2.13.0 # first, and exactly: a range would pull the CUDA build
-	$(BIN)/pip install -q -c constraints.txt -e '.[worker,dev]'
-	touch $@
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## Create the environment
+
+$(MODEL): | $(VENV)/.installed
+	$(BIN)/baton demo-model $@
+
+serve: $(VENV)/.installed $(MODEL) ## Set up, make the demo model, serve it on port 8000
+	$(BIN)/baton serve --model $(MODEL) --port $(PORT) $(ARGS)
+
+test: check unit sim integration ## Set up and run every check and test
+
+check: lint types imports render ## What a machine can see without running anything
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed
+	$(BIN)/pyright
+
+imports: $(VENV)/.installed
+	$(BIN)/lint-imports
+
+PROTO_OUT := baton/wire/proto
+GENERATE   = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
+             $(PROTO_OUT)/baton.proto
+
+proto: $(VENV)/.installed ## Generate the gRPC stubs
+	$(call GENERATE,.)
+
+render: $(VENV)/.installed ## Fail if a generated file is not what its source generates
+	@rm -rf build/render && mkdir -p build/render
+	@$(call GENERATE,build/render)
+	@for f in baton_pb2.py baton_pb2.pyi baton_pb2_grpc.py; do \
+	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
+
+unit: $(VENV)/.installed ## Unit, contract and tidy tests
+	$(BIN)/pytest tests/unit tests/contract tests/tidy
+
+sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
+	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest tests/sim)
+
+integration: $(VENV)/.installed ## Real processes
+	$(BIN)/pytest tests/integration
+
+fmt: $(VENV)/.installed ## Format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove what was made, models included
+	rm -rf $(VENV) build models *.egg-info
