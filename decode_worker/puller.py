@@ -7,11 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from baton.core.errors import IncompatiblePeer, StaleBlocks, TransferFailed
+from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import ReadId, WorkerId
 from baton.core.messages import AskerMessage, PeerHello, PeerRef, SourceMessage
 from baton.wire.client import AskerEnd, peer_session
 from baton.wire.link import LinkBroken
+from kv_transfer.manager import ReadOutcome
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class PullerSink(Protocol):
 
     def source_lost(self, source: WorkerId, message: str) -> None: ...
 
-    def read_done(self, read_id: ReadId, *, error: str, is_settled: bool, is_stale: bool) -> None: ...
+    def read_done(self, read_id: ReadId, outcome: ReadOutcome) -> None: ...
 
     def read_settled(self, read_id: ReadId) -> None: ...
 
@@ -44,9 +45,8 @@ class Transfer(Protocol):
         source_blocks: Sequence[int],
         local_blocks: Sequence[int],
         generations: Sequence[int],
-        *,
         timeout_s: float,
-    ) -> object: ...
+    ) -> ReadOutcome: ...
 
     async def settled(self, local_blocks: Sequence[int]) -> None: ...
 
@@ -92,6 +92,7 @@ class Puller:
         self._spawn, self._connect_timeout_s = spawn, connect_timeout_s
         self._sessions: dict[WorkerId, _Session] = {}
         self._ending: dict[WorkerId, asyncio.Task[None]] = {}
+        self.reads_in_flight = 0
 
     @property
     def source_count(self) -> int:
@@ -182,16 +183,14 @@ class Puller:
     # --- reads ------------------------------------------------------------------------------------
 
     async def _read(self, read: Read) -> None:
-        error, is_settled, is_stale = "", True, False
+        self.reads_in_flight += 1
         try:
-            await self._transfer.read_checked(
-                read.source, read.source_blocks, read.local_blocks, read.generations, timeout_s=read.timeout_s
+            outcome = await self._transfer.read_checked(
+                read.source, read.source_blocks, read.local_blocks, read.generations, read.timeout_s
             )
-        except StaleBlocks as stale:
-            error, is_stale = str(stale), True
-        except TransferFailed as failed:
-            error, is_settled = str(failed), not failed.may_still_land
-        self._sink.read_done(read.read_id, error=error, is_settled=is_settled, is_stale=is_stale)
-        if not is_settled:
+        finally:
+            self.reads_in_flight -= 1
+        self._sink.read_done(read.read_id, outcome)
+        if not outcome.is_settled:
             await self._transfer.settled(read.local_blocks)
             self._sink.read_settled(read.read_id)

@@ -1,196 +1,272 @@
-"""The asyncio adapter around `WorkerCore`: events go in, actions are performed.
-
-One event loop owns the core and all sessions, one engine thread computes steps, and the transfer
-manager moves bytes. Nothing here decides anything.
-"""
+"""A whole worker in one process: engine, KV pool, transfer, sessions, heartbeats, metrics."""
 
 import asyncio
 import logging
+import os
+import socket
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, assert_never
+from collections.abc import Callable, Coroutine, MutableSequence
+from contextlib import AsyncExitStack
+from typing import Any, cast
 
-from baton.core.ids import ReadId, RouterId, WorkerId
+import grpc.aio
+import msgspec
+
+from baton.config import Config
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
     AskerMessage,
+    Member,
+    PeerHello,
     PeerRef,
     Role,
-    RouterMessage,
     SourceMessage,
     WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
+from baton.engine.executor import Executor
+from baton.wire.client import WorkerStatusReply
+from baton.wire.server import start_server
 from baton.worker import events as e
+from baton.worker.core import WorkerCore
+from baton.worker.driver import CoreDriver, CoreSink
+from baton.worker.engine_thread import EngineThread
+from baton.worker.metrics import MetricsServer, WorkerMetrics
+from baton.worker.registration import Registration
+from baton.worker.service import RouterSessions
+from baton.worker.transfer import transfer_manager
+from decode_worker.puller import Puller, Read
+from kv_transfer.manager import TransferManager
+from prefill_worker.service import AskerSessions
 
 log = logging.getLogger(__name__)
 
-TICK_MIN_S = 0.001
-"""Resolution of the loop's timers; a tick that is due is not scheduled closer than that."""
+LAST_STEP_S = 10.0
+"""At the end, for the step under way."""
 
 
-class Core(Protocol):
-    """What this adapter needs of `baton.worker.core.WorkerCore`."""
+class WorkerCrashed(Exception):
+    """A bug, or a broken device: the process must end. The cause is chained."""
+
+
+class WorkerProcess:
+    """`run` once. The clock of all decisions is `time.monotonic`."""
+
+    def __init__(self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "") -> None:
+        self._worker_id, self._role, self._config = worker_id, role, config
+        self._control_address = control_address
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine = EngineThread()
+        self._is_engine_stuck = False
 
     @property
-    def next_tick_s(self) -> float | None: ...
+    def must_exit_hard(self) -> bool:
+        """The engine thread hangs: only `os._exit` ends this process."""
+        return self._is_engine_stuck
 
-    @property
-    def is_idle(self) -> bool: ...
-
-    def handle(self, event: e.WorkerEvent, *, now_s: float) -> list[e.WorkerAction]: ...
-
-
-class Ports(Protocol):
-    """Where actions go. None of these calls waits or raises."""
-
-    def to_router(self, router_id: RouterId, message: WorkerMessage) -> None: ...
-
-    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None: ...
-
-    def to_source(self, source: PeerRef, message: AskerMessage) -> None: ...
-
-    def start_read(self, read: e.StartRead) -> None: ...
-
-
-class CoreDriver:
-    """Feeds the core and performs what it says. Runs on one event loop, in one thread.
-
-    An action may cause an event at once (a session that turns out to be broken): events wait in line
-    and are handled in the order in which they were posted. An exception of core or engine is a bug or
-    a broken device; it ends the process by way of `crashed`.
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        *,
-        step: Callable[[StepPlan], Coroutine[Any, Any, StepResult]],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        now: Callable[[], float] = time.monotonic,
+    async def run(
+        self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
     ) -> None:
-        self.core = core
-        self.ports: Ports | None = None
-        self.idle = asyncio.Event()
-        """Set while the core holds nothing for anybody."""
-        self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._step, self._spawn, self._now = step, spawn, now
-        self._line: deque[e.WorkerEvent] = deque()
-        self._is_handling = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = float("inf")
+        """Serve until `stop` is set, drain for at most `drain_timeout_s` or until `stop_now`, clean up.
 
-    def post(self, event: e.WorkerEvent) -> None:
-        if self.crashed.done():
-            return
-        self._line.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
+        Raises SetupError (model, device, port, transfer) before `on_ready`; WorkerCrashed afterwards.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_engine)
+            model, engine = self._config.model, self._config.engine
+            executor = await self._engine.run(Executor.load, model, engine)
+            await self._engine.run(executor.warm_up)
+            transfer = transfer_manager(self._worker_id, executor.kv, self._config)
+            stack.push_async_callback(transfer.close)
+            await transfer.start()
+            self._assemble(executor, transfer)
+            stack.push_async_callback(self._cancel_tasks)
+            stack.callback(self._driver.close)
+            stack.callback(self._puller.close)
+            member = await self._open_doors(stack, executor)
+            on_ready(member)
+            await self._serve(stop, stop_now)
+
+    def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
+        self._executor, self._transfer = executor, transfer
+        self._metrics = WorkerMetrics(self._worker_id)
+        self._core = self._make_core(executor)
+        self._driver = CoreDriver(self._core, step=self._step, spawn=self._spawn)
+        sink = CoreSink(self._driver.post, on_read=self._metrics.read)
+        self._routers = RouterSessions(sink=sink, status=self._status)
+        self._askers = AskerSessions(hello=self._hello, sink=sink)
+        self._puller = Puller(
+            hello=self._hello,
+            transfer=transfer,
+            sink=sink,
+            spawn=self._spawn,
+            connect_timeout_s=self._config.transfer.read_timeout_s,
+        )
+        self._driver.ports = _Ports(self._routers, self._askers, self._puller)
+
+    def _make_core(self, executor: Executor) -> WorkerCore:
+        cluster = self._config.cluster
+        return WorkerCore(
+            worker_id=self._worker_id,
+            role=self._role,
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            block_tokens=executor.geometry.block_tokens,
+            block_bytes=executor.geometry.block_bytes,
+            block_count=executor.kv.block_count,
+            max_model_tokens=executor.max_model_tokens,
+            engine=self._config.engine,
+            transfer=self._config.transfer,
+            router_grace_s=cluster.router_grace_s,
+            heartbeat_s=cluster.heartbeat_s,
+            generations=cast(MutableSequence[int], executor.kv.generations),
+            now_s=time.monotonic(),
+        )
+
+    async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
+        host = self._config.cluster.worker_host
+        server, port = await start_server(host, 0, worker=self._routers, peer=self._askers)
+        stack.push_async_callback(_stop_server, server)
+        metrics = MetricsServer(render=self._render_metrics, health=self._health)
+        metrics_port = await metrics.start(host)
+        stack.push_async_callback(metrics.close)
+        self._member = Member(
+            worker_id=self._worker_id,
+            role=self._role,
+            address=f"{host}:{port}",
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            metrics_address=f"{host}:{metrics_port}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        if self._control_address:
+            registration = Registration(
+                self._control_address, self._current_member, period_s=self._config.cluster.heartbeat_s
+            )
+            stack.push_async_callback(registration.leave)
+            self._spawn(registration.run())
+        return self._member
+
+    async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+        await self._until(stop)
+        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        self._driver.post(e.Drain())
         try:
-            while self._line:
-                self._handle(self._line.popleft())
-            self._reschedule()
-        except Exception as error:
-            self._crash(error)
+            async with asyncio.timeout(self._config.cluster.drain_timeout_s):
+                await self._until(self._driver.idle, stop_now)
+        except TimeoutError:
+            log.warning("not drained in time: %s", self._core.status())
+
+    async def _until(self, *events: asyncio.Event) -> None:
+        """Raises WorkerCrashed, with its cause, as soon as core, engine or a task fails."""
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        try:
+            await asyncio.wait([*waits, self._driver.crashed], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._is_handling = False
+            for wait in waits:
+                wait.cancel()
+        if self._driver.crashed.done():
+            cause = self._driver.crashed.result()
+            raise WorkerCrashed(f"{type(cause).__name__}: {cause}") from cause
 
-    def close(self) -> None:
-        """No further ticks; events posted from now on change nothing."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.crashed.done():
-            self.crashed.cancel()
+    async def _step(self, plan: StepPlan) -> StepResult:
+        result = await self._engine.run(self._executor.execute, plan)
+        self._metrics.step(plan, result)
+        return result
 
-    def _handle(self, event: e.WorkerEvent) -> None:
-        for action in self.core.handle(event, now_s=self._now()):
-            self._perform(action)
-        (self.idle.set if self.core.is_idle else self.idle.clear)()
+    # --- what others ask --------------------------------------------------------------------------
 
-    def _perform(self, action: e.WorkerAction) -> None:
-        assert self.ports is not None, "connect the ports before the first event"
-        match action:
-            case e.ToRouter(router_id, message):
-                self.ports.to_router(router_id, message)
-            case e.ToAsker(asker, message):
-                self.ports.to_asker(asker, message)
-            case e.ToSource(source, message):
-                self.ports.to_source(source, message)
-            case e.StartRead():
-                self.ports.start_read(action)
-            case e.RunStep(plan):
-                self._spawn(self._run_step(plan))
-            case _:
-                assert_never(action)
+    def _hello(self) -> PeerHello:
+        return PeerHello(self._worker_id, self._executor.fingerprint, self._transfer.offers())
 
-    async def _run_step(self, plan: StepPlan) -> None:
-        try:
-            result = await self._step(plan)
-        except Exception as error:
-            log.error("step %d of %d sequences failed", plan.step_number, len(plan.items))
-            self._crash(error)
-            return
-        self.post(e.StepDone(result))
+    def _current_member(self) -> Member:
+        status = self._core.status()
+        return msgspec.structs.replace(self._member, role=status.role, is_draining=status.is_draining)
 
-    def _reschedule(self) -> None:
-        due_s = self.core.next_tick_s
-        if due_s == self._timer_due_s and self._timer is not None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due_s is None:
-            return
-        self._timer_due_s = due_s
-        delay_s = max(TICK_MIN_S, due_s - self._now())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+    def _status(self) -> WorkerStatusReply:
+        status = self._core.status()
+        return WorkerStatusReply(
+            worker_id=self._worker_id,
+            role=status.role,
+            is_draining=status.is_draining,
+            fingerprint=self._executor.fingerprint,
+            accounts=self._accounts(),
+        )
 
-    def _tick(self) -> None:
-        self._timer = None
-        self.post(e.Tick())
+    def _accounts(self) -> dict[str, float]:
+        facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())
+        accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
+        accounts["pid"] = os.getpid()
+        accounts["block_count"] = self._executor.kv.block_count
+        accounts["source_count"] = self._puller.source_count
+        accounts["asker_count"] = self._askers.asker_count
+        accounts |= self._metrics.totals()
+        for backend, counters in self._transfer.counters.items():
+            accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
+            accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
+            accounts[f"transfer.{backend}.reads_failed"] = counters.reads_failed + counters.reads_stale
+        return accounts
 
-    def _crash(self, error: BaseException) -> None:
-        if not self.crashed.done():
-            self.crashed.set_result(error)
+    def _render_metrics(self) -> bytes:
+        self._metrics.accounts(self._accounts(), self._transfer.counters)
+        return self._metrics.meter.render()
+
+    def _health(self) -> dict[str, object]:
+        status = self._core.status()
+        return {"status": "draining" if status.is_draining else "ok", "worker_id": self._worker_id}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._driver.crash(error)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _close_engine(self) -> None:
+        self._is_engine_stuck = not await self._engine.close(timeout_s=LAST_STEP_S)
 
 
-class CoreSink:
-    """What sessions and reads report, as events of the core. Implements `RouterSink`, `AskerSink`
-    and `PullerSink`."""
+class _Ports:
+    """`driver.Ports` over the sessions."""
 
-    def __init__(self, post: Callable[[e.WorkerEvent], None]) -> None:
-        self._post = post
+    def __init__(self, routers: RouterSessions, askers: AskerSessions, puller: Puller) -> None:
+        self._routers, self._askers, self._puller = routers, askers, puller
 
-    def router_joined(self, router_id: RouterId) -> None:
-        self._post(e.RouterJoined(router_id))
+    def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
+        self._routers.send(router_id, message)
 
-    def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
-        self._post(e.FromRouter(router_id, message))
+    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None:
+        self._askers.send(asker, message)
 
-    def router_lost(self, router_id: RouterId) -> None:
-        self._post(e.RouterLost(router_id))
+    def to_source(self, source: PeerRef, message: AskerMessage) -> None:
+        self._puller.send(source, message)
 
-    def drain(self) -> None:
-        self._post(e.Drain())
+    def start_read(self, read: e.StartRead) -> None:
+        self._puller.start_read(
+            Read(
+                read.read_id,
+                read.source,
+                read.source_blocks,
+                read.local_blocks,
+                read.generations,
+                read.timeout_s,
+            )
+        )
 
-    def set_role(self, role: Role) -> None:
-        self._post(e.SetRole(role))
 
-    def from_asker(self, asker: WorkerId, message: AskerMessage) -> None:
-        self._post(e.FromAsker(asker, message))
-
-    def asker_lost(self, asker: WorkerId) -> None:
-        self._post(e.AskerLost(asker))
-
-    def from_source(self, source: WorkerId, message: SourceMessage) -> None:
-        self._post(e.FromSource(source, message))
-
-    def source_lost(self, source: WorkerId, message: str) -> None:
-        self._post(e.SourceLost(source, message))
-
-    def read_done(self, read_id: ReadId, *, error: str, is_settled: bool, is_stale: bool) -> None:
-        self._post(e.ReadDone(read_id, error, is_settled, is_stale))
-
-    def read_settled(self, read_id: ReadId) -> None:
-        self._post(e.ReadSettled(read_id))
+async def _stop_server(server: grpc.aio.Server) -> None:
+    """Sessions end now; a router or asker sees its stream break, as it would in a crash."""
+    await server.stop(0)
