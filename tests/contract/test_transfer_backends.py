@@ -1,0 +1,301 @@
+"""What every transfer backend must do, between processes where it can."""
+
+import asyncio
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
+
+from baton.core.errors import IncompatiblePeer, TransferFailed
+from kv_transfer.backends.loopback import LoopbackFabric
+
+KINDS = ["nixl", "nixl_tcp", "tcp", "loopback"]
+FABRIC = LoopbackFabric()
+TIMEOUT_S = 20.0
+
+
+def set_transport(kind, patch):
+    """UCX reads its environment for each agent; without TCP forced it copies within the host."""
+    if kind == "nixl_tcp":
+        patch.setenv("UCX_TLS", "tcp")
+
+
+def new_peer(kind, worker_id, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        set_transport(kind, patch)
+        if kind == "loopback":
+            return LocalPeer(worker_id, FABRIC, **options)
+        return PeerProcess(kind, worker_id, **options)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def peer(kind):
+    """Shared by the tests that leave it as it was."""
+    peer = new_peer(kind, f"prefill-{kind}.1")
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def mortal(kind):
+    """One to freeze and to kill."""
+    if kind == "loopback":
+        pytest.skip("one process: nobody to freeze or kill")
+    peer = new_peer(kind, f"mortal-{kind}.1", seed=2, block_bytes=BLOCK_BYTES)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+async def reader(kind, monkeypatch):
+    set_transport(kind, monkeypatch)
+    pool = Pool(0)
+    pool.blocks[:] = 0
+    backend = make_backend(kind, "decode.1", pool.memory, FABRIC)
+    await backend.start()
+    backend.pool = pool
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left(peer):
+    before = set(threading.enumerate())
+    yield
+    left = [
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith(("nixl", "kv tcp"))
+    ]
+    assert left == []
+
+
+async def read(reader, peer, source, local, timeout_s=TIMEOUT_S):
+    return await reader.read(peer.worker_id, source, local, timeout_s=timeout_s)
+
+
+async def test_scattered_blocks_arrive_identical_and_nothing_else_changes(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    source, local = [5, 3, 4, 60, 0, 1, 2], [9, 20, 21, 22, 63, 0, 2]
+    generations = await read(reader, peer, source, local)
+    assert (reader.pool.blocks[local] == peer.expected[source]).all()
+    assert generations == [100 + block for block in source]
+    others = sorted(set(range(BLOCK_COUNT)) - set(local))
+    assert not reader.pool.blocks[others].any()
+
+
+async def test_the_whole_pool_and_nothing_at_all_can_be_read(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    every = list(range(BLOCK_COUNT))
+    await read(reader, peer, every, every[::-1])
+    assert (reader.pool.blocks[::-1] == peer.expected).all()
+    assert await read(reader, peer, [], []) == []
+
+
+async def test_generations_are_read_in_the_asked_order(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    found = await reader.read_generations(peer.worker_id, [63, 0, 31, 0], timeout_s=TIMEOUT_S)
+    assert found == [163, 100, 131, 100]
+
+
+async def test_many_reads_at_once_keep_their_blocks_apart(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    source = np.random.default_rng(3).permutation(BLOCK_COUNT).tolist()
+    results = await asyncio.gather(*(read(reader, peer, [s], [i]) for i, s in enumerate(source)))
+    assert (reader.pool.blocks == peer.expected[source]).all()
+    assert results == [[100 + s] for s in source]
+
+
+async def test_blocks_that_do_not_exist_are_refused(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    for source in ([BLOCK_COUNT], [-1], [2**40]):
+        with pytest.raises(TransferFailed) as refused:
+            await read(reader, peer, source, [0])
+        assert not refused.value.may_still_land
+        with pytest.raises(TransferFailed):
+            await reader.read_generations(peer.worker_id, source, timeout_s=TIMEOUT_S)
+    for source, local in (([0], [BLOCK_COUNT]), ([0], [-1]), ([0, 1], [0])):
+        with pytest.raises(ValueError):
+            await read(reader, peer, source, local)
+    assert not reader.pool.blocks.any()
+
+
+async def test_a_stranger_cannot_be_read_and_a_removed_peer_is_one(reader, peer):
+    with pytest.raises(TransferFailed):
+        await read(reader, peer, [0], [0])
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await reader.remove_peer(peer.worker_id)
+    await reader.remove_peer(peer.worker_id)
+    with pytest.raises(TransferFailed):
+        await read(reader, peer, [0], [0])
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await read(reader, peer, [7], [0])
+    assert (reader.pool.blocks[0] == peer.expected[7]).all()
+
+
+async def test_adding_a_peer_twice_changes_nothing(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await reader.add_peer(peer.worker_id, peer.offer)
+    assert await read(reader, peer, [1], [1]) == [101]
+
+
+async def test_offers_that_are_garbage_are_refused(reader, peer, kind):
+    for offer in (b"", b"\x00garbage", peer.offer[:-9], b"\x80", peer.offer + b"x"):
+        with pytest.raises(IncompatiblePeer):
+            await reader.add_peer(peer.worker_id, offer)
+    await reader.add_peer(peer.worker_id, peer.offer)
+    assert await read(reader, peer, [1], [1]) == [101]
+
+
+async def test_a_peer_with_other_blocks_is_refused(reader, kind, peer, monkeypatch):
+    other = Pool(0, block_bytes=BLOCK_BYTES * 2)
+    backend = make_backend(kind, "other.1", other.memory, LoopbackFabric())
+    await backend.start()
+    try:
+        with pytest.raises(IncompatiblePeer):
+            await reader.add_peer("other.1", backend.offer())
+    finally:
+        await backend.close()
+
+
+async def test_closing_twice_is_closing_once(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await read(reader, peer, [1], [1])
+    await reader.close()
+    await reader.close()
+    with pytest.raises(TransferFailed):
+        await read(reader, peer, [1], [1])
+
+
+async def test_a_closed_reader_leaves_its_source_readable_for_the_next(reader, peer, kind):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await reader.close()
+    pool = Pool(0)
+    second = make_backend(kind, "decode.2", pool.memory, FABRIC)
+    await second.start()
+    await second.add_peer(peer.worker_id, peer.offer)
+    await second.read(peer.worker_id, [4], [4], timeout_s=TIMEOUT_S)
+    await second.close()
+    assert (pool.blocks[4] == peer.expected[4]).all()
+
+
+async def test_reused_blocks_show_in_the_generations(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    before = await read(reader, peer, [40, 41], [0, 1])
+    await asyncio.to_thread(peer.reuse, 41)
+    after = await read(reader, peer, [40, 41], [0, 1])
+    assert (before[0], before[1] + 1) == (after[0], after[1])
+    peer.expected[41] = 0
+
+
+async def test_a_killed_peer_fails_its_reads_and_harms_no_other(reader, peer, mortal):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.kill)
+    async with asyncio.timeout(TIMEOUT_S):
+        for _ in range(2):
+            with pytest.raises(TransferFailed):
+                await read(reader, mortal, [1], [2])
+            await reader.settled([2])
+    await read(reader, peer, [7], [3])
+    assert (reader.pool.blocks[3] == peer.expected[7]).all()
+    await reader.remove_peer(mortal.worker_id)
+
+
+async def test_a_killed_peers_successor_can_be_read_under_the_same_id(reader, mortal, kind):
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.kill)
+    successor = await asyncio.to_thread(new_peer, kind, mortal.worker_id, seed=3)
+    try:
+        await reader.add_peer(successor.worker_id, successor.offer)
+        await read(reader, successor, [1], [1])
+        assert (reader.pool.blocks[1] == successor.expected[1]).all()
+    finally:
+        await asyncio.to_thread(successor.close)
+
+
+@pytest.mark.parametrize("end", ["thaw", "kill"])
+async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws_or_dies(reader, mortal, kind, end):
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.freeze)
+    if kind == "nixl":  # within one host the kernel copies, and asks no peer
+        assert await read(reader, mortal, [2], [2]) == [102]
+        return
+    with pytest.raises(TransferFailed) as failed:
+        await read(reader, mortal, [2], [2], timeout_s=0.2)
+    settled = asyncio.ensure_future(reader.settled([2]))
+    assert failed.value.may_still_land == (kind == "nixl_tcp")
+    if failed.value.may_still_land:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await asyncio.shield(settled)
+    await reader.settled([3])  # other blocks are not concerned
+    mortal.thaw() if end == "thaw" else await asyncio.to_thread(mortal.kill)
+    async with asyncio.timeout(TIMEOUT_S):
+        await settled
+    landed = reader.pool.blocks[2].copy()
+    if end == "thaw":
+        await read(reader, mortal, [3], [3])
+        assert (reader.pool.blocks[3] == mortal.expected[3]).all()
+    assert (reader.pool.blocks[2] == landed).all()
+
+
+async def test_a_cancelled_read_settles(reader, mortal, kind):
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.freeze)
+    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
+    for _ in range(3):
+        await asyncio.sleep(0)  # it has begun
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    mortal.thaw()
+    async with asyncio.timeout(TIMEOUT_S):
+        await reader.settled([2])
+
+
+async def test_a_read_in_flight_fails_when_its_peer_is_removed(reader, mortal, kind):
+    if kind == "nixl":
+        pytest.skip("within one host a read completes in the call that starts it")
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.freeze)
+    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await reader.remove_peer(mortal.worker_id)
+    with pytest.raises(TransferFailed):
+        await reading
+    mortal.thaw()
+    async with asyncio.timeout(TIMEOUT_S):
+        await reader.settled([2])
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [3], [3])
+    assert (reader.pool.blocks[3] == mortal.expected[3]).all()
+
+
+async def test_closing_while_a_peer_is_frozen_ends(reader, mortal, kind):
+    await reader.add_peer(mortal.worker_id, mortal.offer)
+    await read(reader, mortal, [1], [1])
+    await asyncio.to_thread(mortal.freeze)
+    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await reader.close()
+        await asyncio.wait([reading])
+        reading.exception()
+    landed = reader.pool.blocks[2].copy()
+    await asyncio.to_thread(mortal.kill)
+    assert (reader.pool.blocks[2] == landed).all()
