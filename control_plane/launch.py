@@ -141,7 +141,7 @@ async def run_cluster(
         try:
             if await cluster.start():
                 announce(cluster.ready_text())
-                await shutdown.asked.wait()
+                await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
             await cluster.close()
@@ -163,7 +163,7 @@ class _Cluster:
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
-        log.info("starting Ray")
+        log.debug("starting Ray")
         await self._ray.open()
         cluster = self._config.cluster
         self._server, port = await start_server(
@@ -208,6 +208,14 @@ class _Cluster:
         if self._router is not None:
             await asyncio.shield(self._router.url)
         await self._plane.until_settled()
+
+    async def until_asked_to_stop(self) -> None:
+        """Raises what breaks the control plane itself."""
+        asked = asyncio.create_task(self._shutdown.asked.wait())
+        await asyncio.wait({asked, self._crash}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if self._crash.done():
+            self._crash.result()
 
     def ready_text(self) -> str:
         cluster = self._config.cluster

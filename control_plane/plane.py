@@ -102,7 +102,8 @@ class ControlPlane:
         if isinstance(reason, SetupError) and not self.setup_error.done():
             self.setup_error.set_result(str(reason))
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        log.warning("worker %s ended: %s", worker_id, text)
+        if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
+            log.warning("worker %s ended: %s", worker_id, text)
         self._member_event(mb.Left(worker_id))
         self._replica_event(rc.ReplicaExited(worker_id, text))
 
@@ -146,8 +147,8 @@ class ControlPlane:
     def _perform(self, action: rc.ReconcileAction) -> None:
         match action:
             case rc.StartReplica(worker_id, role, because):
-                log.info("starting %s: %s", worker_id, because)
                 if because != "wanted":
+                    log.info("starting %s: %s", worker_id, because)
                     replica = replica_name(worker_id)
                     self._meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
                 self._replicas.start(worker_id, role)

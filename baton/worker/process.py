@@ -52,9 +52,12 @@ class WorkerCrashed(Exception):
 class WorkerProcess:
     """`run` once. The clock of all decisions is `time.monotonic`."""
 
-    def __init__(self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "") -> None:
+    def __init__(
+        self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "", port: int = 0
+    ) -> None:
+        """`control_address` empty: no directory is told; `port` 0: any free one."""
         self._worker_id, self._role, self._config = worker_id, role, config
-        self._control_address = control_address
+        self._control_address, self._port = control_address, port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
         self._is_engine_stuck = False
@@ -125,7 +128,7 @@ class WorkerProcess:
 
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
         host = self._config.cluster.worker_host
-        server, port = await start_server(host, 0, worker=self._routers, peer=self._askers)
+        server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
         stack.push_async_callback(_stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
         metrics_port = await metrics.start(host)
