@@ -65,9 +65,7 @@ def serve_router(
     )
 
 
-def serve_worker(
-    config: Config, *, role_name: str, replica: str, control_address: str, port: int
-) -> None:
+def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
     """Raises SetupError."""
     try:
         role = Role(role_name)
@@ -93,9 +91,7 @@ def serve_worker(
     os._exit(status)
 
 
-async def _worker(
-    worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int
-) -> int:
+async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
     from baton.worker.process import WorkerProcess
 
     stop, stop_now = asyncio.Event(), asyncio.Event()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsError
@@ -36,19 +36,27 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if not separator or section not in Config.model_fields:
         known = ", ".join(Config.model_fields)
         raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
-    values.setdefault(section, {})[field] = _parsed(value)
+    values.setdefault(section, {})[field] = _parsed(value, is_list=_is_list(section, field))
 
 
-def _parsed(value: Any) -> Any:
+def _is_list(section: str, field: str) -> bool:
+    section_class = Config.model_fields[section].annotation
+    assert isinstance(section_class, type)
+    assert issubclass(section_class, BaseModel)
+    info = section_class.model_fields.get(field)
+    return info is not None and get_origin(info.annotation) is tuple
+
+
+def _parsed(value: Any, *, is_list: bool) -> Any:
     """Lists are given as JSON or separated by commas; everything else pydantic reads from text."""
-    if not isinstance(value, str) or not value:
+    if not is_list or not isinstance(value, str):
         return value
-    if value[0] in "[{":
+    if value.startswith("["):
         try:
             return json.loads(value)
         except ValueError:
-            return value
-    return value.split(",") if "," in value else value
+            return value  # pydantic says what is wrong with it
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _explain(error: ValidationError) -> str:
