@@ -220,7 +220,9 @@ class _Cluster:
     def ready_text(self) -> str:
         cluster = self._config.cluster
         model = self._config.model.name or Path(self._config.model.path).name
-        pools = f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
+        pools = (
+            f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
+        )
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
         url = self._router.url.result()

@@ -10,7 +10,7 @@ from typing import assert_never
 
 import msgspec
 
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import WorkerId
 from baton.core.messages import Member, MembershipView
 
 TOMBSTONE_LEASES = 10
@@ -29,14 +29,6 @@ class Left(msgspec.Struct, frozen=True):
     worker_id: WorkerId
 
 
-class RouterRenewed(msgspec.Struct, frozen=True):
-    router_id: RouterId
-
-
-class RouterLeft(msgspec.Struct, frozen=True):
-    router_id: RouterId
-
-
 class Tick(msgspec.Struct, frozen=True):
     """The time `next_tick_s` named has come (or an earlier one: harmless)."""
 
@@ -47,7 +39,7 @@ class Paused(msgspec.Struct, frozen=True):
     for_s: float
 
 
-MembershipEvent = Renewed | Left | RouterRenewed | RouterLeft | Tick | Paused
+MembershipEvent = Renewed | Left | Tick | Paused
 
 
 class Appeared(msgspec.Struct, frozen=True):
@@ -86,18 +78,17 @@ class MembershipBook:
     lease_s: float
     version: int = 0
     _leases: dict[WorkerId, _Lease] = field(default_factory=dict[WorkerId, _Lease])
-    _routers: dict[RouterId, float] = field(default_factory=dict[RouterId, float])
     _gone: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
 
     @property
     def next_tick_s(self) -> float | None:
         ends_s = [lease.ends_s for lease in self._leases.values()]
-        return min([*ends_s, *self._routers.values(), *self._gone.values()], default=None)
+        return min([*ends_s, *self._gone.values()], default=None)
 
     @property
     def view(self) -> MembershipView:
         members = tuple(self._leases[worker_id].member for worker_id in sorted(self._leases))
-        return MembershipView(self.directory_life, self.version, members, tuple(sorted(self._routers)))
+        return MembershipView(self.directory_life, self.version, members)
 
     def handle(self, event: MembershipEvent, *, now_s: float) -> list[MembershipChange]:
         match event:
@@ -106,18 +97,11 @@ class MembershipBook:
             case Left(worker_id):
                 self._gone[worker_id] = now_s + TOMBSTONE_LEASES * self.lease_s
                 return self._changed() if self._leases.pop(worker_id, None) else []
-            case RouterRenewed(router_id):
-                is_new = router_id not in self._routers
-                self._routers[router_id] = now_s + self.lease_s
-                return self._changed() if is_new else []
-            case RouterLeft(router_id):
-                return self._changed() if self._routers.pop(router_id, None) is not None else []
             case Tick():
                 return self._tick(now_s)
             case Paused(for_s):
                 for lease in self._leases.values():
                     lease.ends_s += for_s
-                self._routers = {router_id: end_s + for_s for router_id, end_s in self._routers.items()}
                 return []
             case _:
                 assert_never(event)
@@ -136,10 +120,7 @@ class MembershipBook:
         lapsed = [lease.member for lease in self._leases.values() if lease.ends_s <= now_s]
         for member in lapsed:
             del self._leases[member.worker_id]
-        silent = [router_id for router_id, end_s in self._routers.items() if end_s <= now_s]
-        for router_id in silent:
-            del self._routers[router_id]
-        if not lapsed and not silent:
+        if not lapsed:
             return []
         return [*(Lapsed(member) for member in lapsed), *self._changed()]
 

@@ -81,16 +81,13 @@ class ControlPlane:
         self._member_event(mb.Left(worker_id))
 
     async def watch(self, router_id: RouterId) -> AsyncIterator[MembershipView]:
-        try:
-            while True:
-                self._member_event(mb.RouterRenewed(router_id))
-                changed, view = self._changed, self.book.view
-                yield view
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(WATCH_KEEPALIVE_S):
-                        await changed.wait()
-        finally:
-            self._member_event(mb.RouterLeft(router_id))
+        log.debug("router %s watches", router_id)
+        while True:
+            changed, view = self._changed, self.book.view
+            yield view
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_KEEPALIVE_S):
+                    await changed.wait()
 
     # --- replicas ---------------------------------------------------------------------------------
 

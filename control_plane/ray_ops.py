@@ -108,7 +108,11 @@ class RayReplicas:
             raise SetupError(f"Ray does not start {where}: {_first_line(error)}") from error
 
     def _init(self) -> None:
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        common: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "configure_logging": False,
+        }
         if address := self._config.cluster.ray_address:
             self._ray.init(address=address, **common)
             return
@@ -124,6 +128,7 @@ class RayReplicas:
 
     def _quieten(self) -> None:
         """Ray prints a paragraph on standard output for each process that dies; we log a line."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
         module = importlib.import_module("ray._private.worker")
         if hasattr(module, "print_to_stdstream"):
             setattr(module, "print_to_stdstream", _log_ray_lines)  # noqa: B010 - private, by name
@@ -227,5 +232,3 @@ def _first_line(error: BaseException) -> str:
 def _log_ray_lines(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
     for line in data.get("lines", ()):
         log.debug("ray: %s", line)
-
-

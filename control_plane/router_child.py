@@ -32,7 +32,9 @@ def child_environment(config: Config) -> dict[str, str]:
     whether they came from the command line, the environment or a default."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     values = config.model_dump(mode="json")
-    ours = {f"BATON_{name.upper()}": msgspec.json.encode(section).decode() for name, section in values.items()}
+    ours = {
+        f"BATON_{name.upper()}": msgspec.json.encode(section).decode() for name, section in values.items()
+    }
     return {**kept, **ours}
 
 

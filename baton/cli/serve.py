@@ -51,6 +51,7 @@ def serve_router(
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
     if exit_with_parent:
         die_with_parent()
     if not control_address and not workers:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from control_plane.membership import (
     Appeared,
@@ -10,8 +10,6 @@ from control_plane.membership import (
     MembershipBook,
     Paused,
     Renewed,
-    RouterLeft,
-    RouterRenewed,
     Tick,
     ViewChanged,
 )
@@ -76,20 +74,9 @@ def test_who_lapsed_may_come_back():
 def test_nobody_lapses_for_a_pause_of_the_directory_itself():
     b = book()
     b.handle(Renewed(member()), now_s=0.0)
-    b.handle(RouterRenewed(RouterId("r1")), now_s=0.0)
     b.handle(Paused(10.0), now_s=11.0)
     assert b.handle(Tick(), now_s=11.0) == []
     assert b.handle(Tick(), now_s=10.0 + LEASE_S)[0] == Lapsed(member())
-
-
-def test_routers_are_listed_while_they_renew():
-    b = book()
-    b.handle(RouterRenewed(RouterId("r1")), now_s=0.0)
-    assert b.handle(RouterRenewed(RouterId("r1")), now_s=1.0) == []
-    assert b.view.routers == ("r1",)
-    b.handle(Tick(), now_s=3.0)
-    assert b.view.routers == ()
-    assert b.handle(RouterLeft(RouterId("r1")), now_s=3.0) == []
 
 
 def test_departed_ids_are_forgotten_in_the_end():
@@ -106,7 +93,6 @@ events = st.one_of(
         st.builds(member, st.sampled_from(["a.1", "a.2", "b.1"]), is_draining=st.booleans()),
     ),
     st.builds(Left, st.sampled_from([WorkerId("a.1"), WorkerId("b.1")])),
-    st.builds(RouterRenewed, st.sampled_from([RouterId("r1"), RouterId("r2")])),
     st.just(Tick()),
 )
 
