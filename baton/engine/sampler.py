@@ -45,11 +45,13 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """logits [R, vocab] in any float dtype; one draw per row. Each row's token depends on that row
     and its draw alone."""
     assert logits.shape[0] == len(draws)
+    # In fp32: the CPU's argmax is scalar in bf16.
+    logits = logits.float()
     chosen = torch.argmax(logits, dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if random_rows:
         picked = logits if len(random_rows) == len(draws) else logits[random_rows]
-        chosen[random_rows] = _sample_random(picked.float(), [draws[row] for row in random_rows])
+        chosen[random_rows] = _sample_random(picked, [draws[row] for row in random_rows])
     return chosen.tolist()
 
 

@@ -41,7 +41,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    bytes: Tensor
+    content: Tensor
     """The whole file, uint8."""
     header: bytes
 
@@ -80,7 +80,7 @@ class Checkpoint:
         stored = _DTYPES.get(entry.dtype)
         if stored is None:
             raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
-        raw = self._files[entry.file].bytes[entry.start : entry.end]
+        raw = self._files[entry.file].content[entry.start : entry.end]
         if raw.data_ptr() % stored.itemsize:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
         return raw.view(stored).view(shape).to(device=device, dtype=dtype)
@@ -95,11 +95,11 @@ class Checkpoint:
         digest = hashlib.sha256()
         for file in sorted(self._files, key=lambda path: path.name):
             mapped = self._files[file]
-            digest.update(len(mapped.bytes).to_bytes(8, "little"))
+            digest.update(len(mapped.content).to_bytes(8, "little"))
             digest.update(mapped.header)
         for name in sorted(self._entries):
             entry = self._entries[name]
-            raw = self._files[entry.file].bytes
+            raw = self._files[entry.file].content
             for start, end in _samples(entry.start, entry.end):
                 digest.update(raw[start:end].numpy().tobytes())
         return digest.hexdigest()

@@ -37,9 +37,9 @@ class _Decodes:
     end: int
     gather: Tensor
     """int64 [n * K * blocks] rows of `TorchKernels._block_rows`, layer 0's keys."""
-    key_count: int
     masked: Tensor | None
-    """bool [n, 1, 1, key_count], True where the query must not look; None: nowhere."""
+    """bool [n, 1, blocks * P], True where the query must not look; None: nowhere. (Cutting the keys
+    to the longest sequence instead would make them non-contiguous, and bf16 products copy such.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,8 @@ class TorchKernels:
         # layer 0's, its values K rows further, so one set of indices serves all layers.
         self._block_rows = pool.blocks.view(-1, self._positions * geometry.head_dim)
         self._position_rows = pool.blocks.view(-1, geometry.head_dim)
+        # Kept from call to call: fresh memory of this size costs more in page faults than the copy.
+        self._gathered = self._block_rows.new_empty((2, 0, self._block_rows.shape[1]))
 
     def plan(self, layout: BatchLayout, cos: Tensor, sin: Tensor, *, windows: frozenset[int]) -> TorchPlan:
         return TorchPlan(
@@ -126,10 +128,12 @@ class TorchKernels:
         return rotated[:, :head_count]
 
     def attention(self, q: Tensor, *, layer: int, window: int, plan: TorchPlan) -> Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         reads = plan.reads[window]
+        if len(reads.decodes) == 1 and not reads.chunks:
+            return self._attend_decodes(q, reads.decodes[0], layer)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in reads.decodes:
-            self._attend_decodes(q, out, group, layer)
+            out[group.start : group.end] = self._attend_decodes(q, group, layer)
         for chunk in reads.chunks:
             self._attend_chunk(q, out, chunk, layer)
         return out
@@ -143,40 +147,43 @@ class TorchKernels:
 
     # --- computing ---
 
-    def _keys_values(self, gather: Tensor, layer: int, sequence_count: int) -> tuple[Tensor, Tensor]:
-        """Gathered keys and values [sequence_count, K, positions, D], copies."""
-        head_dim = self._position_rows.shape[1]
-        shape = (sequence_count, self._heads, -1, head_dim)
+    def _keys_values(self, gather: Tensor, layer: int, head_count: int) -> tuple[Tensor, Tensor]:
+        """Gathered keys and values [head_count (of one or all sequences), positions, D], valid until
+        the next call."""
+        shape = (head_count, -1, self._position_rows.shape[1])
         first = 2 * layer * self._heads
-        keys = self._block_rows[first:].index_select(0, gather)
-        values = self._block_rows[first + self._heads :].index_select(0, gather)
+        if self._gathered.shape[1] < len(gather):
+            self._gathered = self._block_rows.new_empty((2, len(gather), self._block_rows.shape[1]))
+        keys, values = self._gathered[0, : len(gather)], self._gathered[1, : len(gather)]
+        torch.index_select(self._block_rows[first:], 0, gather, out=keys)
+        torch.index_select(self._block_rows[first + self._heads :], 0, gather, out=values)
         return keys.view(shape), values.view(shape)
 
-    def _attend_decodes(self, q: Tensor, out: Tensor, group: _Decodes, layer: int) -> None:
-        count = group.end - group.start
-        keys, values = self._keys_values(group.gather, layer, count)
-        keys, values = keys[:, :, : group.key_count], values[:, :, : group.key_count]
-        grouped = q[group.start : group.end].reshape(count, self._heads, -1, q.shape[2])
-        scores = torch.matmul(grouped, keys.transpose(-1, -2)).float()
+    def _attend_decodes(self, q: Tensor, group: _Decodes, layer: int) -> Tensor:
+        count, head_dim = group.end - group.start, q.shape[2]
+        keys, values = self._keys_values(group.gather, layer, count * self._heads)
+        grouped = q[group.start : group.end].reshape(count * self._heads, -1, head_dim)
+        scores = torch.bmm(grouped, keys.transpose(1, 2)).float()
         if group.masked is not None:
-            scores.masked_fill_(group.masked, float("-inf"))
+            by_sequence = scores.view(count, -1, scores.shape[-1])
+            by_sequence.masked_fill_(group.masked, float("-inf"))
         weights = torch.softmax(scores, -1).to(q.dtype)
-        out[group.start : group.end] = torch.matmul(weights, values).view(count, *q.shape[1:])
+        return torch.bmm(weights, values).view(count, -1, head_dim)
 
     def _attend_chunk(self, q: Tensor, out: Tensor, chunk: _Chunk, layer: int) -> None:
-        keys, values = self._keys_values(chunk.gather, layer, 1)
-        keys, values = keys[0].transpose(-1, -2), values[0]
         heads, head_dim = self._heads, q.shape[2]
+        keys, values = self._keys_values(chunk.gather, layer, heads)
         for piece in chunk.pieces:
             count = piece.end - piece.start
             # [n, K·G, D] -> [K, n·G, D]: the queries that share keys are rows of one product.
             grouped = q[piece.start : piece.end].reshape(count, heads, -1, head_dim).transpose(0, 1)
             key_range = slice(piece.key_start, piece.key_end)
-            scores = torch.matmul(grouped.reshape(heads, -1, head_dim), keys[:, :, key_range]).float()
+            seen = keys[:, key_range].transpose(1, 2)
+            scores = torch.bmm(grouped.reshape(heads, -1, head_dim), seen).float()
             by_query = scores.view(heads, count, -1, scores.shape[-1])
             by_query[..., -piece.masked.shape[-1] :].masked_fill_(piece.masked, float("-inf"))
             weights = torch.softmax(scores, -1).to(q.dtype)
-            result = torch.matmul(weights, values[:, key_range])
+            result = torch.bmm(weights, values[:, key_range])
             out[piece.start : piece.end] = (
                 result.view(heads, count, -1, head_dim).transpose(0, 1).reshape(count, -1, head_dim)
             )
@@ -235,8 +242,7 @@ class TorchKernels:
             tables[row, end - first :] = span.block_ids[end - 1]
         bases = np.asarray([first * self._positions for first, _ in ranges], dtype=np.int64)
         newest = np.asarray([span.first_position for span in spans], dtype=np.int64) - bases
-        key_count = int(newest.max()) + 1
-        keys = np.arange(key_count, dtype=np.int64)
+        keys = np.arange(width * self._positions, dtype=np.int64)
         masked = keys > newest[:, None]
         if window:
             masked |= keys <= newest[:, None] - window
@@ -244,8 +250,7 @@ class TorchKernels:
             start=start,
             end=start + len(spans),
             gather=self._gather_rows(tables),
-            key_count=key_count,
-            masked=self._to_device(masked[:, None, None, :]) if masked.any() else None,
+            masked=self._to_device(masked[:, None, :]) if masked.any() else None,
         )
 
     def _chunk(self, span: Span, row: int, window: int) -> _Chunk:
