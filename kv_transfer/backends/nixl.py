@@ -26,7 +26,7 @@ from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks, check_source
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost
-from kv_transfer.backends.nixl_thread import Job, QueueFull, Steps, TransferThread
+from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import cover
 
 _T = TypeVar("_T")
@@ -199,7 +199,8 @@ class NixlBackend:
 
         self._submit(connect)
         try:
-            return await asyncio.wait_for(connected, CONTROL_TIMEOUT_S)
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return await connected
         except TimeoutError:
             raise TransferFailed(f"NIXL did not take up {worker_id} in time") from None
 
@@ -287,7 +288,8 @@ class NixlBackend:
         self._reads.add(read)
         peer.job_count += 1
         try:
-            return await asyncio.wait_for(read.result, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await read.result
         except TimeoutError:
             message = f"{peer.worker_id}: no end within {timeout_s:.3f} s"
             raise TransferFailed(message, may_still_land=bool(local_blocks)) from None
@@ -316,7 +318,7 @@ class NixlBackend:
             raise TransferFailed("transfers are closed")
         try:
             self._thread.submit(work)
-        except QueueFull as error:
+        except Refused as error:
             raise TransferFailed(str(error)) from None
 
     def _call_soon(self, call: Callable[..., None], *args: object) -> None:

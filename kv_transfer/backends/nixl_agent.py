@@ -8,6 +8,7 @@ Not thread-safe by contract: one thread makes all calls of one agent.
 """
 
 import importlib
+import logging
 import os
 from typing import Any, NewType
 
@@ -21,6 +22,8 @@ Request = NewType("Request", int)
 
 DescriptorList = NewType("DescriptorList", int)
 """Equal pieces of one registered range, addressed by index."""
+
+log = logging.getLogger(__name__)
 
 PROGRESS_DELAY_US = 1000
 UCX_MODULES = "^efa"
@@ -86,7 +89,7 @@ class NixlAgent:
 
     def remove_remote(self, name: str) -> None:
         """No request to it may be in flight: NIXL would not stop its bytes from landing."""
-        self._agent.invalidateRemoteMD(name)
+        self._tidy(self._agent.invalidateRemoteMD, name)
 
     def pieces(
         self, owner: str | None, address: int, piece_bytes: int, count: int, device: str = "cpu"
@@ -102,7 +105,7 @@ class NixlAgent:
             raise ValueError(f"NIXL refused {count} x {piece_bytes} B at {address:#x}: {error}") from error
 
     def release_pieces(self, pieces: DescriptorList) -> None:
-        self._agent.releasedDlistH(pieces)
+        self._tidy(self._agent.releasedDlistH, pieces)
 
     def make_read(
         self,
@@ -135,7 +138,14 @@ class NixlAgent:
 
     def release(self, request: Request) -> None:
         """Of a request that is complete or failed; releasing another one does not stop its bytes."""
-        self._agent.releaseXferReq(request)
+        self._tidy(self._agent.releaseXferReq, request)
+
+    def _tidy(self, call: Any, what: object) -> None:
+        """What NIXL will not let go of leaks, and is logged: nobody could do better with the error."""
+        try:
+            call(what)
+        except Exception as error:
+            log.warning("NIXL keeps %s: %s", what, error)
 
     def close(self) -> None:
         """Stops the progress thread and closes every connection: afterwards nothing lands."""

@@ -38,8 +38,8 @@ class Job:
     request: Request | None = None
 
 
-class QueueFull(Exception):
-    pass
+class Refused(Exception):
+    """The thread takes no more work."""
 
 
 class TransferThread:
@@ -53,11 +53,13 @@ class TransferThread:
         self._thread.start()
 
     def submit(self, work: Job | Callable[[], None]) -> None:
-        """A job, or a control call that must not raise. Raises QueueFull."""
+        """A job, or a control call that must not raise. Raises Refused."""
+        if not self._thread.is_alive():  # a bug ended it: say so rather than let reads time out
+            raise Refused("the transfer thread has ended")
         try:
             self._commands.put_nowait(work)
         except queue.Full:
-            raise QueueFull(f"{COMMANDS_MAX} transfer commands are waiting") from None
+            raise Refused(f"{COMMANDS_MAX} transfer commands are waiting") from None
 
     def close(self) -> None:
         """Waits for the thread's end. Jobs in flight are ended: the agent must be closed next."""

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from kv_transfer.backends.loopback import LoopbackFabric
+from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
 KINDS = ["nixl", "nixl_tcp", "tcp", "loopback"]
 FABRIC = LoopbackFabric()
@@ -44,11 +44,20 @@ def peer(kind):
 
 
 @pytest.fixture
-def mortal(kind):
-    """One to freeze and to kill."""
+def frozen(kind, peer):
+    """The shared peer, to freeze and to thaw."""
     if kind == "loopback":
-        pytest.skip("one process: nobody to freeze or kill")
-    peer = new_peer(kind, f"mortal-{kind}.1", seed=2, block_bytes=BLOCK_BYTES)
+        pytest.skip("one process: nobody to freeze")
+    yield peer
+    peer.thaw()
+
+
+@pytest.fixture
+def mortal(kind):
+    """One to kill."""
+    if kind == "loopback":
+        pytest.skip("one process: nobody to kill")
+    peer = new_peer(kind, f"mortal-{kind}.1", seed=2)
     yield peer
     peer.close()
 
@@ -195,7 +204,9 @@ async def test_reused_blocks_show_in_the_generations(reader, peer):
     peer.expected[41] = 0
 
 
-async def test_a_killed_peer_fails_its_reads_and_harms_no_other(reader, peer, mortal):
+async def test_a_killed_peer_fails_its_reads_harms_no_other_and_may_have_a_successor(
+    reader, peer, mortal, kind
+):
     await reader.add_peer(peer.worker_id, peer.offer)
     await reader.add_peer(mortal.worker_id, mortal.offer)
     await read(reader, mortal, [1], [1])
@@ -207,13 +218,6 @@ async def test_a_killed_peer_fails_its_reads_and_harms_no_other(reader, peer, mo
             await reader.settled([2])
     await read(reader, peer, [7], [3])
     assert (reader.pool.blocks[3] == peer.expected[7]).all()
-    await reader.remove_peer(mortal.worker_id)
-
-
-async def test_a_killed_peers_successor_can_be_read_under_the_same_id(reader, mortal, kind):
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [1], [1])
-    await asyncio.to_thread(mortal.kill)
     successor = await asyncio.to_thread(new_peer, kind, mortal.worker_id, seed=3)
     try:
         await reader.add_peer(successor.worker_id, successor.offer)
@@ -223,16 +227,23 @@ async def test_a_killed_peers_successor_can_be_read_under_the_same_id(reader, mo
         await asyncio.to_thread(successor.close)
 
 
-@pytest.mark.parametrize("end", ["thaw", "kill"])
-async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws_or_dies(reader, mortal, kind, end):
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [1], [1])
-    await asyncio.to_thread(mortal.freeze)
-    if kind == "nixl":  # within one host the kernel copies, and asks no peer
-        assert await read(reader, mortal, [2], [2]) == [102]
-        return
+async def freeze_while_known(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    await read(reader, peer, [1], [1])
+    await asyncio.to_thread(peer.freeze)
+
+
+async def begin(reader, peer, source, local):
+    reading = asyncio.ensure_future(read(reader, peer, source, local))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return reading
+
+
+async def fail_on_frozen(reader, peer, kind):
+    """A read out of time. Returns the wait for its end, which has not come if bytes may still land."""
     with pytest.raises(TransferFailed) as failed:
-        await read(reader, mortal, [2], [2], timeout_s=0.2)
+        await read(reader, peer, [2], [2], timeout_s=0.2)
     settled = asyncio.ensure_future(reader.settled([2]))
     assert failed.value.may_still_land == (kind == "nixl_tcp")
     if failed.value.may_still_land:
@@ -240,62 +251,96 @@ async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws_or_dies(
             async with asyncio.timeout(0.2):
                 await asyncio.shield(settled)
     await reader.settled([3])  # other blocks are not concerned
-    mortal.thaw() if end == "thaw" else await asyncio.to_thread(mortal.kill)
+    return settled
+
+
+async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws(reader, frozen, kind):
+    await freeze_while_known(reader, frozen)
+    if kind == "nixl":  # within one host the kernel copies, and asks no peer
+        assert await read(reader, frozen, [2], [2]) == [102]
+        return
+    settled = await fail_on_frozen(reader, frozen, kind)
+    frozen.thaw()
     async with asyncio.timeout(TIMEOUT_S):
         await settled
-    landed = reader.pool.blocks[2].copy()
-    if end == "thaw":
-        await read(reader, mortal, [3], [3])
-        assert (reader.pool.blocks[3] == mortal.expected[3]).all()
-    assert (reader.pool.blocks[2] == landed).all()
+    reader.pool.blocks[2] = 0
+    await read(reader, frozen, [3], [3])
+    assert (reader.pool.blocks[3] == frozen.expected[3]).all()
+    assert not reader.pool.blocks[2].any()
 
 
-async def test_a_cancelled_read_settles(reader, mortal, kind):
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [1], [1])
-    await asyncio.to_thread(mortal.freeze)
-    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
-    for _ in range(3):
-        await asyncio.sleep(0)  # it has begun
+async def test_a_frozen_peer_settles_when_it_dies(reader, mortal, kind):
+    if kind == "nixl":
+        pytest.skip("within one host the kernel copies, and asks no peer")
+    await freeze_while_known(reader, mortal)
+    settled = await fail_on_frozen(reader, mortal, kind)
+    await asyncio.to_thread(mortal.kill)
+    async with asyncio.timeout(TIMEOUT_S):
+        await settled
+
+
+async def test_a_cancelled_read_settles(reader, frozen):
+    await freeze_while_known(reader, frozen)
+    reading = await begin(reader, frozen, [2], [2])
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await reading
-    mortal.thaw()
+    frozen.thaw()
     async with asyncio.timeout(TIMEOUT_S):
         await reader.settled([2])
 
 
-async def test_a_read_in_flight_fails_when_its_peer_is_removed(reader, mortal, kind):
+async def test_a_read_in_flight_fails_when_its_peer_is_removed(reader, frozen, kind):
     if kind == "nixl":
         pytest.skip("within one host a read completes in the call that starts it")
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [1], [1])
-    await asyncio.to_thread(mortal.freeze)
-    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    await reader.remove_peer(mortal.worker_id)
+    await freeze_while_known(reader, frozen)
+    reading = await begin(reader, frozen, [2], [2])
+    await reader.remove_peer(frozen.worker_id)
     with pytest.raises(TransferFailed):
         await reading
-    mortal.thaw()
+    frozen.thaw()
     async with asyncio.timeout(TIMEOUT_S):
         await reader.settled([2])
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [3], [3])
-    assert (reader.pool.blocks[3] == mortal.expected[3]).all()
+    await reader.add_peer(frozen.worker_id, frozen.offer)
+    await read(reader, frozen, [3], [3])
+    assert (reader.pool.blocks[3] == frozen.expected[3]).all()
 
 
-async def test_closing_while_a_peer_is_frozen_ends(reader, mortal, kind):
-    await reader.add_peer(mortal.worker_id, mortal.offer)
-    await read(reader, mortal, [1], [1])
-    await asyncio.to_thread(mortal.freeze)
-    reading = asyncio.ensure_future(read(reader, mortal, [2], [2]))
-    for _ in range(3):
-        await asyncio.sleep(0)
+async def test_closing_while_a_peer_is_frozen_ends_and_nothing_lands_after(reader, frozen, kind):
+    await freeze_while_known(reader, frozen)
+    reading = await begin(reader, frozen, [2], [2])
     async with asyncio.timeout(TIMEOUT_S):
         await reader.close()
         await asyncio.wait([reading])
-        reading.exception()
-    landed = reader.pool.blocks[2].copy()
-    await asyncio.to_thread(mortal.kill)
-    assert (reader.pool.blocks[2] == landed).all()
+    reading.exception()
+    reader.pool.blocks[2] = 0
+    frozen.thaw()
+    await asyncio.to_thread(frozen.reuse, 50)  # it runs again, and has had its turn
+    frozen.expected[50] = 0
+    assert not reader.pool.blocks[2].any()
+
+
+async def test_nothing_lands_in_blocks_that_have_settled(kind, monkeypatch):
+    set_transport(kind, monkeypatch)
+    size = 64 * 1024
+    every = list(range(BLOCK_COUNT))
+    pool = Pool(0, block_bytes=size)
+    source = await asyncio.to_thread(new_peer, kind, f"big-{kind}.1", block_bytes=size)
+    reader = make_backend(kind, "decode.1", pool.memory, FABRIC)
+    await reader.start()
+    try:
+        await reader.add_peer(source.worker_id, source.offer)
+        await read(reader, source, every, every)
+        for timeout_s in (1e-4, 1e-3, 3e-3, 6e-3):
+            pool.blocks[:] = 0
+            with contextlib.suppress(TransferFailed):
+                await read(reader, source, every, every, timeout_s=timeout_s)
+            async with asyncio.timeout(TIMEOUT_S):
+                await reader.settled(every)
+            pool.blocks[:] = 0
+            await read(reader, source, [9], [0])
+            assert (pool.blocks[0] == source.expected[9]).all()
+            assert not pool.blocks[1:].any()
+    finally:
+        await reader.close()
+        await asyncio.to_thread(source.close)

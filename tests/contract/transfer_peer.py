@@ -70,6 +70,7 @@ class PeerProcess:
         arguments = (theirs, kind, worker_id, seed, block_bytes, block_count)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
+        self._was_killed = False
         theirs.close()
         if not self._conn.poll(60):
             self.kill()
@@ -88,6 +89,7 @@ class PeerProcess:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self):
+        self._was_killed = True
         self._process.kill()
         self._process.join()
 
@@ -96,6 +98,8 @@ class PeerProcess:
             self._conn.send(None)
             self.thaw()
         self._process.join(20)
+        if not self._was_killed:
+            assert self._process.exitcode == 0, f"the peer's exit status is {self._process.exitcode}"
         self.kill()
         self._conn.close()
         self._process.close()
