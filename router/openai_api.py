@@ -113,6 +113,8 @@ def sampling_params(call: Call, *, choice_index: int, prompt_tokens: int, limits
     context = limits.card.context_tokens
     room = context - prompt_tokens
     field = "messages" if call.endpoint is Endpoint.CHAT else "prompt"
+    if prompt_tokens < 1:
+        raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
     if room < 1:
         raise PromptTooLong(
             f"This model's maximum context length is {context} tokens, and the prompt has {prompt_tokens}; "
