@@ -22,7 +22,7 @@ class Lifecycle(Generic[P]):
 
     def __init__(self, start: P, legal: Mapping[P, frozenset[P]], *, now_s: float) -> None:
         self._legal = legal
-        self.phase = start
+        self.phase: P = start
         self.story: deque[tuple[float, P, str]] = deque([(now_s, start, "created")], STORY_ENTRIES_MAX)
 
     def to(self, phase: P, *, now_s: float, cause: str) -> None:
