@@ -279,6 +279,9 @@ class Intake:
 
     def source_lost(self, source: WorkerId, message: str) -> list[IntakeAction]:
         """Nothing is sent to a lost source: its lease ends by itself."""
+        for read in self._reads.values():
+            if read.chunk.pull.source.worker_id == source:
+                read.chunk.pull.release = None
         actions: list[IntakeAction] = []
         for pull in [p for p in self._pulls.values() if p.source.worker_id == source]:
             actions.append(GaveUp(pull.key, FailureReason.SOURCE_LOST, message))

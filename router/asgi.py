@@ -1,0 +1,136 @@
+"""What FastAPI's own requests and responses cost twice as much for: plain ASGI, for the hot path."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from baton.core.errors import BodyTooLarge, ClientError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+ABORT = "baton.abort"
+"""Key in the scope: a function that breaks the connection at once, whatever is still to be written."""
+
+JSON: Headers = [(b"content-type", b"application/json")]
+EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+BODY_TIMEOUT_S = 30.0
+"""From a request's headers to the end of its body."""
+
+LINGER_S = 1.0
+LINGER_BYTES_MAX = 64 * 2**20
+
+_SANE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
+
+
+class AbortableProtocol(HttpToolsProtocol):
+    """uvicorn's, with a way to hang up: ASGI has none, and closing waits until everything is read by
+    a client that may never read."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+
+class ClientGone(Exception):
+    """Before its request was complete. Nobody is left to be answered."""
+
+
+class BodyTimeout(ClientError):
+    http_status = 408
+
+
+class RequestIds:
+    """Every response carries x-request-id: the client's own if it is sane, else a new one."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id")
+        request_id = given if given and _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
+    """Raises BodyTooLarge as soon as it is clear, BodyTimeout, ClientGone."""
+    declared = header(scope, b"content-length") or b""
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise BodyTooLarge(f"the body has {int(declared)} bytes, at most {bytes_max} are allowed")
+    parts: list[bytes] = []
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > bytes_max:
+                    raise BodyTooLarge(f"the body has more than {bytes_max} bytes")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    return b"".join(parts)
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_and_linger(
+    receive: Receive, send: Send, status: int, body: bytes, headers: Headers
+) -> None:
+    """Answer a client that is still sending, and hang up.
+
+    Closing at once would reset the connection, and the client would never see the answer: so what it
+    sends is thrown away for a moment.
+    """
+    more = [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    size = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while size < LINGER_BYTES_MAX:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    break
+                size += len(message.get("body", b""))
+    except TimeoutError:
+        pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

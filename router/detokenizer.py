@@ -1,0 +1,186 @@
+"""Token ids in, text out, as a stream: no broken characters, and nothing of a stop string.
+
+Pure and synchronous; one `Detokenizer` per choice. It works with any `decode` function, through the
+two offsets that text-generation-inference and vLLM use: the window holds the tokens of the previous
+delta (so that a decoder which drops the first token's space drops it where it did before) and those
+whose text is not sent yet; what the second part adds to the text of the first is the delta.
+`tokenizers.DecodeStream` does the same but neither ends (it has no flush) nor bounds what it holds
+back, and it raises where a byte-fallback decoder revises earlier text.
+"""
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[list[int]], str]
+"""Token ids to text. Special tokens never reach it."""
+
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are not UTF-8, an unfinished character at the end among them."""
+
+HELD_TOKENS_MAX = 16
+"""A character has at most 4 bytes: more unsent tokens than that are broken bytes, not half a character."""
+
+
+class TextWindow:
+    """Incremental decoding. The deltas and `flush()` together are `decode` of all tokens."""
+
+    __slots__ = ("_context_count", "_context_text", "_decode", "_ids")
+
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
+        """`context`: the prompt's last tokens, which decide whether the first word begins with a space."""
+        self._decode = decode
+        self._ids = list(context)
+        self._context_count = len(self._ids)
+        self._context_text = decode(self._ids) if self._ids else ""
+        if self._context_text.endswith(REPLACEMENT):
+            self._ids, self._context_count, self._context_text = [], 0, ""
+
+    def push(self, token: int) -> str:
+        """The text that is certain now. It never ends inside a character.
+
+        One token at a time: where bytes have tokens of their own, a decoder writes a whole run of them
+        as broken while its last character is unfinished, so every chance to cut must be taken.
+        """
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if not text.endswith(REPLACEMENT):
+            return self._cut(text, len(self._ids))
+        if len(self._ids) - self._context_count > HELD_TOKENS_MAX:
+            return self._cut_between_broken_bytes(text)
+        return ""
+
+    def flush(self) -> str:
+        """What is left at the end: an unfinished character becomes U+FFFD."""
+        return self._cut(self._decode(self._ids), len(self._ids)) if self._ids else ""
+
+    def _cut(self, text: str, count: int) -> str:
+        """`text` is that of the window's first `count` tokens; they become the context."""
+        delta = text[len(self._context_text) :]
+        # Tokens without any text (a lone space that the decoder drops) stay, and decide what follows.
+        drop = self._context_count if delta else max(0, count - HELD_TOKENS_MAX)
+        del self._ids[:drop]
+        self._context_count = count - drop
+        self._context_text = self._decode(self._ids[: self._context_count])
+        return delta
+
+    def _cut_between_broken_bytes(self, text: str) -> str:
+        """Send all but the last few tokens, which may still be the beginning of a character.
+
+        A cut is between two characters exactly if the texts of both sides add up to the whole.
+        """
+        for count in range(len(self._ids) - 1, len(self._ids) - 5, -1):
+            head = self._decode(self._ids[:count])
+            if head + self._decode(self._ids[count:]) == text:
+                delta = head[len(self._context_text) :]
+                del self._ids[: count - 1]
+                self._context_count = 1
+                self._context_text = self._decode(self._ids[:1])
+                return delta
+        return self._cut(text, len(self._ids))
+
+
+class StopFinder:
+    """Cuts text at the first stop string, and holds back what may be the beginning of one.
+
+    First means complete first; of several that are complete at the same character, the longest. So
+    the result does not depend on how the text is cut into deltas.
+    """
+
+    __slots__ = ("_held", "_stops", "found")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that is certain not to belong to a stop string."""
+        if self.found is not None:
+            return ""
+        text = self._held + text
+        hits = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if hits:
+            _, at, self.found = min(hits)
+            self._held = ""
+            return text[:at]
+        keep = min((self._beginning(text, stop) for stop in self._stops), default=len(text))
+        self._held = text[keep:]
+        return text[:keep]
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _beginning(text: str, stop: str) -> int:
+        """Where the longest end of `text` begins that is a beginning of `stop`; len(text): nowhere."""
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0:
+            if stop.startswith(text[at:]):
+                return at
+            at = text.find(stop[0], at + 1)
+        return len(text)
+
+
+class Detokenizer:
+    """The text of one choice.
+
+    special_ids   tokens that are never text (also when the client ignores end-of-sequence)
+    stop_ids      tokens that end the text and are not part of it
+    stops         strings that end the text and are not part of it
+    context       the prompt's last tokens, see `TextWindow`
+    """
+
+    __slots__ = ("_finder", "_special_ids", "_stop_ids", "_window", "stopped", "token_count")
+
+    def __init__(
+        self,
+        decode: Decode,
+        *,
+        special_ids: frozenset[int] = frozenset(),
+        stop_ids: frozenset[int] = frozenset(),
+        stops: Sequence[str] = (),
+        context: Sequence[int] = (),
+    ) -> None:
+        self._window = TextWindow(decode, [i for i in context if i not in special_ids])
+        self._finder = StopFinder(stops) if stops else None
+        self._special_ids, self._stop_ids = special_ids, stop_ids
+        self.stopped = False
+        """A stop string or stop token was met: further tokens change nothing."""
+        self.token_count = 0
+        """Tokens looked at, up to and including the one that stopped."""
+
+    @property
+    def found_stop_string(self) -> bool:
+        return self._finder is not None and self._finder.found is not None
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text to send now."""
+        return "".join([self._text_of(token) for token in tokens])
+
+    def finish(self) -> str:
+        """The text that was held back, when no more tokens come. Once."""
+        if self._finder is None:
+            return self._window.flush()
+        if self._finder.found is not None:
+            return ""
+        text = self._finder.push(self._window.flush())
+        if self._finder.found is not None:
+            self.stopped = True
+            return text
+        return text + self._finder.flush()
+
+    def _text_of(self, token: int) -> str:
+        if self.stopped:
+            return ""
+        self.token_count += 1
+        if token in self._stop_ids:
+            self.stopped = True
+            return ""
+        if token in self._special_ids:
+            return ""
+        text = self._window.push(token)
+        if self._finder is None or not text:
+            return text
+        text = self._finder.push(text)
+        self.stopped = self._finder.found is not None
+        return text

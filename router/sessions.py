@@ -1,0 +1,159 @@
+"""Sessions with workers, kept alive: dialled, watched for silence, dialled again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Protocol
+
+from baton.core.errors import BatonError
+from baton.core.ids import RouterId
+from baton.core.messages import MembershipView, RouterMessage, WorkerHello, WorkerMessage
+from baton.wire.client import DirectoryClient
+from baton.wire.link import LinkBroken
+from router.driver import Connection, Driver
+from router.events import FromWorker
+from router.membership import Roster
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+DIRECTORY_SILENCE_S = 5.0
+"""The directory sends a view every second; after this long without one it is dialled again."""
+
+
+class WorkerLink(Protocol):
+    def send(self, message: RouterMessage) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[WorkerMessage]: ...
+
+
+Dial = Callable[[str, RouterId], AbstractAsyncContextManager[tuple[WorkerHello, WorkerLink]]]
+"""`baton.wire.client.worker_session`, or a test's. Raises LinkBroken."""
+
+
+class Backoff:
+    """How long to wait before the next attempt: doubles, begins anew after a success."""
+
+    def __init__(self) -> None:
+        self._next_s = BACKOFF_FIRST_S
+
+    def succeeded(self) -> None:
+        self._next_s = BACKOFF_FIRST_S
+
+    def next_s(self) -> float:
+        delay_s, self._next_s = self._next_s, min(2 * self._next_s, BACKOFF_MAX_S)
+        return delay_s
+
+
+class WorkerSessions:
+    """One task per wanted address. Use within `async with`."""
+
+    def __init__(
+        self, driver: Driver, roster: Roster, *, router_id: RouterId, silence_s: float, dial: Dial
+    ) -> None:
+        self._driver, self._roster, self._dial = driver, roster, dial
+        self._router_id, self._silence_s = router_id, silence_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._open: set[str] = set()
+
+    async def __aenter__(self) -> "WorkerSessions":
+        self._follow_roster()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def on_view(self, view: MembershipView) -> None:
+        for update in self._roster.on_view(view):
+            self._driver.feed(update)
+        self._follow_roster()
+
+    def _follow_roster(self) -> None:
+        for address in self._roster.addresses - self._tasks.keys():
+            self._tasks[address] = asyncio.create_task(self._keep(address), name=f"session {address}")
+        for address in self._tasks.keys() - self._roster.addresses - self._open:
+            self._tasks.pop(address).cancel()
+
+    async def _keep(self, address: str) -> None:
+        backoff = Backoff()
+        while address in self._roster.addresses:
+            try:
+                await self._one_session(address, backoff)
+            except (LinkBroken, BatonError, OSError) as error:
+                log.info("worker at %s: %s", address, error)
+            await asyncio.sleep(backoff.next_s())
+        self._tasks.pop(address, None)
+
+    async def _one_session(self, address: str, backoff: Backoff) -> None:
+        async with self._dial(address, self._router_id) as (hello, link):
+            log.info("worker %s (%s) answers at %s", hello.worker_id, hello.role, address)
+            self._open.add(address)
+            try:
+                reason = await self._listen(address, hello, link, backoff)
+            finally:
+                self._open.discard(address)
+            log.info("worker %s is lost: %s", hello.worker_id, reason)
+
+    async def _listen(self, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff) -> str:
+        """Until the session ends; returns why."""
+        reason = "its session was closed here"
+        silence = asyncio.timeout(self._silence_s)
+        connection = Connection(hello, address, link.send, lambda: _end_now(silence))
+        try:
+            async with silence:
+                if not self._driver.connected(connection):
+                    return "it has a session under another address already"
+                backoff.succeeded()
+                async for message in link:
+                    silence.reschedule(self._driver.now_s() + self._silence_s)
+                    self._driver.feed(FromWorker(hello.worker_id, message))
+                reason = "it closed the session"
+        except TimeoutError:
+            reason = f"silent for {self._silence_s:g} s"
+        except LinkBroken as error:
+            reason = str(error)
+        finally:
+            self._driver.disconnected(connection, reason)
+        return reason
+
+
+def _end_now(silence: asyncio.Timeout) -> None:
+    if not silence.expired():
+        silence.reschedule(0.0)
+
+
+class DirectoryWatch:
+    """Follows the directory. While it is away, what it said last holds."""
+
+    def __init__(self, client: DirectoryClient, router_id: RouterId) -> None:
+        self._client, self._router_id = client, router_id
+        self.is_current = False
+
+    async def run(self, on_view: Callable[[MembershipView], None]) -> None:
+        """Until cancelled."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._follow(on_view, backoff)
+            except (LinkBroken, TimeoutError) as error:
+                if self.is_current:
+                    log.warning("directory %s is away: %s", self._client.address, error)
+            self.is_current = False
+            await asyncio.sleep(backoff.next_s())
+
+    async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            asyncio.timeout(DIRECTORY_SILENCE_S) as silence,
+            aclosing(self._client.watch(self._router_id)) as views,
+        ):
+            async for view in views:
+                silence.reschedule(loop.time() + DIRECTORY_SILENCE_S)
+                backoff.succeeded()
+                self.is_current = True
+                on_view(view)

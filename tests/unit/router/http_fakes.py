@@ -1,0 +1,224 @@
+"""A real router on a real port, with workers that live in the test and do as they are told."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import httpx
+import openai
+
+from baton.config import Config
+from baton.core.ids import SeqKey, WorkerId
+from baton.core.messages import (
+    CancelSequence,
+    Leg,
+    LoadReport,
+    Role,
+    SequenceJoined,
+    SequenceOutput,
+    StartSequence,
+    StepOutput,
+    WorkerHello,
+)
+from baton.core.sampling import finish_after
+from baton.wire.link import LinkBroken
+from router.process import RouterProcess, listening_socket, url_of
+from router.tokenizer import Tokenizer
+from tests.models import CONTEXT_TOKENS, save_tokenizer
+
+CONTEXT = 256
+MODEL = "tiny"
+BOUND_S = 20.0
+
+
+def make_folder(path: Path) -> Path:
+    """What a router needs of a model: no weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(path)
+    (path / "config.json").write_text(
+        '{"model_type": "llama", "max_position_embeddings": %d, "vocab_size": 512, "eos_token_id": 1}'
+        % CONTEXT_TOKENS
+    )
+    return path
+
+
+class FakeLink:
+    """The router's end of a session with a fake worker."""
+
+    def __init__(self, worker):
+        self._worker = worker
+        self.inbox = asyncio.Queue()
+
+    def send(self, message):
+        if self._worker.link is not self:
+            raise LinkBroken("gone")
+        self._worker.on_message(message)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        message = await self.inbox.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+
+class FakeWorker:
+    """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
+
+    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False):
+        self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 1024, CONTEXT_TOKENS)
+        self.reply, self.endless = list(reply), endless
+        self.link = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = {}
+        self.started = []
+        self.cancelled = []
+        self._changed = asyncio.Condition()
+        self._tasks = set()
+
+    @contextlib.asynccontextmanager
+    async def session(self):
+        if self.link is not None:
+            raise LinkBroken("one router at a time")
+        self.link = FakeLink(self)
+        self.tell(LoadReport(self.hello.role, False, 1024, 0, 0, 0, 0.01))
+        try:
+            yield self.hello, self.link
+        finally:
+            self.forget_all()
+
+    def forget_all(self):
+        self.link = None
+        for task in self.running.values():
+            task.cancel()
+        self.running.clear()
+
+    def tell(self, message):
+        if self.link is not None:
+            self.link.inbox.put_nowait(message)
+
+    def crash(self):
+        link = self.link
+        self.forget_all()
+        link.inbox.put_nowait(LinkBroken("it died"))
+
+    def on_message(self, message):
+        if isinstance(message, StartSequence):
+            self.started.append(message)
+            key = SeqKey(message.seq_id, message.epoch)
+            self.running[key] = asyncio.create_task(self._generate(key, message))
+        elif isinstance(message, CancelSequence):
+            task = self.running.pop(SeqKey(message.seq_id, message.epoch), None)
+            if task is not None:
+                self.cancelled.append(message)
+                task.cancel()
+        self._notify()
+
+    def _notify(self):
+        async def notify():
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = asyncio.create_task(notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def until(self, condition):
+        async with asyncio.timeout(BOUND_S), self._changed:
+            await self._changed.wait_for(condition)
+
+    def token(self, start, index):
+        return self.reply[index % len(self.reply)] if self.endless or index < len(self.reply) else 1
+
+    async def _generate(self, key, start):
+        index = start.generated_count
+        if start.leg is Leg.DECODE:
+            index += 1
+            self.tell(SequenceJoined(*key, 1024, 0.001, 0.001))
+        while True:
+            await self.gate.wait()
+            await asyncio.sleep(0)
+            token = self.token(start, index)
+            finish = finish_after(start.sampling, token, index + 1)
+            cached = 3 if index == start.generated_count and start.leg is not Leg.DECODE else None
+            output = SequenceOutput(*key, index, (token,), finish, cached)
+            self.tell(StepOutput((output,)))
+            index += 1
+            if finish is not None or start.leg is Leg.PREFILL:
+                break
+        self.running.pop(key, None)
+        self._notify()
+
+
+class Cluster:
+    def __init__(self, url, router, workers):
+        self.url, self.router, self.workers = url, router, workers
+        self.driver = router.driver
+        self.clients = []
+
+    @property
+    def worker(self):
+        return self.workers[0]
+
+    def http(self, **changes):
+        return httpx.AsyncClient(base_url=self.url, timeout=BOUND_S, **changes)
+
+    def openai(self, **changes):
+        options = {"max_retries": 0, "timeout": BOUND_S} | changes
+        self.clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options))
+        return self.clients[-1]
+
+    async def joined(self):
+        async with asyncio.timeout(BOUND_S):
+            while len(self.driver.status().workers) < len(self.workers):
+                await asyncio.sleep(0.001)
+
+    async def nothing_in_flight(self):
+        """Every way out of a request gives everything back, on the router and on the workers."""
+        assert await self.driver.idle(BOUND_S)
+        for worker in self.workers:
+            await worker.until(lambda worker=worker: not worker.running)
+        assert all(w.in_flight_count == 0 for w in self.driver.status().workers)
+        assert self.driver.status().live == 0
+        self.driver.check()
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, **router):
+    settings = {"port": 0, "worker_silence_s": 60.0} | router
+    config = Config(
+        model={"path": str(folder), "name": MODEL, "context_tokens_max": CONTEXT},
+        router=settings,
+        cluster={"drain_timeout_s": drain_timeout_s},
+    )
+    tokenizer = await asyncio.to_thread(Tokenizer.load, str(folder))
+    tokenizer.limit_context(config.model.context_tokens_max)
+    by_address = {f"{w.hello.worker_id}:1": w for w in workers}
+
+    def dial(address, _):
+        return by_address[address].session()
+
+    process = RouterProcess(config, tokenizer, None, list(by_address), dial)
+    sock = listening_socket(config.router.host, 0)
+    stop = stop or asyncio.Event()
+    serving = asyncio.create_task(process.run(sock, lambda _: None, stop))
+    try:
+        running = Cluster(url_of(sock), process, workers)
+        await running.joined()
+        try:
+            yield running
+        finally:
+            for client in running.clients:
+                await client.close()
+        await running.nothing_in_flight()
+    finally:
+        for worker in workers:
+            worker.gate.set()
+        stop.set()
+        async with asyncio.timeout(BOUND_S):
+            await serving
+        sock.close()
+        await process.close()

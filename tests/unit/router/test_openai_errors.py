@@ -1,0 +1,277 @@
+"""Whatever a client gets wrong: the right status, OpenAI's error shape, the field by name."""
+
+import asyncio
+
+import openai
+import orjson
+import pytest
+
+from baton.core.messages import FailureReason, SequenceFailed
+from router.tokenizer import Tokenizer
+from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, cluster, make_folder
+
+USER = [{"role": "user", "content": "hi"}]
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def chat(**fields):
+    return CHAT, {"model": MODEL, "messages": USER} | fields
+
+
+def completion(**fields):
+    return COMPLETION, {"model": MODEL, "prompt": "hi"} | fields
+
+
+def without(case, field):
+    path, body = case
+    return path, {key: value for key, value in body.items() if key != field}
+
+
+BAD = [
+    # (request, status, param, code or None, words in the message)
+    (chat(model="other"), 404, "model", "model_not_found", "other"),
+    (without(chat(), "model"), 400, "model", "missing_required_parameter", "model"),
+    (without(chat(), "messages"), 400, "messages", "missing_required_parameter", "messages"),
+    (chat(model=3), 400, "model", "invalid_type", "int"),
+    (chat(messages=[]), 400, "messages", None, "empty"),
+    (chat(messages="hi"), 400, "messages", "invalid_type", "array"),
+    (chat(messages=["hi"]), 400, "messages[0]", "invalid_type", "object"),
+    (chat(messages=[{"content": "x"}]), 400, "messages[0].role", None, "role"),
+    (chat(messages=[{"role": "king", "content": "x"}]), 400, "messages[0].role", None, "king"),
+    (chat(messages=[{"role": ["user"], "content": "x"}]), 400, "messages[0].role", None, "role"),
+    (chat(messages=[{"role": "user"}]), 400, "messages[0].content", "invalid_type", "content"),
+    (chat(messages=[{"role": "user", "content": 5}]), 400, "messages[0].content", "invalid_type", "text"),
+    (
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        400, "messages[0].content[0]", None, "image_url",
+    ),
+    (chat(messages=[{"role": "tool", "content": "x"}]), 400, "messages", None, "template"),
+    (chat(max_tokens=0), 400, "max_tokens", None, "at least 1"),
+    (chat(max_tokens=-5), 400, "max_tokens", None, "-5"),
+    (chat(max_completion_tokens=0), 400, "max_completion_tokens", None, "at least 1"),
+    (chat(max_tokens=10**30), 400, "max_tokens", "context_length_exceeded", str(CONTEXT)),
+    (chat(max_tokens=CONTEXT), 400, "messages", "context_length_exceeded", str(CONTEXT)),
+    (chat(max_tokens="many"), 400, "max_tokens", "invalid_type", "int"),
+    (chat(max_tokens=1.5), 400, "max_tokens", "invalid_type", "int"),
+    (chat(temperature=3), 400, "temperature", None, "2"),
+    (chat(temperature=-0.1), 400, "temperature", None, "-0.1"),
+    (chat(top_p=1.1), 400, "top_p", None, "1.1"),
+    (chat(top_k=-2), 400, "top_k", None, "-2"),
+    (chat(n=0), 400, "n", None, "1"),
+    (chat(n=17), 400, "n", None, "16"),
+    (chat(seed=2**70), 400, "seed", None, "64 bits"),
+    (chat(stop=["x"] * 17), 400, "stop", None, "16"),
+    (chat(stop=""), 400, "stop", None, "characters"),
+    (chat(stop=[1]), 400, "stop[0]", "invalid_type", "int"),
+    (chat(stream="yes"), 400, "stream", "invalid_type", "bool"),
+    (chat(stream_options={"include_usage": True}), 400, "stream_options", None, "stream"),
+    (chat(stop_token_ids=[512]), 400, "stop_token_ids", None, "511"),
+    (chat(logprobs=True), 400, "logprobs", "unsupported_parameter", "logprobs"),
+    (chat(tools=[{"type": "function"}]), 400, "tools", "unsupported_parameter", "tools"),
+    (chat(tool_choice="required"), 400, "tool_choice", "unsupported_parameter", "tool_choice"),
+    (chat(response_format={"type": "json_object"}), 400, "response_format", "unsupported_parameter", "text"),
+    (chat(logit_bias={"1": 5}), 400, "logit_bias", "unsupported_parameter", "logit_bias"),
+    (chat(presence_penalty=0.5), 400, "presence_penalty", "unsupported_parameter", "0"),
+    (chat(frequency_penalty=True), 400, "frequency_penalty", "unsupported_parameter", "0"),
+    (chat(store=True), 400, "store", "unsupported_parameter", "store"),
+    (completion(echo=True), 400, "echo", "unsupported_parameter", "echo"),
+    (completion(best_of=2), 400, "best_of", "unsupported_parameter", "best_of"),
+    (completion(suffix="x"), 400, "suffix", "unsupported_parameter", "suffix"),
+    (completion(logprobs=0), 400, "logprobs", "unsupported_parameter", "logprobs"),
+    (without(completion(), "prompt"), 400, "prompt", "missing_required_parameter", "prompt"),
+    (completion(prompt=[]), 400, "prompt", None, "empty"),
+    (completion(prompt=""), 400, "prompt", None, "empty"),
+    (completion(prompt=["a", ""]), 400, "prompt", None, "empty"),
+    (completion(prompt=[[]]), 400, "prompt", None, "empty"),
+    (completion(prompt=["a", 1]), 400, "prompt", "invalid_type", "list"),
+    (completion(prompt=[1, "a"]), 400, "prompt", "invalid_type", "token id"),
+    (completion(prompt=[True]), 400, "prompt", "invalid_type", "list"),
+    (completion(prompt=[1.5]), 400, "prompt", "invalid_type", "list"),
+    (completion(prompt={"a": 1}), 400, "prompt", "invalid_type", "object"),
+    (completion(prompt=[512]), 400, "prompt", None, "511"),
+    (completion(prompt=[-1]), 400, "prompt", None, "-1"),
+    (completion(prompt=[[3], [999]]), 400, "prompt[1]", None, "999"),
+    (completion(prompt=["a"] * 17), 400, "prompt", None, "16"),
+    (completion(prompt=[7] * CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
+    (completion(max_tokens=CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
+]  # fmt: skip
+
+
+async def test_bad_requests_name_the_field(folder):
+    async with cluster(folder, FakeWorker(reply=[7])) as c, c.http() as http:
+        for (path, body), status, param, code, words in BAD:
+            for stream in (False, True):
+                sent = body | {"stream": True} if stream and "stream" not in body else body
+                if stream and "stream_options" in body:
+                    continue
+                answer = await http.post(path, json=sent)
+                where = f"{path} {body}: {answer.status_code} {answer.text}"
+                assert answer.status_code == status, where
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}, where
+                assert (error["type"], error["param"], error["code"]) == (
+                    "invalid_request_error", param, code,
+                ), where  # fmt: skip
+                assert words in error["message"], where
+        assert c.worker.started == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{'model': 'x'}",
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b"\xff\xfe{\x00}\x00",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"model": "tiny", "temperature": NaN}',
+        b'{"model": "tiny", "seed": ' + b"9" * 5000 + b"}",
+        b'{"model": "tiny", "temperature": 1e999}',
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+async def test_bodies_that_are_not_requests(folder, path, body):
+    async with cluster(folder) as c, c.http() as http:
+        answer = await http.post(path, content=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(folder):
+    async with cluster(folder) as c, c.http() as http:
+        for method, path, status in (
+            ("GET", "/v1/nothing", 404),
+            ("GET", "/", 404),
+            ("GET", CHAT, 405),
+            ("DELETE", "/v1/models", 405),
+            ("GET", "/v1/models/other", 404),
+        ):
+            answer = await http.request(method, path)
+            assert answer.status_code == status
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["type"] == "invalid_request_error"
+        assert (await http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_the_openai_client_raises_its_own_errors(folder):
+    async with cluster(folder, FakeWorker(reply=[7])) as c:
+        client = c.openai()
+        with pytest.raises(openai.BadRequestError) as too_long:
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "long " * 2000}]
+            )
+        assert too_long.value.code == "context_length_exceeded"
+        assert str(CONTEXT) in str(too_long.value)
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=USER)
+
+
+async def test_a_prompt_may_fill_the_context_but_for_one_token(folder):
+    async with cluster(folder, FakeWorker(reply=[7] * 500)) as c:
+        answer = await c.openai().completions.create(model=MODEL, prompt=[7] * (CONTEXT - 1), max_tokens=1)
+        assert answer.usage.total_tokens == CONTEXT
+        chat = await c.openai().chat.completions.create(model=MODEL, messages=USER)
+        assert chat.usage.total_tokens == CONTEXT  # what is left, since it says nothing
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_refused_from_its_header_alone(folder):
+    async with cluster(folder, body_bytes_max=1000) as c:
+        host, port = c.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 413")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_endless_body_is_refused_where_the_limit_is(folder):
+    async def endless():
+        for _ in range(500):
+            yield b" " * 1000
+
+    async with cluster(folder, body_bytes_max=1000) as c, c.http() as http:
+        answer = await http.post(CHAT, content=endless())
+        assert answer.status_code == 413
+        assert "1000" in answer.json()["error"]["message"]
+        assert answer.headers["connection"] == "close"
+
+
+async def test_a_large_body_within_the_limit_is_read(folder):
+    async with cluster(folder) as c, c.http() as http:
+        answer = await http.post(CHAT, content=b" " * 4_000_000)
+        assert answer.status_code == 400
+
+
+# --- what is not the client's fault ---------------------------------------------------------------
+
+
+async def test_a_full_queue_is_503(folder):
+    async with cluster(folder, queue_requests_max=0) as c, c.http() as http:
+        answer = await http.post(CHAT, json=chat()[1])
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        with pytest.raises(openai.InternalServerError):
+            await c.openai().chat.completions.create(model=MODEL, messages=USER)
+
+
+async def test_a_deadline_is_504(folder):
+    worker = FakeWorker(reply=[7])
+    worker.gate.clear()
+    async with cluster(folder, worker, request_timeout_s=0.1) as c, c.http() as http:
+        answer = await http.post(CHAT, json=chat()[1])
+        assert answer.status_code == 504
+        assert answer.json()["error"]["type"] == "timeout_error"
+        await c.nothing_in_flight()
+        assert len(worker.cancelled) == 1
+
+
+async def test_a_deadline_in_mid_stream_is_an_error_event_without_done(folder):
+    async with cluster(folder, FakeWorker(reply=[70]), request_timeout_s=0.3) as c, c.http() as http:
+        c.worker.endless = True
+        async with http.stream("POST", CHAT, json=chat(stream=True, max_tokens=200)[1]) as answer:
+            assert answer.status_code == 200
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            c.worker.gate.clear()
+            events = [line async for line in lines if line]
+        assert orjson.loads(events[-1][6:])["error"]["type"] == "timeout_error"
+        assert "data: [DONE]" not in events
+
+
+async def test_attempts_run_out_as_503(folder):
+    class Broken(FakeWorker):
+        async def _generate(self, key, start):
+            self.running.pop(key)
+            self.tell(SequenceFailed(*key, FailureReason.INTERNAL, "it broke"))
+            self._notify()
+
+    async with cluster(folder, Broken(), attempts_max=2) as c, c.http() as http:
+        answer = await http.post(CHAT, json=chat()[1])
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+
+
+async def test_a_model_without_template_says_so(tmp_path):
+    folder = make_folder(tmp_path / "bare")
+    (folder / "chat_template.jinja").unlink()
+    assert not Tokenizer.load(str(folder)).has_chat_template
+    async with cluster(folder, FakeWorker(reply=[7])) as c, c.http() as http:
+        answer = await http.post(CHAT, json=chat()[1])
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+        assert (await http.post(COMPLETION, json=completion()[1])).status_code == 200
