@@ -7,9 +7,9 @@ old attempt when a higher epoch comes: the router cancels it too, and a new sess
 """
 
 import pytest
-from mutants import MUTANTS, Mutant
 
 from baton.sim.runner import SeedReport, run_seed
+from tests.sim.mutants import MUTANTS, Mutant
 
 SEEDS_MAX = 200
 

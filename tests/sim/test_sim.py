@@ -7,11 +7,11 @@ import sys
 import msgspec
 import pytest
 import typer
-from mutants import MUTANTS
 from typer.testing import CliRunner
 
 from baton.sim.cli import sim
 from baton.sim.runner import RunReport, run_seed, run_seeds, summarise
+from tests.sim.mutants import MUTANTS
 
 SEEDS = 60
 
@@ -68,7 +68,12 @@ def test_same_seed_same_events_in_another_process(hash_seed):
     program = "from baton.sim.runner import run_seed; print([run_seed(s).digest for s in (3, 7, 8)])"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
     output = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout
     assert output.strip() == str([run_seed(s).digest for s in (3, 7, 8)])
 
