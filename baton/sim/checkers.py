@@ -20,6 +20,7 @@ from baton.core.steps import StepItem, StepPlan
 from baton.sim.client import Ending, SimClient
 from baton.sim.scenario import DELAYING, Scenario
 from baton.sim.world import Violation, World
+from baton.worker.events import StartRead
 from router.events import Deliver, Failed, FailureKind, Finished, Note
 
 if TYPE_CHECKING:
@@ -31,7 +32,18 @@ AUDIT_EVERY = 8
 
 
 class Checkers:
-    __slots__ = ("_audits", "_contents", "_leases", "_progress", "_scenario", "clients", "is_calm", "world")
+    __slots__ = (
+        "_audits",
+        "_contents",
+        "_granted",
+        "_lease_ends",
+        "_leases",
+        "_progress",
+        "_scenario",
+        "clients",
+        "is_calm",
+        "world",
+    )
 
     def __init__(self, world: World, clients: list[SimClient], scenario: Scenario) -> None:
         self.world, self._scenario = world, scenario
@@ -39,6 +51,9 @@ class Checkers:
         self.is_calm = not scenario.faults
         """No faults in this run: then nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
+        self._granted: dict[tuple[WorkerId, WorkerId, int, int], set[tuple[WorkerId, str, int]]] = {}
+        """Attempts under which (source, reader, block, generation) was granted."""
+        self._lease_ends: dict[tuple[WorkerId, str, int], float] = {}
         self._leases: dict[tuple[WorkerId, str, int], float] = {}
         self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
         """Who began to fill a block, and its generation then."""
@@ -174,8 +189,8 @@ class Checkers:
                 return
         self.world.note(worker.name, message)
 
-    def source_says(self, worker: "SimWorker", message: SourceMessage) -> None:
-        """Coverage: a lease that nobody releases or renews."""
+    def source_says(self, worker: "SimWorker", asker: WorkerId, message: SourceMessage) -> None:
+        """Remembers until when what is held, and counts leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
             self.world.counts["asks refused by the source"] += 1
             return
@@ -183,8 +198,28 @@ class Checkers:
             self.world.counts["grants of blocks"] += 1
         key = (worker.worker_id, message.seq_id, message.epoch)
         ends_s = self.world.now_s + message.lease_s
-        self._leases[key] = ends_s
+        self._leases[key] = self._lease_ends[key] = ends_s
+        for block, generation in zip(message.source_blocks, message.generations, strict=True):
+            self._granted.setdefault((worker.worker_id, asker, block, generation), set()).add(key)
         self.world.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
+
+    def read_starts(self, worker: "SimWorker", read: StartRead) -> None:
+        """Invariant 5, the reader's half: the time a read is given lies within the source's lease."""
+        if self.world.now_s < worker.clock_trusted_from_s:
+            return
+        until_s = self.world.now_s + read.timeout_s
+        for block, generation in zip(read.source_blocks, read.generations, strict=True):
+            keys = self._granted.get((read.source, worker.worker_id, block, generation))
+            if keys is None:
+                raise Violation(4, f"{worker.name} reads block {block} of {read.source}, never granted to it")
+            ends_s = max(self._lease_ends[key] for key in keys)
+            if until_s > ends_s:
+                raise Violation(
+                    5,
+                    f"{worker.name} gives read {read.read_id} time until {until_s:.3f} s, and the lease of block "
+                    f"{block} of {read.source} ends at {ends_s:.3f} s",
+                    seq_id=min(keys)[1],
+                )
 
     def source_hears(self, worker: "SimWorker", message: object) -> None:
         if isinstance(message, KVReleased):

@@ -145,7 +145,8 @@ class Cluster:
         self._reconcile_later()
         if self.is_down:
             return
-        if any([self._reconcile_slot(slot) for slot in self.slots]):
+        changes = [self._reconcile_slot(slot) for slot in self.slots]  # all of them: no short cut
+        if any(changes):
             self._publish()
 
     def _reconcile_slot(self, slot: Slot) -> bool:

@@ -137,14 +137,17 @@ class Faults:
         network, span_s = self._cluster.network, self._span_s()
         network.cut_off_until_s[worker.name] = network.world.now_s + span_s
         for session in network.sessions_of(worker):
-            session.stall(span_s)
+            session.stall(0, span_s)
+            session.stall(1, span_s)
 
     def _peer_stall(self) -> None:
-        """Workers cannot talk to each other for a while; the NICs go on."""
-        network, span_s = self._cluster.network, self._span_s()
+        """Workers do not hear each other for a while, in one direction longer; the NICs go on."""
+        network = self._cluster.network
+        towards_s = (self._span_s(), self._span_s())
         for session in network.sessions.values():
             if all(isinstance(end.process, SimWorker) for end in session.ends):
-                session.stall(span_s)
+                session.stall(0, towards_s[0])
+                session.stall(1, towards_s[1])
 
     def _slow_network(self) -> None:
         network, reads = self._cluster.network, self._cluster.reads

@@ -111,7 +111,8 @@ class Session:
         self.network, self.number = network, number
         self.ends = (opener, accepter)
         self.is_open = True
-        self.stalled_until_s = 0.0
+        self.stalled_until_s = [0.0, 0.0]
+        """Towards each end."""
         self._last_s = [0.0, 0.0]
         self._under_way: tuple[deque[object], deque[object]] = (deque(), deque())
 
@@ -137,16 +138,17 @@ class Session:
         """One arrival per message sent; each takes the oldest that is under way."""
         if not self.is_open:
             return
-        if self.network.world.now_s < self.stalled_until_s:
-            self.network.world.at(self.stalled_until_s, lambda: self._arrive(to_end))
+        if self.network.world.now_s < self.stalled_until_s[to_end]:
+            self.network.world.at(self.stalled_until_s[to_end], lambda: self._arrive(to_end))
             return
         message = self._under_way[to_end].popleft()
         end = self.ends[to_end]
         end.process.post(lambda: end.on_message(self, message))
 
-    def stall(self, seconds: float) -> None:
+    def stall(self, to_end: int, seconds: float) -> None:
         """A partition shorter than anybody's patience, or longer: nothing arrives until it heals."""
-        self.stalled_until_s = max(self.stalled_until_s, self.network.world.now_s + seconds)
+        until_s = self.network.world.now_s + seconds
+        self.stalled_until_s[to_end] = max(self.stalled_until_s[to_end], until_s)
 
     def break_off(self, reason: str, *, hears_s: tuple[float | None, float | None]) -> None:
         """`hears_s[i]`: after how long ends[i] hears of it; None: it knows."""

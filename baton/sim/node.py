@@ -196,7 +196,7 @@ class SimWorker(Process):
                     session.send(0, message)
             case ToAsker(asker, message):
                 self.world.note(f"{self.name} -> {asker}", message)
-                self._checkers.source_says(self, message)
+                self._checkers.source_says(self, asker, message)
                 session = self._asker_sessions.get(asker)
                 if session is not None:
                     session.send(0, message)
@@ -205,6 +205,7 @@ class SimWorker(Process):
                 self._to_source(source, message)
             case StartRead():
                 self.world.note(self.name, action)
+                self._checkers.read_starts(self, action)
                 self._reads.start(self, action)
             case RunStep(plan):
                 self._run(plan)
@@ -263,6 +264,8 @@ class SimWorker(Process):
     def source_broke(self, source: WorkerId, session: Session, reason: str) -> None:
         if self._source_sessions.get(source) is session:
             del self._source_sessions[source]
+            if self._compute_rng.random() < 0.5:
+                self._reads.give_up(self, source)
             self.feed(SourceLost(source, reason))
 
     def asker_broke(self, asker: WorkerId, session: Session) -> None:

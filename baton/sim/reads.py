@@ -189,7 +189,7 @@ class Reads:
         elif draw < faults.fail + faults.hang + faults.late:
             counts["reads posted late"] += 1
             self.world.after(
-                rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read))
+                rng.uniform(0.1, 1.5) * self.late_s, lambda: self._post(read, self._duration_s(read))
             )
         else:
             self._post(read, self._duration_s(read))
@@ -211,7 +211,7 @@ class Reads:
         if is_trusted and not matches(source.generations, action):
             raise Violation(
                 5,
-                f"{read.reader.worker_id} begins read {action.read_id} of blocks of {action.source} after its lease",
+                f"{read.reader.worker_id} begins read {action.read_id} of {action.source} after its lease",
             )
 
     def _duration_s(self, read: Read) -> float:
@@ -232,11 +232,16 @@ class Reads:
 
     def _landed_in_time(self, read: Read) -> None:
         read.copy(len(read.action.source_blocks))
+        if read.is_answered:
+            read.reader.post_event(ReadSettled(read.action.read_id))
+            return
         self.world.after(self.latency_s * self.slowness, lambda: self._compare(read))
 
     def _compare(self, read: Read) -> None:
         action = read.action
-        if not read.source.is_alive:
+        if read.is_answered:
+            read.reader.post_event(ReadSettled(action.read_id))
+        elif not read.source.is_alive:
             self._answer(read, ReadDone(action.read_id, error="source died"))
         elif generations_match(read.source.generations, action):
             if read.mismatch:
@@ -251,11 +256,16 @@ class Reads:
             self._answer(read, ReadDone(action.read_id, error="generations differ", is_stale=True))
 
     def _fail_midway(self, read: Read) -> None:
+        if read.is_answered:
+            read.reader.post_event(ReadSettled(read.action.read_id))
+            return
         self.world.counts["reads failed"] += 1
         read.copy(len(read.action.source_blocks) // 2)
         self._answer(read, ReadDone(read.action.read_id, error="the fabric dropped it"))
 
     def _time_out(self, read: Read) -> None:
+        if read.is_answered:
+            return  # given up earlier; `_landed_late` settles it
         self.world.counts["reads unsettled"] += 1
         self._answer(read, ReadDone(read.action.read_id, error="out of time", is_settled=False))
 
@@ -268,6 +278,12 @@ class Reads:
             read.is_answered = True
             self._by_source[read.action.source].remove(read)
             read.reader.post_event(done)
+
+    def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
+        """The adapter dropped the peer: its reads end with an error now, and settle when they settle."""
+        for read in [r for r in self._by_source.get(source, ()) if r.reader is reader]:
+            self.world.counts["reads unsettled"] += 1
+            self._answer(read, ReadDone(read.action.read_id, error="peer removed", is_settled=False))
 
     def reader_died(self, reader: PoolOwner) -> None:
         for reads in self._by_source.values():

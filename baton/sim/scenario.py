@@ -83,9 +83,9 @@ class Scenario:
     """Of each read and enabled kind of read fault; 0: drawn."""
     drain_timeout_s: float = 2.0
     arrivals_s: float = ARRIVALS_S
-    ends_within_s: float = 25.0
+    ends_within_s: float = 12.0
     """Every request ends this long after faults stopped (invariant 6)."""
-    settles_within_s: float = 12.0
+    settles_within_s: float = 7.0
     """And then everything is idle after this long (invariants 3 and 8)."""
 
     @property

@@ -83,8 +83,7 @@ def _intake_trusts_unsettled_reads(patch: Patch) -> None:
     read_done = Intake.read_done
 
     def at_once(self: Intake, read_id: object, error: str, *, is_settled: bool, is_stale: bool, now_s: float):
-        actions = read_done(self, read_id, error, is_settled=True, is_stale=is_stale, now_s=now_s)
-        return actions
+        return read_done(self, read_id, error, is_settled=True, is_stale=is_stale, now_s=now_s)
 
     patch.setattr(Intake, "read_done", at_once)
     patch.setattr(Intake, "read_settled", _settled_once(Intake.read_settled))
