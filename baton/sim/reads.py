@@ -176,7 +176,9 @@ class Reads:
         read = Read(action, reader, source, self.world.now_s)
         self._by_source[action.source].append(read)
         draw = rng.random()
-        cut_s = max(self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id))
+        cut_s = max(
+            self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
+        )
         if cut_s > 0:
             self._post(read, cut_s + self._duration_s(read))
         elif draw < faults.fail:
@@ -185,7 +187,9 @@ class Reads:
             self._post(read, action.timeout_s + rng.uniform(0.01, 2 * self.late_s))
         elif draw < faults.fail + faults.hang + faults.late:
             counts["reads posted late"] += 1
-            self.world.after(rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read)))
+            self.world.after(
+                rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read))
+            )
         else:
             self._post(read, self._duration_s(read))
 
