@@ -5,6 +5,7 @@ import contextlib
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 
 from baton.config import Config
@@ -68,7 +69,7 @@ class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
     def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False):
-        self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 1024, CONTEXT_TOKENS)
+        self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless = list(reply), endless
         self.link = None
         self.gate = asyncio.Event()
@@ -84,7 +85,7 @@ class FakeWorker:
         if self.link is not None:
             raise LinkBroken("one router at a time")
         self.link = FakeLink(self)
-        self.tell(LoadReport(self.hello.role, False, 1024, 0, 0, 0, 0.01))
+        self.tell(LoadReport(self.hello.role, False, 100_000, 0, 0, 0, 0.01))
         try:
             yield self.hello, self.link
         finally:
@@ -137,6 +138,7 @@ class FakeWorker:
         index = start.generated_count
         if start.leg is Leg.DECODE:
             index += 1
+            await self.gate.wait()
             self.tell(SequenceJoined(*key, 1024, 0.001, 0.001))
         while True:
             await self.gate.wait()
@@ -187,15 +189,15 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, **router):
+async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=CONTEXT, **router):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
     config = Config(
-        model={"path": str(folder), "name": MODEL, "context_tokens_max": CONTEXT},
+        model={"path": str(folder), "name": MODEL},
         router=settings,
         cluster={"drain_timeout_s": drain_timeout_s},
     )
     tokenizer = await asyncio.to_thread(Tokenizer.load, str(folder))
-    tokenizer.limit_context(config.model.context_tokens_max)
+    tokenizer.card = msgspec.structs.replace(tokenizer.card, context_tokens=context)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
     def dial(address, _):
