@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import PurePath
 
 import uvicorn
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     """Without uvicorn's own signal handling: stopping means draining first."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 
@@ -191,7 +191,7 @@ class RouterProcess:
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event) -> Iterator[None]:
+def _signals_set(stop: asyncio.Event) -> Generator[None]:
     """The first SIGTERM or SIGINT sets `stop`, the second does what it does without us."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -59,6 +59,9 @@ class FakeLink:
         return self
 
     async def __anext__(self):
+        if self.inbox.empty() and not self._worker.is_heard:
+            self._worker.is_heard = True  # the router has taken in all that was said
+            self._worker._notify()
         message = await self.inbox.get()
         if isinstance(message, Exception):
             raise message
@@ -72,6 +75,7 @@ class FakeWorker:
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless = list(reply), endless
         self.link = None
+        self.is_heard = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.running = {}
@@ -92,7 +96,7 @@ class FakeWorker:
             self.forget_all()
 
     def forget_all(self):
-        self.link = None
+        self.link, self.is_heard = None, False
         for task in self.running.values():
             task.cancel()
         self.running.clear()
@@ -155,6 +159,25 @@ class FakeWorker:
         self._notify()
 
 
+def called(monkeypatch, thing, name):
+    """An event that is set right after the method was called."""
+    event, method = asyncio.Event(), getattr(thing, name)
+
+    def call(*args, **kwargs):
+        try:
+            return method(*args, **kwargs)
+        finally:
+            event.set()
+
+    monkeypatch.setattr(thing, name, call)
+    return event
+
+
+async def soon(event):
+    async with asyncio.timeout(BOUND_S):
+        await event.wait()
+
+
 class Cluster:
     def __init__(self, url, router, workers):
         self.url, self.router, self.workers = url, router, workers
@@ -174,9 +197,8 @@ class Cluster:
         return self.clients[-1]
 
     async def joined(self):
-        async with asyncio.timeout(BOUND_S):
-            while len(self.driver.status().workers) < len(self.workers):
-                await asyncio.sleep(0.001)
+        for worker in self.workers:
+            await worker.until(lambda worker=worker: worker.is_heard)
 
     async def nothing_in_flight(self):
         """Every way out of a request gives everything back, on the router and on the workers."""

@@ -16,7 +16,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from router.process import listening_socket, run_router
 from router.tokenizer import Tokenizer
-from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, cluster, make_folder
+from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, called, cluster, make_folder, soon
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
@@ -72,12 +72,12 @@ class RawClient:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_while_queued(folder, stream):
+async def test_leaving_while_queued(folder, stream, monkeypatch):
     async with cluster(folder) as c:
+        submitted = called(monkeypatch, c.driver, "submit")
         client = await RawClient.post(c, stream=stream)
-        async with asyncio.timeout(BOUND_S):
-            while c.driver.status().queued == 0:
-                await asyncio.sleep(0.001)
+        await soon(submitted)
+        assert c.driver.status().queued == 1
         await client.close()
         await c.nothing_in_flight()
         assert c.driver.status().queued == 0
@@ -163,17 +163,17 @@ async def test_what_arrives_while_a_client_is_slow_comes_as_larger_deltas(folder
 # --- the end --------------------------------------------------------------------------------------
 
 
-async def test_draining_finishes_streams_and_refuses_new_requests(folder, letters):
+async def test_draining_finishes_streams_and_refuses_new_requests(folder, letters, monkeypatch):
     stop = asyncio.Event()
     worker = FakeWorker(reply=letters)
     worker.gate.clear()
     async with cluster(folder, worker, stop=stop) as c, c.http() as http:
         client = await RawClient.post(c, stream=True)
         await worker.until(lambda: worker.running)
+        draining = called(monkeypatch, c.driver, "drain")
         stop.set()
-        async with asyncio.timeout(BOUND_S):
-            while (await http.get("/health/ready")).status_code == 200:
-                await asyncio.sleep(0)
+        await soon(draining)
+        assert (await http.get("/health/ready")).status_code == 503
         refused = await http.post(CHAT, json=BODY)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
