@@ -63,8 +63,6 @@ class TransferConfig(Section):
     """Reads of one decode worker at once; further ones wait."""
     intake_wait_s: Seconds = 5.0
     """How long a decode leg may wait for free blocks before it is refused."""
-    checksum: bool = False
-    """Compare a checksum of each block after its read (tests, diagnosis)."""
 
 
 class RouterConfig(Section):

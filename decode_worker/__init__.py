@@ -1,0 +1,1 @@
+"""The decode leg's own decisions: reserving blocks, asking for KV, reading it, joining."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.errors import TransferFailed
 from baton.core.ids import WorkerId
 
 
@@ -30,6 +31,52 @@ class KVMemory:
     generations: npt.NDArray[np.uint64]
     device: str = "cpu"
     """Torch device of the blocks: "cpu" or "cuda:N". The generations are always in host memory."""
+
+    def __post_init__(self) -> None:
+        table = self.generations
+        assert table.dtype == np.uint64
+        assert table.shape == (self.block_count,)
+        assert table.flags.c_contiguous
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.block_bytes * self.block_count
+
+    @property
+    def is_host(self) -> bool:
+        return self.device == "cpu"
+
+
+class BlockStaging(Protocol):
+    """Copies between device blocks and host memory, for backends that cannot touch the device.
+
+    Called on transfer threads, several at once. Both return when the bytes are in place.
+    """
+
+    def to_host(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Block blocks[i] to into[i * block_bytes : (i + 1) * block_bytes]."""
+        ...
+
+    def to_device(self, data: memoryview, blocks: Sequence[int]) -> None:
+        """The reverse."""
+        ...
+
+
+def check_blocks(
+    memory: KVMemory, peer: WorkerId, peer_block_count: int, source: Sequence[int], local: Sequence[int]
+) -> None:
+    """Raises ValueError for a mistake of this process and TransferFailed for one of the peer's."""
+    if len(source) != len(local):
+        raise ValueError(f"{len(source)} source blocks for {len(local)} local ones")
+    if any(not 0 <= block < memory.block_count for block in local):
+        raise ValueError(f"local blocks outside 0..{memory.block_count - 1}: {list(local)[:8]}")
+    check_source(peer, peer_block_count, source)
+
+
+def check_source(peer: WorkerId, peer_block_count: int, source: Sequence[int]) -> None:
+    """Raises TransferFailed if the peer's pool has no such block."""
+    if any(not 0 <= block < peer_block_count for block in source):
+        raise TransferFailed(f"{peer} has blocks 0..{peer_block_count - 1}, not all of {list(source)[:8]}")
 
 
 class TransferBackend(Protocol):
@@ -61,11 +108,16 @@ class TransferBackend(Protocol):
         local_blocks: Sequence[int],
         *,
         timeout_s: float,
-    ) -> None:
+    ) -> list[int]:
         """Copy source_blocks[i] of the peer to local_blocks[i] here, for every i.
 
-        Returns when all bytes are in place. Raises TransferFailed: peer dead, unknown or out of time.
-        With `may_still_land` set, the local blocks must stay out of use until `settled()` has returned
+        Returns when all bytes are in place, with the peer's generations of source_blocks as they were
+        *after* the last byte was copied: generations only rise, and rise before the first new byte, so
+        equality with the granted ones proves that every byte belongs to the granted content.
+
+        Raises TransferFailed: peer dead, unknown or out of time, or a source block it does not have;
+        ValueError: lengths differ, or a local block we do not have (our own bug). With
+        `may_still_land` set, the local blocks must stay out of use until `settled()` has returned
         for the same blocks. Cancelling the coroutine counts as running out of time: call `settled`.
         """
         ...

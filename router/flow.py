@@ -86,6 +86,8 @@ class Flow:
         self._ends: tuple[int, FinishReason] | None = None
         """(token count, reason), as a worker said it."""
         self._has_joined = False
+        self._turned_away = ""
+        """Why the source refused the decode worker, while the source itself has not said anything."""
         self._losses = 0
         self._refusals = 0
         self._cached_token_count: int | None = None
@@ -105,7 +107,8 @@ class Flow:
     @property
     def tokens(self) -> tuple[int, ...]:
         """What an attempt started now has to compute: the prompt, then what the client has."""
-        return (*self.submit.prompt, *self.generated)
+        prompt = self.submit.prompt
+        return (*prompt, *self.generated) if self.generated else prompt
 
     @property
     def token_count(self) -> int:
@@ -212,6 +215,8 @@ class Flow:
         if reason is not None:
             has_ended = output.finish is not None and leg is not Leg.PREFILL
             actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
+        elif self._turned_away and output.tokens:
+            actions += self._lost(None, {worker_id}, self._turned_away, now_s=now_s)
         return actions
 
     def on_joined(self, worker_id: WorkerId, joined: SequenceJoined, *, now_s: float) -> list[RouterAction]:
@@ -254,6 +259,10 @@ class Flow:
         if failed.reason is FailureReason.DEADLINE:
             self._holds_nothing(worker_id)
             return self.refuse(FailureKind.DEADLINE, because, now_s=now_s)
+        if failed.reason is FailureReason.SOURCE_REFUSED and self._prefill_may_explain(worker_id):
+            self._holds_nothing(worker_id)
+            self._turned_away = because
+            return []
         return self._lost(worker_id, self._suspects(worker_id, failed.reason), because, now_s=now_s)
 
     def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
@@ -311,6 +320,12 @@ class Flow:
         cached = min(self._cached_token_count or 0, len(self.submit.prompt))
         actions.append(Finished(self.submit.seq_id, reason, len(self.generated), cached))
         return actions
+
+    def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
+        """The source refuses the decode worker when it ended the sequence with its first token, or had no
+        room for it. It tells us too, and its own word decides; it may be overtaken by the decode worker's."""
+        others = (leg for w, leg in self.legs.items() if w != worker_id)
+        return self.phase is Phase.PREFILLING and Leg.PREFILL in others
 
     # --- losing and letting go --------------------------------------------------------------------
 
@@ -378,5 +393,5 @@ class Flow:
         actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.legs]
         self.legs, self._part = {}, {}
         self._held.clear()
-        self._ends = None
+        self._ends, self._turned_away = None, ""
         return actions

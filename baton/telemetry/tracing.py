@@ -4,6 +4,7 @@ Decisions are pure and know nothing of spans; adapters open and close them here,
 crosses processes as a W3C traceparent in StartSequence.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any
@@ -48,6 +49,16 @@ class Spans:
         """Add an event to an open span; unknown key: nothing."""
         if (span := self._open.get(key)) is not None:
             span.add_event(event, attributes)
+
+    def record(self, key: Hashable, name: str, seconds: float, **attributes: Any) -> None:
+        """A span that ended just now and took `seconds`, child of the open span `key`, if there is one."""
+        if self._tracer is None or (parent := self._open.get(key)) is None:
+            return
+        now_ns = time.time_ns()
+        context = trace.set_span_in_context(parent)
+        start_ns = now_ns - int(seconds * 1e9)
+        span = self._tracer.start_span(name, context=context, start_time=start_ns, attributes=attributes)
+        span.end(now_ns)
 
     def close(self, key: Hashable, *, error: str = "", **attributes: Any) -> None:
         """End a span; unknown key: nothing."""

@@ -1,205 +1,25 @@
 """The router's decisions as scripts of events: what workers and clients say, and what they are told."""
 
-import random
-from typing import Any
-
 import pytest
 
-from baton.config import RouterConfig
-from baton.core.hashing import root_hash
-from baton.core.ids import RequestId, SequenceId, WorkerId
+from baton.core.hashing import block_hashes, root_hash
+from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
-    CancelSequence,
-    FailureReason,
     Leg,
-    LoadReport,
-    RefusalReason,
+    ResyncBlocks,
     Role,
-    SequenceFailed,
-    SequenceJoined,
-    SequenceOutput,
-    SequenceRefused,
-    StartSequence,
-    StepOutput,
-    WorkerHello,
 )
-from baton.core.sampling import FinishReason, SamplingParams
-from router.core import RouterCore
+from baton.core.sampling import FinishReason
 from router.events import (
-    Deliver,
+    ClientGone,
     Failed,
+    FailureKind,
     Finished,
-    FromWorker,
     Note,
-    RouterAction,
-    RouterEvent,
-    Submit,
-    Tick,
     ToWorker,
-    WorkerJoined,
-    WorkerLost,
 )
-
-BLOCK_TOKENS = 4
-
-
-class Script:
-    """A router core, a clock, and all it ever said."""
-
-    def __init__(self, **config: Any) -> None:
-        self.core = RouterCore(config=RouterConfig(**config), rng=random.Random(7), now_s=0.0)
-        self.now_s = 0.0
-        self.actions: list[RouterAction] = []
-        """Of the last event."""
-        self.delivered: dict[str, list[int]] = {}
-        self.ends: dict[str, Finished | Failed] = {}
-        self.starts: dict[str, dict[str, StartSequence]] = {}
-        """Sequence -> worker -> the newest start."""
-
-    def do(self, event: RouterEvent) -> list[RouterAction]:
-        self.actions = self.core.handle(event, now_s=self.now_s)
-        self.core.check()
-        for action in self.actions:
-            self._see(action)
-        return self.actions
-
-    def _see(self, action: RouterAction) -> None:
-        match action:
-            case Deliver(seq_id, first_index, tokens):
-                so_far = self.delivered.setdefault(seq_id, [])
-                assert first_index == len(so_far)
-                so_far.extend(tokens)
-            case Finished(seq_id) | Failed(seq_id):
-                assert seq_id not in self.ends
-                self.ends[seq_id] = action
-            case ToWorker(worker_id, StartSequence() as start):
-                self.starts.setdefault(start.seq_id, {})[worker_id] = start
-            case _:
-                pass
-
-    def at(self, now_s: float) -> list[RouterAction]:
-        self.now_s = now_s
-        return self.do(Tick())
-
-    def join(
-        self,
-        worker: str,
-        role: Role,
-        *,
-        blocks: int = 100,
-        fingerprint: str = "f",
-        report: bool = True,
-        context: int = 10_000,
-    ) -> None:
-        hello = WorkerHello(
-            worker_id=WorkerId(worker),
-            role=role,
-            fingerprint=fingerprint,
-            model="m",
-            block_tokens=BLOCK_TOKENS,
-            block_count=blocks,
-            max_model_tokens=context,
-        )
-        actions = list(self.do(WorkerJoined(hello, f"{worker}:1")))
-        self.blocks(worker, 0, is_snapshot=True)
-        actions += self.actions
-        if report:
-            self.report(worker, role, free=blocks)
-            actions += self.actions
-        self.actions = actions
-
-    def pair(self) -> None:
-        self.join("p", Role.PREFILL)
-        self.join("d", Role.DECODE)
-
-    def report(
-        self,
-        worker: str,
-        role: Role,
-        *,
-        free: int = 100,
-        running: int = 0,
-        waiting_tokens: int = 0,
-        draining: bool = False,
-    ) -> None:
-        self.says(worker, LoadReport(role, draining, free, running, 0, waiting_tokens, 0.01))
-
-    def blocks(self, worker: str, number: int, *hashes: Any, is_snapshot: bool = False) -> None:
-        self.says(worker, BlockEvents(number, stored=tuple(hashes), is_snapshot=is_snapshot))
-
-    def says(self, worker: str, message: Any) -> list[RouterAction]:
-        return self.do(FromWorker(WorkerId(worker), message))
-
-    def submit(
-        self,
-        seq: str = "s",
-        prompt: tuple[int, ...] = (1, 2, 3, 4, 5),
-        *,
-        max_tokens: int = 4,
-        deadline_s: float = 1000.0,
-        stop: tuple[int, ...] = (),
-        salt: bytes = b"",
-    ) -> list[RouterAction]:
-        sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
-        submit = Submit(SequenceId(seq), RequestId(seq), prompt, sampling, salt=salt, deadline_s=deadline_s)
-        return self.do(submit)
-
-    def output(
-        self,
-        worker: str,
-        first_index: int,
-        *tokens: int,
-        seq: str = "s",
-        epoch: int | None = None,
-        finish: FinishReason | None = None,
-        cached: int | None = None,
-    ) -> list[RouterAction]:
-        at = self.epoch(seq) if epoch is None else epoch
-        out = SequenceOutput(SequenceId(seq), at, first_index, tokens, finish, cached)
-        return self.says(worker, StepOutput((out,)))
-
-    def joined(self, worker: str = "d", *, seq: str = "s") -> list[RouterAction]:
-        return self.says(worker, SequenceJoined(SequenceId(seq), self.epoch(seq), 4096, 0.02, 0.03))
-
-    def refused(self, worker: str, reason: RefusalReason, *, seq: str = "s") -> list[RouterAction]:
-        return self.says(worker, SequenceRefused(SequenceId(seq), self.epoch(seq), reason, "no"))
-
-    def failed(
-        self, worker: str, reason: FailureReason = FailureReason.INTERNAL, *, seq: str = "s"
-    ) -> list[RouterAction]:
-        return self.says(worker, SequenceFailed(SequenceId(seq), self.epoch(seq), reason, "broken"))
-
-    def lose(self, worker: str) -> list[RouterAction]:
-        return self.do(WorkerLost(WorkerId(worker), "silent"))
-
-    def epoch(self, seq: str = "s") -> int:
-        return max(start.epoch for start in self.starts[seq].values())
-
-    def started(self) -> dict[str, StartSequence]:
-        """By the last event: worker -> start."""
-        return {
-            a.worker_id: a.message
-            for a in self.actions
-            if isinstance(a, ToWorker) and isinstance(a.message, StartSequence)
-        }
-
-    def legs(self) -> dict[str, Leg]:
-        return {worker: start.leg for worker, start in self.started().items()}
-
-    def cancelled(self) -> dict[str, int]:
-        """By the last event: worker -> epoch."""
-        return {
-            a.worker_id: a.message.epoch
-            for a in self.actions
-            if isinstance(a, ToWorker) and isinstance(a.message, CancelSequence)
-        }
-
-    def notes(self) -> list[str]:
-        return [a.what for a in self.actions if isinstance(a, Note)]
-
-    def in_flight(self) -> dict[str, int]:
-        return {w.worker_id: w.in_flight_count for w in self.core.status().workers}
+from tests.unit.router.script import BLOCK_TOKENS, Script
 
 
 @pytest.fixture
@@ -238,3 +58,212 @@ def test_the_usual_life_delivers_each_token_once_and_frees_everything(pair):
     assert pair.cancelled() == {}
     assert pair.in_flight() == {"p": 0, "d": 0}
     assert pair.core.is_idle
+
+
+def test_decode_may_be_heard_before_prefill(pair):
+    pair.submit()
+    pair.joined()
+    pair.output("d", 0, 10, 11)
+    pair.output("p", 0, 10)
+    assert pair.actions == []
+    pair.output("d", 2, 12)
+    assert pair.delivered["s"] == [10, 11, 12]
+
+
+def test_tokens_ahead_of_a_missing_one_wait_for_it(pair):
+    pair.submit()
+    pair.output("d", 1, 11, 12)
+    assert "s" not in pair.delivered
+    pair.output("p", 0, 10)
+    assert pair.delivered["s"] == [10, 11, 12]
+
+
+def test_a_finish_ahead_of_a_missing_token_waits_for_it(pair):
+    pair.submit(max_tokens=9)
+    pair.output("d", 1, 11, 12, finish=FinishReason.STOP)
+    assert "s" not in pair.ends
+    pair.output("p", 0, 10)
+    assert pair.delivered["s"] == [10, 11, 12]
+    assert pair.ends["s"].reason is FinishReason.STOP
+
+
+def test_tokens_that_never_stop_being_early_end_the_attempt(pair):
+    pair.submit(max_tokens=5000)
+    pair.output("d", 1, *range(2000))
+    assert pair.cancelled() == {"p": 0, "d": 0}
+    assert pair.epoch() == 1
+
+
+def test_one_token_never_reaches_decode(pair):
+    pair.submit(max_tokens=1)
+    assert pair.legs() == {"p": Leg.WHOLE}
+    pair.output("p", 0, 10, finish=FinishReason.LENGTH)
+    assert pair.ends["s"].reason is FinishReason.LENGTH
+    assert pair.core.is_idle
+
+
+def test_a_stop_at_the_first_token_ends_it_and_calls_the_decode_worker_off(pair):
+    pair.submit(stop=(10,))
+    pair.output("p", 0, 10, finish=FinishReason.STOP)
+    assert pair.ends["s"].reason is FinishReason.STOP
+    assert pair.cancelled() == {"p": 0, "d": 0}
+    assert pair.in_flight() == {"p": 0, "d": 0}
+
+
+def test_disaggregation_off_runs_whole_on_any_worker():
+    script = Script(disaggregate=False)
+    script.pair()
+    script.submit("a")
+    script.submit("b", (7, 8, 9))
+    assert {leg for start in script.starts.values() for leg in (s.leg for s in start.values())} == {Leg.WHOLE}
+    assert not script.core.status().is_degraded
+
+
+def test_workers_of_both_roles_run_sequences_whole():
+    script = Script()
+    script.join("a", Role.BOTH)
+    script.join("b", Role.BOTH)
+    script.submit()
+    assert list(script.legs().values()) == [Leg.WHOLE]
+
+
+def test_pairs_are_of_one_fingerprint():
+    script = Script()
+    script.join("p1", Role.PREFILL, fingerprint="one")
+    script.join("p2", Role.PREFILL, fingerprint="two")
+    script.join("d2", Role.DECODE, fingerprint="two")
+    for i in range(4):
+        script.submit(str(i), (i, 2, 3, 4, 5, 6))
+        assert script.legs() == {"p2": Leg.PREFILL, "d2": Leg.DECODE}
+        assert script.started()["p2"].cache_root == root_hash("two", b"")
+
+
+def test_siblings_of_a_burst_land_together_before_any_block_is_confirmed():
+    script = Script()
+    for name in "abcd":
+        script.join(f"p{name}", Role.PREFILL)
+    script.join("d", Role.DECODE, blocks=1000)
+    prompt = tuple(range(200))
+    for i in range(6):
+        script.submit(f"s{i}", (*prompt, i))
+    assert len({next(w for w in s if w != "d") for s in script.starts.values()}) == 1
+
+
+def test_a_tenants_prefix_is_invisible_to_another():
+    script = Script()
+    script.join("pa", Role.PREFILL)
+    script.join("pb", Role.PREFILL)
+    script.join("d", Role.DECODE)
+    prompt = tuple(range(40))
+    script.blocks("pb", 1, *block_hashes(root_hash("f", b"tenant"), prompt, BLOCK_TOKENS))
+    script.submit("other", prompt, salt=b"else")
+    assert "pa" in script.legs()
+    script.submit("mine", (*prompt, 1), salt=b"tenant")
+    assert "pb" in script.legs()
+
+
+def test_a_gap_in_block_events_asks_for_a_snapshot(pair):
+    pair.blocks("p", 5, b"x" * 16)
+    assert pair.actions == [ToWorker(WorkerId("p"), ResyncBlocks())]
+    pair.says("p", BlockEvents(6, stored=(b"y" * 16,)))
+    assert pair.actions == []
+    assert [w.indexed_blocks for w in pair.core.status().workers] == [0, 0]
+    pair.blocks("p", 7, b"z" * 16, is_snapshot=True)
+    assert [w.indexed_blocks for w in pair.core.status().workers] == [1, 0]
+
+
+# --- the line -------------------------------------------------------------------------------------
+
+
+def test_promised_blocks_count_before_any_report_shows_them():
+    script = Script()
+    script.join("p", Role.PREFILL)
+    script.join("d", Role.DECODE, blocks=5)
+    script.submit("a", (1, 2, 3, 4, 5, 6, 7, 8))  # 3 blocks with the next token
+    script.submit("b", (2, 2, 3, 4, 5, 6, 7, 8))
+    assert script.legs() == {}
+    script.report("d", Role.DECODE, free=5)  # may have left before "a" arrived there
+    assert script.legs() == {}
+    script.output("d", 0, 1, 2, 3, 4, seq="a", finish=FinishReason.LENGTH)
+    assert set(script.legs()) == {"p", "d"}
+
+
+def test_a_small_one_passes_a_large_one_that_has_no_room_but_not_for_ever():
+    script = Script(queue_wait_s=1000)
+    script.join("p", Role.PREFILL)
+    script.join("d", Role.DECODE, blocks=10)
+    script.submit("first", (9, 9))
+    script.submit("large", tuple(range(36)))
+    passed = 0
+    while passed < 200:
+        name = f"small{passed}"
+        script.submit(name, (passed, 2))
+        if name not in script.starts:
+            break
+        passed += 1
+        script.output("d", 0, 1, 2, 3, 4, seq=name, finish=FinishReason.LENGTH)
+    assert passed == 64
+    script.output("d", 0, 1, 2, 3, 4, seq="first", finish=FinishReason.LENGTH)
+    assert "large" in script.starts
+    assert name not in script.starts
+
+
+def test_one_too_many_waiting_is_refused_at_once_with_a_hint():
+    script = Script(queue_requests_max=2)
+    for name in "abc":
+        script.submit(name)
+    assert set(script.ends) == {"c"}
+    refusal = script.ends["c"]
+    assert isinstance(refusal, Failed)
+    assert refusal.kind is FailureKind.QUEUE_FULL
+    assert refusal.retry_after_s >= 1.0
+
+
+def test_without_a_queue_what_finds_a_place_is_served():
+    script = Script(queue_requests_max=0)
+    script.pair()
+    script.submit()
+    assert len(script.legs()) == 2
+    script.lose("d")
+    script.lose("p")
+    assert "s" not in script.ends  # it was admitted before: it may wait
+    script.submit("late")
+    assert script.ends["late"].kind is FailureKind.QUEUE_FULL
+
+
+def test_those_who_wait_are_placed_in_the_order_they_came():
+    script = Script()
+    for i in range(5):
+        script.submit(str(i))
+    script.pair()
+    assert list(script.starts) == ["0", "1", "2", "3", "4"]
+
+
+def test_words_about_unknown_sequences_and_workers_change_nothing(pair):
+    pair.submit()
+    pair.do(ClientGone(SequenceId("nobody")))
+    pair.lose("nobody")
+    pair.output("p", 0, 1, epoch=5)
+    pair.output("nobody", 0, 1)
+    assert "s" not in pair.delivered
+
+
+def test_a_finish_the_worker_did_not_announce_still_ends_and_cancels(pair):
+    pair.submit(max_tokens=2)
+    pair.output("p", 0, 10)
+    pair.output("d", 0, 10, 11, 12)
+    assert pair.delivered["s"] == [10, 11]
+    assert pair.ends["s"] == Finished(SequenceId("s"), FinishReason.LENGTH, 2, 0)
+    assert pair.cancelled() == {"d": 0}
+
+
+def test_a_lost_sequence_may_wait_as_long_as_one_that_just_came():
+    script = Script(queue_wait_s=5.0, fallback_to_other_pool=False)
+    script.pair()
+    script.submit()
+    script.now_s = 60.0
+    script.lose("d")
+    script.at(64.9)
+    assert "s" not in script.ends
+    script.at(65.0)
+    assert script.ends["s"].kind is FailureKind.NO_CAPACITY

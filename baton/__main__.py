@@ -1,0 +1,21 @@
+"""The `baton` command: `python -m baton` is the same."""
+
+import logging
+import sys
+
+
+def main() -> None:
+    """A SetupError, wherever it comes from, is one line and exit status 2."""
+    from baton.cli.app import app
+    from baton.core.errors import SetupError
+
+    try:
+        app()
+    except SetupError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        logging.shutdown()
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The commands. Each says in its help what it does and shows an example."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="baton",
+    help="LLM serving with prefill and decode on separate workers, and a KV cache that moves between them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
+]
+Model = Annotated[str | None, typer.Option(help="Hugging Face folder or hub id.")]
+Name = Annotated[str | None, typer.Option(help="Model name clients use; default: the folder's.")]
+DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]
+Host = Annotated[str | None, typer.Option(help="Interface of the public API.")]
+Port = Annotated[int | None, typer.Option(help="Port of the public API; 0: any free one.")]
+Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    name: Name = None,
+    host: Host = None,
+    port: Port = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="Workers that take either leg.")] = None,
+    dtype: DType = None,
+    device: Device = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """The whole cluster: control plane, workers, router; Ctrl-C drains, twice ends at once.
+
+    Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
+    """
+    from baton.cli.serve import serve_cluster
+    from baton.cli.settings import load_config
+
+    flags = {
+        "model.path": model,
+        "model.name": name,
+        "model.dtype": dtype,
+        "model.device": device,
+        "router.host": host,
+        "router.port": port,
+        "cluster.prefill_workers": prefill,
+        "cluster.decode_workers": decode,
+        "cluster.both_workers": both,
+        "cluster.ray_address": ray_address,
+    }
+    serve_cluster(load_config(sets, flags), with_router=True)
+
+
+@app.command()
+def control(
+    model: Model = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="Workers that take either leg.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Control plane and workers, without a router: routers join with `baton router --control`.
+
+    Example: baton control --model Qwen/Qwen3-0.6B --prefill 1 --decode 1 --port 7000
+    """
+    from baton.cli.serve import serve_cluster
+    from baton.cli.settings import load_config
+
+    flags = {
+        "model.path": model,
+        "cluster.prefill_workers": prefill,
+        "cluster.decode_workers": decode,
+        "cluster.both_workers": both,
+        "cluster.control_port": port,
+        "cluster.ray_address": ray_address,
+    }
+    serve_cluster(load_config(sets, flags), with_router=False)
+
+
+@app.command()
+def router(
+    model: Model = None,
+    name: Name = None,
+    control: Annotated[str, typer.Option(help="host:port of the directory to follow.")] = "",
+    worker: Annotated[list[str], typer.Option(help="host:port of a worker; repeatable.")] = [],  # noqa: B006
+    host: Host = None,
+    port: Port = None,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One router: the public API in front of workers that a directory lists, or that are named.
+
+    Example: baton router --model Qwen/Qwen3-0.6B --control 127.0.0.1:7000 --port 8000
+    """
+    from baton.cli.serve import serve_router
+    from baton.cli.settings import load_config
+
+    flags = {"model.path": model, "model.name": name, "router.host": host, "router.port": port}
+    config = load_config(sets, flags)
+    serve_router(config, control_address=control, workers=worker, exit_with_parent=exit_with_parent)
+
+
+@app.command()
+def worker(
+    model: Model = None,
+    name: Name = None,
+    role: Annotated[str, typer.Option(help="prefill, decode or both.")] = "both",
+    replica: Annotated[str, typer.Option(help="Stable name of this worker; default: its role.")] = "",
+    control: Annotated[str, typer.Option(help="host:port of the directory to join.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0: any free one.")] = 0,
+    dtype: DType = None,
+    device: Device = None,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One worker without Ray; SIGTERM drains it. Prints `ready HOST:PORT` when it serves.
+
+    Example: baton worker --model Qwen/Qwen3-0.6B --role prefill --control 127.0.0.1:7000
+    """
+    from baton.cli.serve import serve_worker
+    from baton.cli.settings import load_config
+
+    flags = {"model.path": model, "model.name": name, "model.dtype": dtype, "model.device": device}
+    config = load_config(sets, flags)
+    serve_worker(config, role_name=role, replica=replica, control_address=control, port=port)
+
+
+@app.command()
+def doctor(
+    url: Annotated[str, typer.Option(help="The router's URL.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Is every part present, compatible and really in use? Exit status 1 if not.
+
+    Example: baton doctor --url http://127.0.0.1:8000
+    """
+    from baton.cli.doctor import examine
+
+    raise typer.Exit(examine(url))
+
+
+@app.command()
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Every knob with its value, its bounds, its environment variable and its documentation.
+
+    Example: baton config --set transfer.lease_s=10
+    """
+    from baton.cli.show_config import show
+
+    show(sets, as_schema=schema)
+
+
+def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:
+    """A command that another part of Baton implements: imported, and helped, by that part."""
+
+    def command(context: typer.Context) -> None:
+        from baton.cli.parts import run_part
+
+        run_part(name, module, needs, context.args)
+
+    command.__doc__ = f"{summary}\n\nExample: {example}"
+    app.command(name, context_settings=PASS_ON, add_help_option=False)(command)
+
+
+_mount(
+    "sim",
+    "baton.sim.cli",
+    "",
+    "The production decisions under virtual time with seeded faults.",
+    "baton sim --seeds 100",
+)
+_mount(
+    "replay",
+    "loadgen.cli",
+    "",
+    "Open-loop replay of a production trace, with goodput under SLOs.",
+    "baton replay trace.jsonl --url http://127.0.0.1:8000",
+)
+_mount("bench", "baton.cli.bench", "", "Measure parts against their limits.", "baton bench engine")
+_mount(
+    "demo-model",
+    "baton.engine.demo_model",
+    "worker",
+    "Make the small demo model: trained here, nothing is downloaded.",
+    "baton demo-model models/baton-demo",
+)

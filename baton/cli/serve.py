@@ -1,0 +1,128 @@
+"""Commands that run processes of the cluster until they are told to stop."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Member, Role
+from baton.telemetry.logs import configure_logs
+from control_plane.ray_ops import worker_environment
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve_cluster(config: Config, *, with_router: bool) -> None:
+    """Raises SetupError."""
+    from baton.worker.actor import WorkerActor
+    from control_plane.launch import run_cluster
+
+    configure_logs("control", config.telemetry)
+
+    def router_command(control_address: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "router", "--control", control_address]
+        return [*command, "--exit-with-parent"]
+
+    asyncio.run(
+        run_cluster(
+            config,
+            actor_class=WorkerActor,
+            router_command=router_command if with_router else None,
+            announce=lambda text: print(text, flush=True),
+        )
+    )
+
+
+def serve_router(
+    config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
+) -> None:
+    """Raises SetupError."""
+    from router.process import run_router
+
+    configure_logs("router", config.telemetry)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    if exit_with_parent:
+        die_with_parent()
+    if not control_address and not workers:
+        raise SetupError("no workers: name a directory with --control, or workers with --worker")
+    _run(
+        run_router(
+            config,
+            control_address=control_address,
+            workers=list(workers),
+            on_ready=lambda url: print(f"ready {url}", flush=True),
+        )
+    )
+
+
+def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
+    """Raises SetupError."""
+    try:
+        role = Role(role_name)
+    except ValueError:
+        raise SetupError(f"--role {role_name}: choose prefill, decode or both") from None
+    if not config.model.path:
+        raise SetupError("no model: name a folder or hub id with --model")
+    for name, value in worker_environment(config.engine.threads).items():
+        os.environ.setdefault(name, value)  # before torch is imported
+    worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
+    configure_logs(worker_id, config.telemetry)
+    try:
+        status = _run(_worker(worker_id, role, config, control_address, port))
+    except SetupError:
+        raise
+    except Exception:
+        log.exception("%s crashed", worker_id)
+        status = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    # A hanging engine thread, or a transport's library that dislikes being unloaded, must not turn an
+    # orderly end into a hang or a SIGSEGV: everything that matters is closed by now.
+    os._exit(status)
+
+
+async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
+    from baton.worker.process import WorkerProcess
+
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():
+            stop_now.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+    def ready(member: Member) -> None:
+        print(f"ready {member.address}", flush=True)
+
+    process = WorkerProcess(worker_id, role, config, control_address=control_address, port=port)
+    await process.run(stop=stop, stop_now=stop_now, on_ready=ready)
+    return 0
+
+
+def _run(main: Coroutine[Any, Any, Any]) -> Any:
+    import uvloop
+
+    return uvloop.run(main)
+
+
+def die_with_parent() -> None:
+    """SIGTERM when the process that started this one is gone, however it went (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        raise SystemExit(0)  # it went before we could ask

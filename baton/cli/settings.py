@@ -1,0 +1,98 @@
+"""From command line and environment to one frozen `Config`, or to one clear line of what is wrong."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
+
+from baton.config import Config
+from baton.core.errors import SetupError
+
+
+def load_config(sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
+    """`sets` are "section.field=value" texts, `flags` the short options by the same dotted names (None:
+    not given). Precedence: flags, sets, environment, defaults. Raises SetupError."""
+    values: dict[str, dict[str, Any]] = {}
+    for text in sets:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SetupError(f"--set {text}: write section.field=value, for example transfer.lease_s=5")
+        _put(values, name.strip(), value.strip())
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _put(values, name, value)
+    try:
+        return Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+    except ValidationError as error:
+        raise SetupError(_explain(error)) from error
+    except SettingsError as error:
+        raise SetupError(f"environment: {error}") from error
+
+
+def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    section, separator, field = name.partition(".")
+    if not separator or section not in Config.model_fields:
+        known = ", ".join(Config.model_fields)
+        raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
+    values.setdefault(section, {})[field] = _parsed(value, is_list=_is_list(section, field))
+
+
+def _is_list(section: str, field: str) -> bool:
+    section_class = Config.model_fields[section].annotation
+    assert isinstance(section_class, type)
+    assert issubclass(section_class, BaseModel)
+    info = section_class.model_fields.get(field)
+    return info is not None and get_origin(info.annotation) is tuple
+
+
+def _parsed(value: Any, *, is_list: bool) -> Any:
+    """Lists are given as JSON or separated by commas; everything else pydantic reads from text."""
+    if not is_list or not isinstance(value, str):
+        return value
+    if value.startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # pydantic says what is wrong with it
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _explain(error: ValidationError) -> str:
+    details = error.errors(include_url=False)
+    texts = [_explain_one(".".join(str(part) for part in d["loc"]), d) for d in details]
+    return "; ".join(texts)
+
+
+def _explain_one(name: str, detail: Any) -> str:
+    if detail["type"] == "extra_forbidden":
+        return f"{name}: no such knob (see `baton config`)"
+    return f"{name}: {detail['msg']}, not {detail['input']!r}"
+
+
+def knobs() -> Iterator[tuple[str, str, Any, str, str]]:
+    """(dotted name, type, default, environment variable, documentation) of every knob."""
+    for section, section_field in Config.model_fields.items():
+        section_class = section_field.annotation
+        assert isinstance(section_class, type)
+        assert issubclass(section_class, BaseModel)
+        properties = section_class.model_json_schema()["properties"]
+        for field, info in section_class.model_fields.items():
+            variable = f"BATON_{section.upper()}__{field.upper()}"
+            kind = _kind(properties[field])
+            yield f"{section}.{field}", kind, info.default, variable, info.description or ""
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A JSON schema's type and bounds in a few words."""
+    if choices := schema.get("enum"):
+        return " | ".join(map(str, choices))
+    if items := schema.get("items"):
+        return f"list of {_kind(items)}"
+    bounds = [
+        f"{sign} {schema[key]}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+        if key in schema
+    ]
+    return " ".join([str(schema.get("type", "")), ", ".join(bounds)]).strip()

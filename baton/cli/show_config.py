@@ -1,0 +1,37 @@
+"""`baton config`."""
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baton.cli.settings import knobs, load_config
+from baton.config import Config
+
+
+def show(sets: Sequence[str], *, as_schema: bool) -> None:
+    """Raises SetupError for bad values."""
+    if as_schema:
+        print(json.dumps(Config.model_json_schema(), indent=2))
+        return
+    values = load_config(sets).model_dump()
+    console = Console()
+    table = Table(box=None, pad_edge=False, title=None)
+    table.add_column("knob", no_wrap=True)
+    for heading in ("value", "kind", "meaning"):
+        table.add_column(heading, overflow="fold")
+    for name, kind, default, _, meaning in knobs():
+        section, field = name.split(".")
+        value = values[section][field]
+        style = "" if value == default else "bold"
+        table.add_row(Text(name), Text(_shown(value), style), Text(kind), Text(" ".join(meaning.split())))
+    console.print(table)
+    console.print("Set with --set section.field=value, or by environment: BATON_SECTION__FIELD=value.")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return str(value) if value != "" else '""'

@@ -1,0 +1,28 @@
+"""Names from the configuration, as torch objects."""
+
+import torch
+
+from baton.core.errors import SetupError
+from baton.core.geometry import DTypeName
+
+TORCH_DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def torch_device(name: str) -> torch.device:
+    """Raises SetupError: no such device on this machine."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SetupError(f"device {name!r} is not known: use cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise SetupError(f"device {name!r} is not supported: use cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise SetupError(f"device {name!r} does not exist: torch sees {count} CUDA devices")
+    return torch.device("cuda", device.index or 0)

@@ -1,0 +1,1 @@
+"""What a model is (`spec`, without torch) and how it is computed."""

@@ -1,0 +1,208 @@
+"""Weights of a checkpoint: safetensors files, memory-mapped.
+
+On the CPU a tensor whose dtype is already right is a view of the mapped file: loading costs no copy,
+and all workers of one host share the page cache's single copy. That is also why q/k/v and gate/up are
+not fused into larger matrices here: fusing would copy most of the model into every process.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.core.errors import SetupError
+
+_HEADER_BYTES_MAX = 100 * 2**20
+"""The safetensors format's own limit."""
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_SAMPLE_BYTES = 4096
+_SAMPLES_PER_TENSOR = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Offset in the file."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    content: Tensor
+    """The whole file, uint8."""
+    header: bytes
+
+
+class Checkpoint:
+    """The tensors of a model folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SetupError: files missing, truncated or malformed."""
+        self.folder = folder
+        self._files: dict[Path, _Mapped] = {}
+        self._entries: dict[str, _Entry] = {}
+        for file in _weight_files(folder):
+            header, entries = _read_header(file)
+            self._files[file] = _Mapped(_map(file), header)
+            self._entries.update(entries)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A view of the mapped file if `dtype` and `device` allow it, else a copy.
+
+        Raises SetupError: no such tensor, another shape, or a dtype that is not a float's.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise SetupError(f"{self.folder}: the checkpoint has no tensor {name}")
+        if entry.shape != shape:
+            raise SetupError(
+                f"{entry.file}: {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
+            )
+        stored = _DTYPES.get(entry.dtype)
+        if stored is None:
+            raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
+        raw = self._files[entry.file].content[entry.start : entry.end]
+        if raw.data_ptr() % stored.itemsize:
+            raw = raw.clone()  # the format does not promise alignment, torch demands it
+        return raw.view(stored).view(shape).to(device=device, dtype=dtype)
+
+    def digest(self) -> str:
+        """64 hex digits that two processes with the same checkpoint agree on.
+
+        Covers every header (names, shapes, dtypes), every file size, small tensors whole, and pages
+        spread evenly over large ones: reading a 100 GB checkpoint whole would take minutes. Blind to a
+        change confined to a few rows of a large matrix.
+        """
+        digest = hashlib.sha256()
+        for file in sorted(self._files, key=lambda path: path.name):
+            mapped = self._files[file]
+            digest.update(len(mapped.content).to_bytes(8, "little"))
+            digest.update(mapped.header)
+        for name in sorted(self._entries):
+            entry = self._entries[name]
+            raw = self._files[entry.file].content
+            for start, end in _samples(entry.start, entry.end):
+                digest.update(raw[start:end].numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _samples(start: int, end: int) -> list[tuple[int, int]]:
+    size = end - start
+    if size <= _SAMPLE_BYTES * _SAMPLES_PER_TENSOR:
+        return [(start, end)]
+    step = (size - _SAMPLE_BYTES) / (_SAMPLES_PER_TENSOR - 1)
+    begins = [start + round(i * step) for i in range(_SAMPLES_PER_TENSOR)]
+    return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise SetupError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise SetupError(f"{index} is not a safetensors index: {error!r}") from error
+    files = [folder / str(name) for name in sorted(names)]
+    for file in files:
+        # Names come from a downloaded file: they must not lead out of the folder.
+        if file.parent != folder or not file.is_file():
+            raise SetupError(f"{index} names {file.name}, which is not in {folder}")
+    return files
+
+
+def _map(file: Path) -> Tensor:
+    # Copy-on-write: torch warns about read-only arrays, and nothing here writes.
+    return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _read_header(file: Path) -> tuple[bytes, dict[str, _Entry]]:
+    """https://github.com/huggingface/safetensors#format"""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            if size < 8 or header_bytes > min(size - 8, _HEADER_BYTES_MAX):
+                raise SetupError(f"{file} is truncated or is not a safetensors file")
+            header = stream.read(header_bytes)
+        content = cast(dict[str, Any], json.loads(header))
+        content.pop("__metadata__", None)
+        entries = {name: _entry(file, value, 8 + header_bytes) for name, value in content.items()}
+    except OSError as error:
+        raise SetupError(f"cannot read {file}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SetupError(f"{file} is not a safetensors file: {error!r}") from error
+    end = max((entry.end for entry in entries.values()), default=0)
+    if end > size:
+        raise SetupError(f"{file} is truncated: its header tells of {end} bytes, the file has {size}")
+    return header, entries
+
+
+def _entry(file: Path, value: dict[str, Any], data_start: int) -> _Entry:
+    start, end = (int(offset) for offset in value["data_offsets"])
+    shape = tuple(int(length) for length in value["shape"])
+    dtype = str(value["dtype"])
+    stored = _DTYPES.get(dtype)
+    if start < 0 or end < start or any(length < 0 for length in shape):
+        raise ValueError(f"offsets {start}, {end}, shape {shape}")
+    if stored is not None and int(np.prod(shape, dtype=np.int64)) * stored.itemsize != end - start:
+        raise ValueError(f"shape {shape} of {dtype} is not {end - start} bytes")
+    return _Entry(file, dtype, shape, data_start + start, data_start + end)
+
+
+def resolve_model(path_or_hub_id: str, revision: str = "main") -> Path:
+    """The local folder of a model, downloaded from the hub if it is not a folder here.
+
+    Raises SetupError: nothing given, a path to nothing, or a hub id that cannot be downloaded.
+    """
+    if not path_or_hub_id:
+        raise SetupError("no model given: --model takes a Hugging Face folder or hub id")
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise SetupError(f"{path_or_hub_id} is a file; --model takes a Hugging Face folder or hub id")
+    looks_like_path = path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") != 1
+    if looks_like_path:
+        raise SetupError(f"model folder {path_or_hub_id} does not exist")
+    return _download(path_or_hub_id, revision)
+
+
+def _download(hub_id: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
+    except LocalEntryNotFoundError as error:
+        raise SetupError(
+            f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SetupError(
+            f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}"
+        ) from error

@@ -1,0 +1,178 @@
+"""What one seed is about: the cluster, the load and the faults, all drawn from the seed."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from baton.config import EngineConfig, RouterConfig, TransferConfig
+from baton.core.messages import Role
+
+Policy = Literal["cached_prefix", "least_loaded", "round_robin", "random"]
+POLICIES: tuple[Policy, ...] = ("cached_prefix", "cached_prefix", "least_loaded", "round_robin", "random")
+
+FAULTS = (
+    "worker_crash",
+    "worker_freeze",
+    "worker_suspend",
+    "session_break",
+    "partition",
+    "peer_stall",
+    "repeats",
+    "slow_network",
+    "slow_worker",
+    "read_fail",
+    "read_hang",
+    "read_late",
+    "small_pool",
+    "router_crash",
+    "router_freeze",
+    "drain",
+    "role_flip",
+    "control_outage",
+)
+"""Every fault class. A seed enables each with `Scenario.fault_chance`."""
+
+DELAYING = frozenset(
+    {
+        "worker_freeze",
+        "worker_suspend",
+        "session_break",
+        "partition",
+        "slow_network",
+        "slow_worker",
+        "router_freeze",
+    }
+)
+"""Faults after which a worker may hear late, or not at all, that a request is over."""
+
+ARRIVALS_S = 4.0
+"""Requests arrive, and faults strike, in this span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One small cluster and its bad day. Seconds are virtual."""
+
+    roles: tuple[Role, ...]
+    router_count: int
+    request_count: int
+    salt_count: int
+    prefix_count: int
+    faults: frozenset[str]
+    block_tokens: int
+    block_count: int
+    max_model_tokens: int
+    engine: EngineConfig
+    transfer: TransferConfig
+    router: RouterConfig
+    step_base_s: float
+    step_token_s: float
+    network_latency_s: float
+    read_latency_s: float
+    read_block_s: float
+    router_grace_s: float = 0.6
+    heartbeat_s: float = 0.15
+    member_lease_s: float = 1.2
+    connect_timeout_s: float = 0.8
+    restart_s: float = 0.4
+    drain_timeout_s: float = 2.0
+    arrivals_s: float = ARRIVALS_S
+    ends_within_s: float = 25.0
+    """Every request ends this long after faults stopped (invariant 6)."""
+    settles_within_s: float = 12.0
+    """And then everything is idle after this long (invariants 3 and 8)."""
+
+    @property
+    def context_max(self) -> int:
+        """Tokens of one sequence: of the model, or all that fits a worker's pool."""
+        return min(self.max_model_tokens, self.block_count * self.block_tokens)
+
+
+def draw_scenario(rng: random.Random) -> Scenario:
+    fault_chance = rng.choice((0.0, 0.15, 0.15, 0.35, 0.35, 0.6))
+    chances = {name: fault_chance for name in FAULTS}
+    if fault_chance:
+        chances["small_pool"] = 0.5  # blocks that are soon reused make every other fault worse
+    faults = frozenset(name for name in FAULTS if rng.random() < chances[name])
+    block_tokens = 4
+    max_model_tokens = 80
+    roomy = max_model_tokens // block_tokens
+    block_count = rng.randint(roomy - 4, roomy + 16) if "small_pool" in faults else rng.randint(120, 240)
+    scenario = Scenario(
+        roles=_draw_roles(rng),
+        router_count=rng.choice((1, 1, 2)),
+        request_count=rng.randint(10, 50),
+        salt_count=rng.choice((1, 2)),
+        prefix_count=rng.randint(1, 4),
+        faults=faults,
+        block_tokens=block_tokens,
+        block_count=block_count,
+        max_model_tokens=max_model_tokens,
+        engine=_draw_engine(rng, block_tokens),
+        transfer=_draw_transfer(rng),
+        router=_draw_router(rng),
+        step_base_s=rng.choice((0.004, 0.012, 0.03)),
+        step_token_s=rng.choice((0.00005, 0.0005)),
+        network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
+        read_latency_s=rng.choice((0.0002, 0.002, 0.01)),
+        read_block_s=rng.choice((0.0005, 0.004, 0.02)),
+    )
+    return scenario if faults else _calm(scenario)
+
+
+def _calm(scenario: Scenario) -> Scenario:
+    """Without faults nothing may fail, so nothing is so slow that it looks like a fault."""
+    return replace(
+        scenario,
+        network_latency_s=0.0005,
+        read_block_s=0.0005,
+        transfer=scenario.transfer.model_copy(update={"read_timeout_s": 0.4, "lease_s": 2.0}),
+        router=scenario.router.model_copy(update={"attempts_max": 8}),
+    )
+
+
+def _draw_roles(rng: random.Random) -> tuple[Role, ...]:
+    prefill, decode, both = Role.PREFILL, Role.DECODE, Role.BOTH
+    return rng.choice(
+        (
+            (prefill, prefill, decode, decode),
+            (prefill, prefill, decode, decode),
+            (prefill, prefill, decode, decode),
+            (prefill, decode),
+            (prefill, decode, decode),
+            (prefill, decode, both),
+            (both, both),
+        )
+    )
+
+
+def _draw_engine(rng: random.Random, block_tokens: int) -> EngineConfig:
+    return EngineConfig(
+        block_tokens=block_tokens,
+        step_tokens_max=rng.choice((8, 16, 64)),
+        batch_sequences_max=rng.choice((4, 8, 32)),
+        waiting_sequences_max=rng.choice((4, 64, 64)),
+    )
+
+
+def _draw_transfer(rng: random.Random) -> TransferConfig:
+    return TransferConfig(
+        lease_s=rng.choice((0.6, 1.0, 2.0)),
+        lease_slack_s=0.1,
+        read_timeout_s=rng.choice((0.15, 0.4)),
+        read_attempts_max=rng.choice((1, 2, 3, 10)),
+        reads_in_flight_max=rng.choice((1, 2, 8)),
+        intake_wait_s=rng.choice((0.3, 1.5)),
+    )
+
+
+def _draw_router(rng: random.Random) -> RouterConfig:
+    return RouterConfig(
+        policy=rng.choice(POLICIES),
+        disaggregate=rng.random() < 0.9,
+        fallback_to_other_pool=rng.random() < 0.8,
+        queue_requests_max=rng.choice((4, 64, 64)),
+        queue_wait_s=rng.choice((1.0, 8.0)),
+        attempts_max=rng.choice((2, 8, 8)),
+        worker_silence_s=0.8,
+    )

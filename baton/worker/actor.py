@@ -1,0 +1,55 @@
+"""A worker as a Ray actor: one process each, started, watched and buried by the control plane.
+
+This module and what it imports at the top run before torch is imported: pinning comes first, because
+torch counts the cores when it is loaded.
+"""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from baton.config import Config
+from baton.telemetry.logs import configure_logs
+from control_plane.ray_ops import WorkerSpec
+
+
+class WorkerActor:
+    """Async actor. `serve` runs for the life of the worker; when it ends, however it ends, the
+    control plane kills the process."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        pin_to(spec.cores)
+        self._spec = spec
+        self._config = Config(**spec.config)
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        configure_logs(spec.worker_id, self._config.telemetry)
+
+    async def identity(self) -> tuple[str, int]:
+        """(host name, process id)"""
+        return socket.gethostname(), os.getpid()
+
+    async def serve(self) -> str:
+        """Returns why it ended in good order. Raises SetupError or WorkerCrashed."""
+        from baton.worker.process import WorkerProcess  # torch: after pinning
+
+        spec = self._spec
+        process = WorkerProcess(spec.worker_id, spec.role, self._config, control_address=spec.control_address)
+        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
+        return "drained"
+
+    async def drain(self) -> None:
+        """Finish what is held, then let `serve` return."""
+        self._stop.set()
+
+
+def pin_to(cores: tuple[int, ...]) -> None:
+    """All threads of this process, and so every thread they will start. Empty: nothing happens."""
+    if not cores:
+        return
+    # The call is per thread, and Ray has started some already.
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:
+            continue  # it ended meanwhile

@@ -1,0 +1,495 @@
+"""Everything a worker decides, pure: events and the time in, actions out.
+
+`WorkerCore` dispatches; the parts decide: the scheduler which tokens run, the lease book who may read
+our blocks, the intake how a decode leg's KV gets here, the outbox what routers hear.
+"""
+
+from collections import Counter
+from collections.abc import MutableSequence
+from typing import assert_never
+
+from baton.config import EngineConfig, TransferConfig
+from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
+from baton.core.messages import (
+    AskKV,
+    CancelSequence,
+    FailureReason,
+    KVRefused,
+    KVReleased,
+    Leg,
+    LoadReport,
+    RefusalReason,
+    ResyncBlocks,
+    Role,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StartSequence,
+    WorkerHello,
+)
+from baton.core.sampling import FinishReason, finish_after
+from baton.core.steps import StepResult
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduler import Progress, Scheduler, Sequence
+from baton.worker.core_attempts import Attempt, Attempts, Epochs
+from baton.worker.core_status import WorkerStatus
+from baton.worker.events import (
+    AskerLost,
+    Drain,
+    FromAsker,
+    FromRouter,
+    FromSource,
+    ReadDone,
+    ReadSettled,
+    RouterJoined,
+    RouterLost,
+    RunStep,
+    SetRole,
+    SourceLost,
+    StartRead,
+    StepDone,
+    Tick,
+    ToAsker,
+    ToSource,
+    WorkerAction,
+    WorkerEvent,
+)
+from baton.worker.outbox import Outbox
+from decode_worker.intake import GaveUp, Intake, IntakeAction, NoRoom, Read, Ready, Send
+from prefill_worker.leases import LeaseBook, Tell
+
+STEP_S_SMOOTHING = 0.2
+"""Weight of the newest step in the reported step time."""
+
+
+class WorkerCore:
+    """One worker's decisions. Feed it every event, perform its actions in order, and call it again
+    (with Tick) no later than `next_tick_s`. Deterministic in its events and their times."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: WorkerId,
+        role: Role,
+        model: str,
+        fingerprint: str,
+        block_tokens: int,
+        block_bytes: int,
+        block_count: int,
+        max_model_tokens: int,
+        engine: EngineConfig,
+        transfer: TransferConfig,
+        router_grace_s: float,
+        heartbeat_s: float,
+        generations: MutableSequence[int],
+        now_s: float,
+    ) -> None:
+        self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
+        self._role = role
+        self._is_draining = False
+        self._block_tokens = block_tokens
+        # A sequence that fills the pool ends there as it would at the end of the context.
+        self._max_tokens = min(max_model_tokens, block_count * block_tokens)
+        self._waiting_max = engine.waiting_sequences_max
+        self._router_grace_s, self._heartbeat_s = router_grace_s, heartbeat_s
+        self._heartbeat_at_s = now_s
+        self._step_s = 0.0
+        self._pool = BlockPool(block_count, generations)
+        self._cache = PrefixCache(self._pool)
+        self._scheduler = Scheduler(
+            self._cache,
+            block_tokens=block_tokens,
+            step_tokens_max=engine.step_tokens_max,
+            batch_sequences_max=engine.batch_sequences_max,
+        )
+        self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_asks_max=self._waiting_max)
+        self._intake = Intake(
+            self._cache,
+            transfer,
+            block_tokens=block_tokens,
+            block_bytes=block_bytes,
+            waiting_max=self._waiting_max,
+            keep_free=lambda: self._scheduler.keep_free,
+        )
+        self._attempts = Attempts()
+        self._epochs = Epochs()
+        self._grace_end_s: dict[RouterId, float] = {}
+        self._out = Outbox(self._cache)
+
+    # --- what others may know -------------------------------------------------------------------
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When `handle` wants to be called at the latest; None: only when something happens."""
+        heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
+        parts = (self._attempts.next_deadline_s, self._leases.next_tick_s, self._intake.next_tick_s)
+        known = [at_s for at_s in parts if at_s is not None]
+        return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
+
+    @property
+    def is_idle(self) -> bool:
+        """No block is held by a sequence, a lease or a read, and nobody waits for an answer."""
+        nothing_runs = self._scheduler.is_empty and self._intake.is_idle
+        return nothing_runs and self._leases.count == 0 and not len(self._attempts)
+
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(
+            role=self._role,
+            is_draining=self._is_draining,
+            free_blocks=self._pool.free_count,
+            held_blocks=self._pool.held_count,
+            quarantined_blocks=self._intake.quarantined_count,
+            running_count=self._scheduler.running_count,
+            waiting_count=self._scheduler.waiting_count,
+            attempt_count=len(self._attempts),
+            lease_count=self._leases.count,
+            intake_count=self._intake.count,
+            reads_in_flight=self._intake.reads_in_flight,
+            router_count=self._out.router_count,
+        )
+
+    def check(self) -> None:
+        """Asserts that every account balances: each share in the pool has exactly one holder."""
+        for part in (self._pool, self._cache, self._scheduler, self._leases, self._intake):
+            part.check()
+        shares: Counter[BlockId] = Counter(self._leases.held_blocks())
+        shares.update(self._intake.held_blocks())
+        for seq in self._scheduler.sequences():
+            shares.update(seq.block_ids)
+        assert len(shares) == self._pool.held_count, "blocks held by nobody"
+        assert all(self._pool.shares(block) == count for block, count in shares.items())
+        live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
+        assert live + self._intake.count == len(self._attempts)
+        assert not self.is_idle or self._pool.held_count == 0
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def handle(self, event: WorkerEvent, *, now_s: float) -> list[WorkerAction]:
+        """What falls due by `now_s` happens first, then the event, then whatever can start now."""
+        if isinstance(event, RouterJoined):
+            self._out.leave(event.router_id)  # its old session; nothing may go out before the new hello
+        self._on_time(now_s)
+        self._dispatch(event, now_s)
+        self._out.flush_outputs()
+        self._start_work(now_s)
+        if not self._scheduler.is_stepping:
+            self._out.flush_blocks()
+        return self._out.collect()
+
+    def _dispatch(self, event: WorkerEvent, now_s: float) -> None:
+        match event:
+            case StepDone(result):
+                self._on_step(result, now_s)
+            case FromRouter(router_id, message):
+                if self._out.has(router_id):  # else it came from a session that broke
+                    self._on_router(router_id, message, now_s)
+            case FromAsker(asker, message):
+                self._on_asker(asker, message, now_s)
+            case FromSource(source, message):
+                self._do_intake(self._intake.heard(source, message, now_s=now_s))
+            case SourceLost(source, message):
+                self._do_intake(self._intake.source_lost(source, message))
+            case ReadDone(read_id, error, is_settled, is_stale):
+                done = self._intake.read_done(
+                    read_id, error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
+                )
+                self._do_intake(done)
+            case ReadSettled(read_id):
+                self._do_intake(self._intake.read_settled(read_id))
+            case RouterJoined(router_id):
+                self._on_router_joined(router_id, now_s)
+            case RouterLost(router_id):
+                if self._out.has(router_id):
+                    self._out.leave(router_id)
+                    self._grace_end_s[router_id] = now_s + self._router_grace_s
+            case SetRole(role):
+                self._role = role
+                self._out.tell_all(self._report())
+            case Drain():
+                self._is_draining = True
+                self._out.tell_all(self._report())
+            case AskerLost() | Tick():
+                pass  # a lost asker's leases run on: a one-sided read may still be under way
+            case _:
+                assert_never(event)
+
+    def _on_time(self, now_s: float) -> None:
+        next_s = self.next_tick_s
+        if next_s is None or next_s > now_s:
+            return
+        for router_id in [r for r, end_s in self._grace_end_s.items() if end_s <= now_s]:
+            del self._grace_end_s[router_id]
+            self._cancel_all_of(router_id, "its router is lost", now_s)
+        for attempt in self._attempts.overdue(now_s):
+            self._cancel(attempt.key, "deadline over", now_s)
+            self._fail(attempt, FailureReason.DEADLINE, "the request's time is up")
+        self._tell_askers(self._leases.tick(now_s=now_s))
+        self._do_intake(self._intake.tick(now_s=now_s))
+        if self._heartbeat_at_s <= now_s:
+            self._heartbeat_at_s = now_s + self._heartbeat_s
+            self._out.tell_all(self._report())
+
+    def _start_work(self, now_s: float) -> None:
+        """The scheduler first: what it lacks the intake must leave free."""
+        if self._scheduler.is_stepping:
+            self._do_intake(self._intake.admit(now_s=now_s))
+            return
+        plan = self._scheduler.plan()
+        self._do_intake(self._intake.admit(now_s=now_s))
+        if plan is None:
+            return
+        for item in plan.items:  # blocks found in the cache at admission can be read at once
+            attempt = self._attempts.get(item.key)
+            if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
+                self._announce(attempt.sequence, now_s)
+        self._out.flush_blocks()
+        self._out.add(RunStep(plan))
+
+    # --- routers --------------------------------------------------------------------------------
+
+    def _on_router_joined(self, router_id: RouterId, now_s: float) -> None:
+        # A router takes what ran under its old session as lost, and sends it again with a higher epoch.
+        self._cancel_all_of(router_id, "its router joined anew", now_s)
+        self._grace_end_s.pop(router_id, None)
+        if self._out.router_count == 0:
+            self._heartbeat_at_s = now_s + self._heartbeat_s
+        hello = WorkerHello(
+            worker_id=self._worker_id,
+            role=self._role,
+            fingerprint=self._fingerprint,
+            model=self._model,
+            block_tokens=self._block_tokens,
+            block_count=self._pool.block_count,
+            max_model_tokens=self._max_tokens,
+        )
+        self._out.join(router_id, hello, self._report())
+
+    def _on_router(
+        self, router_id: RouterId, message: StartSequence | CancelSequence | ResyncBlocks, now_s: float
+    ) -> None:
+        match message:
+            case StartSequence():
+                self._on_start(router_id, message, now_s)
+            case CancelSequence(seq_id, epoch):
+                self._cancel(SeqKey(seq_id, epoch), "cancelled", now_s)
+            case ResyncBlocks():
+                self._out.send_snapshot(router_id)
+            case _:
+                assert_never(message)
+
+    def _on_start(self, router_id: RouterId, start: StartSequence, now_s: float) -> None:
+        key = SeqKey(start.seq_id, start.epoch)
+        if key.epoch < self._epochs.highest(key.seq_id):
+            why = f"epoch {self._epochs.highest(key.seq_id)} is known"
+            self._out.tell(router_id, SequenceRefused(*key, RefusalReason.STALE_EPOCH, why))
+            return
+        if self._epochs.was_started(key) or self._leases.knows(key):
+            return
+        self._see(key, is_start=True, now_s=now_s)
+        refusal = self._refusal_of(start)
+        if refusal is not None:
+            self._out.tell(router_id, refusal)
+            self._tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
+            return
+        attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s)
+        self._attempts.add(attempt)
+        if start.leg is Leg.DECODE:
+            assert start.source is not None
+            self._do_intake(
+                self._intake.start(key, start.source, start.tokens, start.cache_root, now_s=now_s)
+            )
+            return
+        attempt.sequence = self._sequence(start, list(start.tokens))
+        self._scheduler.add(attempt.sequence)
+        if start.leg is Leg.PREFILL:
+            self._tell_askers(self._leases.open(key, now_s=now_s))
+
+    def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
+        key = (start.seq_id, start.epoch)
+        if not start.tokens or (start.leg is Leg.DECODE and start.source is None):
+            return SequenceFailed(*key, FailureReason.INTERNAL, "no tokens, or no source to pull from")
+        if self._is_draining:
+            return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
+        if len(start.tokens) >= self._max_tokens:
+            why = f"{len(start.tokens)} tokens and one more do not fit {self._max_tokens}"
+            return SequenceRefused(*key, RefusalReason.TOO_LONG, why)
+        if start.leg is not Leg.DECODE and self._scheduler.waiting_count >= self._waiting_max:
+            why = f"{self._waiting_max} sequences are waiting"
+            return SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+        return None
+
+    def _see(self, key: SeqKey, *, is_start: bool, now_s: float) -> None:
+        """A higher epoch ends the attempt before it."""
+        known = self._epochs.highest(key.seq_id)
+        if 0 <= known < key.epoch:
+            self._cancel(SeqKey(key.seq_id, known), f"epoch {key.epoch} came", now_s)
+        self._epochs.saw(key, is_start=is_start)
+
+    # --- ways out -------------------------------------------------------------------------------
+
+    def _cancel(self, key: SeqKey, why: str, now_s: float) -> None:
+        """Frees everything of an attempt, as far as no reader, no read and no running step needs it.
+        Unknown or ended: nothing happens."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._attempts.pop(key)
+            if attempt.sequence is not None:
+                self._scheduler.remove(attempt.sequence)
+            self._do_intake(self._intake.cancel(key))
+        self._tell_askers(self._leases.close(key, why, now_s=now_s))
+
+    def _cancel_all_of(self, router_id: RouterId, why: str, now_s: float) -> None:
+        for attempt in self._attempts.of(router_id):
+            self._cancel(attempt.key, why, now_s)
+
+    def _fail(self, attempt: Attempt, reason: FailureReason, message: str) -> None:
+        self._out.tell(attempt.router_id, SequenceFailed(*attempt.key, reason, message))
+
+    # --- prefill: who reads from us -------------------------------------------------------------
+
+    def _on_asker(self, asker: WorkerId, message: AskKV | KVReleased, now_s: float) -> None:
+        key = SeqKey(message.seq_id, message.epoch)
+        match message:
+            case AskKV():
+                self._on_ask(asker, key, message, now_s)
+            case KVReleased():
+                self._leases.released(asker, key, now_s=now_s)
+            case _:
+                assert_never(message)
+
+    def _on_ask(self, asker: WorkerId, key: SeqKey, ask: AskKV, now_s: float) -> None:
+        if key.epoch < self._epochs.highest(key.seq_id):
+            refused = KVRefused(*key, f"epoch {self._epochs.highest(key.seq_id)} is known")
+            self._out.add(ToAsker(asker, refused))
+            return
+        self._see(key, is_start=False, now_s=now_s)
+        if self._leases.knows(key):
+            self._tell_askers(self._leases.ask(asker, ask, now_s=now_s))
+        elif self._epochs.was_started(key):
+            self._out.add(ToAsker(asker, KVRefused(*key, "over, or not a prefill leg")))
+        else:
+            self._tell_askers(self._leases.ask_early(asker, ask, now_s=now_s))
+
+    def _announce(self, seq: Sequence, now_s: float) -> None:
+        sealed = seq.block_ids[: seq.sealed_count]
+        self._tell_askers(self._leases.sealed(seq.key, sealed, now_s=now_s))
+
+    def _tell_askers(self, told: list[Tell]) -> None:
+        for tell in told:
+            self._out.add(ToAsker(tell.asker, tell.message))
+
+    # --- decode: what we read -------------------------------------------------------------------
+
+    def _do_intake(self, actions: list[IntakeAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(source, message):
+                    self._out.add(ToSource(source, message))
+                case Read():
+                    self._out.add(StartRead(*action))
+                case Ready():
+                    self._on_ready(action)
+                case GaveUp(key, reason, why):
+                    self._fail(self._attempts.pop(key), reason, why)
+                case NoRoom(key, why):
+                    attempt = self._attempts.pop(key)
+                    refused = SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+                    self._out.tell(attempt.router_id, refused)
+                case _:
+                    assert_never(action)
+
+    def _on_ready(self, ready: Ready) -> None:
+        """Joins the running batch. The router hears the first token from here too: it drops what it
+        has, so nothing is missing whichever of the two workers it hears first."""
+        attempt = self._attempts.get(ready.key)
+        assert attempt is not None
+        start = attempt.start
+        seq = attempt.sequence = self._sequence(start, [*start.tokens, ready.first_token])
+        seq.block_ids, seq.hashes = ready.block_ids, ready.hashes
+        seq.computed_count = len(start.tokens)
+        seq.sealed_count = len(ready.hashes)
+        joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)
+        self._out.tell(attempt.router_id, joined)
+        self._scheduler.join(seq)
+        self._emit(attempt, seq, ready.first_token)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _on_step(self, result: StepResult, now_s: float) -> None:
+        weight = STEP_S_SMOOTHING if self._step_s else 1.0
+        self._step_s += weight * (result.elapsed_s - self._step_s)
+        progress = self._scheduler.finish_step(result)
+        for done in progress:
+            attempt = self._attempts.get(done.sequence.key)
+            assert attempt is not None, "cancelled sequences make no progress"
+            if attempt.start.leg is Leg.PREFILL:
+                self._on_prefilled(attempt, done, now_s)
+            elif done.token is not None:
+                self._emit(attempt, done.sequence, done.token)
+
+    def _on_prefilled(self, attempt: Attempt, done: Progress, now_s: float) -> None:
+        seq = done.sequence
+        if done.token is None:
+            self._announce(seq, now_s)
+            return
+        if self._emit(attempt, seq, done.token) is None:
+            told = self._leases.complete(
+                seq.key,
+                seq.block_ids,
+                first_token=done.token,
+                cached_token_count=seq.cached_token_count or 0,
+                now_s=now_s,
+            )
+            self._tell_askers(told)
+            self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
+        else:
+            self._tell_askers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
+
+    def _emit(self, attempt: Attempt, seq: Sequence, token: int) -> FinishReason | None:
+        """Tells the router the sequence's newest token, and ends the sequence if it was the last."""
+        finish = finish_after(seq.sampling, token, seq.generated_count)
+        if finish is None and len(seq.tokens) >= self._max_tokens:
+            finish = FinishReason.LENGTH
+        is_first_here = not attempt.has_output and attempt.start.leg is not Leg.DECODE
+        output = SequenceOutput(
+            *seq.key,
+            first_index=seq.generated_count - 1,
+            tokens=(token,),
+            finish=finish,
+            cached_token_count=seq.cached_token_count if is_first_here else None,
+        )
+        attempt.has_output = True
+        self._out.add_output(attempt.router_id, output)
+        if finish is not None:
+            self._end(attempt, seq)
+        return finish
+
+    def _end(self, attempt: Attempt, seq: Sequence) -> None:
+        self._attempts.pop(attempt.key)
+        self._scheduler.remove(seq)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _sequence(self, start: StartSequence, tokens: list[int]) -> Sequence:
+        return Sequence(
+            key=SeqKey(start.seq_id, start.epoch),
+            leg=start.leg,
+            tokens=tokens,
+            prompt_token_count=start.prompt_token_count,
+            sampling=start.sampling,
+            cache_root=start.cache_root,
+            block_tokens=self._block_tokens,
+        )
+
+    def _report(self) -> LoadReport:
+        return LoadReport(
+            role=self._role,
+            is_draining=self._is_draining,
+            free_blocks=self._pool.free_count,
+            running_count=self._scheduler.running_count,
+            waiting_count=self._scheduler.waiting_count + self._intake.count,
+            waiting_tokens=self._scheduler.waiting_token_count(),
+            step_s=self._step_s,
+        )

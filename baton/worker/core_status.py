@@ -1,0 +1,25 @@
+"""A worker's accounts at one moment."""
+
+import msgspec
+
+from baton.core.messages import Role
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """Counts at one moment, for metrics, tests and the simulator's checkers."""
+
+    role: Role
+    is_draining: bool
+    free_blocks: int
+    held_blocks: int
+    quarantined_blocks: int
+    """Held by reads that were given up and may yet write; part of `held_blocks`."""
+    running_count: int
+    waiting_count: int
+    """At the scheduler, for a seat or for blocks."""
+    attempt_count: int
+    """Accepted and not answered for good."""
+    lease_count: int
+    intake_count: int
+    reads_in_flight: int
+    router_count: int

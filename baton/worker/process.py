@@ -1,0 +1,275 @@
+"""A whole worker in one process: engine, KV pool, transfer, sessions, heartbeats, metrics."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, MutableSequence
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import grpc.aio
+import msgspec
+
+from baton.config import Config
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import (
+    AskerMessage,
+    Member,
+    PeerHello,
+    PeerRef,
+    Role,
+    SourceMessage,
+    WorkerMessage,
+)
+from baton.core.steps import StepPlan, StepResult
+from baton.engine.executor import Executor
+from baton.wire.client import WorkerStatusReply
+from baton.wire.server import start_server
+from baton.worker import events as e
+from baton.worker.core import WorkerCore
+from baton.worker.driver import CoreDriver, CoreSink
+from baton.worker.engine_thread import EngineThread
+from baton.worker.metrics import MetricsServer, WorkerMetrics
+from baton.worker.registration import Registration
+from baton.worker.service import RouterSessions
+from baton.worker.transfer import transfer_manager
+from decode_worker.puller import Puller, Read
+from kv_transfer.manager import TransferManager
+from prefill_worker.service import AskerSessions
+
+log = logging.getLogger(__name__)
+
+LAST_STEP_S = 10.0
+"""At the end, for the step under way."""
+
+
+class WorkerCrashed(Exception):
+    """A bug, or a broken device: the process must end. The cause is chained."""
+
+
+class WorkerProcess:
+    """`run` once. The clock of all decisions is `time.monotonic`."""
+
+    def __init__(
+        self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "", port: int = 0
+    ) -> None:
+        """`control_address` empty: no directory is told; `port` 0: any free one."""
+        self._worker_id, self._role, self._config = worker_id, role, config
+        self._control_address, self._port = control_address, port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._engine = EngineThread()
+        self._is_engine_stuck = False
+
+    @property
+    def must_exit_hard(self) -> bool:
+        """The engine thread hangs: only `os._exit` ends this process."""
+        return self._is_engine_stuck
+
+    async def run(
+        self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
+    ) -> None:
+        """Serve until `stop` is set, drain for at most `drain_timeout_s` or until `stop_now`, clean up.
+
+        Raises SetupError (model, device, port, transfer) before `on_ready`; WorkerCrashed afterwards.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_engine)
+            model, engine = self._config.model, self._config.engine
+            executor = await self._engine.run(Executor.load, model, engine)
+            await self._engine.run(executor.warm_up)
+            transfer = transfer_manager(self._worker_id, executor.kv, self._config)
+            stack.push_async_callback(transfer.close)
+            await transfer.start()
+            self._assemble(executor, transfer)
+            stack.push_async_callback(self._cancel_tasks)
+            stack.callback(self._driver.close)
+            stack.callback(self._puller.close)
+            member = await self._open_doors(stack, executor)
+            on_ready(member)
+            await self._serve(stop, stop_now)
+
+    def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
+        self._executor, self._transfer = executor, transfer
+        self._metrics = WorkerMetrics(self._worker_id)
+        self._core = self._make_core(executor)
+        self._driver = CoreDriver(self._core, step=self._step, spawn=self._spawn)
+        sink = CoreSink(self._driver.post, on_read=self._metrics.read)
+        self._routers = RouterSessions(sink=sink, status=self._status)
+        self._askers = AskerSessions(hello=self._hello, sink=sink)
+        self._puller = Puller(
+            hello=self._hello,
+            transfer=transfer,
+            sink=sink,
+            spawn=self._spawn,
+            connect_timeout_s=self._config.transfer.read_timeout_s,
+        )
+        self._driver.ports = _Ports(self._routers, self._askers, self._puller)
+
+    def _make_core(self, executor: Executor) -> WorkerCore:
+        cluster = self._config.cluster
+        return WorkerCore(
+            worker_id=self._worker_id,
+            role=self._role,
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            block_tokens=executor.geometry.block_tokens,
+            block_bytes=executor.geometry.block_bytes,
+            block_count=executor.kv.block_count,
+            max_model_tokens=executor.max_model_tokens,
+            engine=self._config.engine,
+            transfer=self._config.transfer,
+            router_grace_s=cluster.router_grace_s,
+            heartbeat_s=cluster.heartbeat_s,
+            generations=cast(MutableSequence[int], executor.kv.generations),
+            now_s=time.monotonic(),
+        )
+
+    async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
+        host = self._config.cluster.worker_host
+        server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
+        stack.push_async_callback(_stop_server, server)
+        metrics = MetricsServer(render=self._render_metrics, health=self._health)
+        metrics_port = await metrics.start(host)
+        stack.push_async_callback(metrics.close)
+        self._member = Member(
+            worker_id=self._worker_id,
+            role=self._role,
+            address=f"{host}:{port}",
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            metrics_address=f"{host}:{metrics_port}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        if self._control_address:
+            registration = Registration(
+                self._control_address, self._current_member, period_s=self._config.cluster.heartbeat_s
+            )
+            stack.push_async_callback(registration.leave)
+            self._spawn(registration.run())
+        return self._member
+
+    async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+        await self._until(stop)
+        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        self._driver.post(e.Drain())
+        try:
+            async with asyncio.timeout(self._config.cluster.drain_timeout_s):
+                await self._until(self._driver.idle, stop_now)
+        except TimeoutError:
+            log.warning("not drained in time: %s", self._core.status())
+
+    async def _until(self, *events: asyncio.Event) -> None:
+        """Raises WorkerCrashed, with its cause, as soon as core, engine or a task fails."""
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        try:
+            await asyncio.wait([*waits, self._driver.crashed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._driver.crashed.done():
+            cause = self._driver.crashed.result()
+            raise WorkerCrashed(f"{type(cause).__name__}: {cause}") from cause
+
+    async def _step(self, plan: StepPlan) -> StepResult:
+        result = await self._engine.run(self._executor.execute, plan)
+        self._metrics.step(plan, result)
+        return result
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    def _hello(self) -> PeerHello:
+        return PeerHello(self._worker_id, self._executor.fingerprint, self._transfer.offers())
+
+    def _current_member(self) -> Member:
+        status = self._core.status()
+        return msgspec.structs.replace(self._member, role=status.role, is_draining=status.is_draining)
+
+    def _status(self) -> WorkerStatusReply:
+        status = self._core.status()
+        return WorkerStatusReply(
+            worker_id=self._worker_id,
+            role=status.role,
+            is_draining=status.is_draining,
+            fingerprint=self._executor.fingerprint,
+            accounts=self._accounts(),
+        )
+
+    def _accounts(self) -> dict[str, float]:
+        facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())
+        accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
+        accounts["pid"] = os.getpid()
+        accounts["block_count"] = self._executor.kv.block_count
+        accounts["source_count"] = self._puller.source_count
+        accounts["asker_count"] = self._askers.asker_count
+        accounts |= self._metrics.totals()
+        for backend, counters in self._transfer.counters.items():
+            accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
+            accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
+            accounts[f"transfer.{backend}.reads_failed"] = counters.reads_failed + counters.reads_stale
+        return accounts
+
+    def _render_metrics(self) -> bytes:
+        self._metrics.accounts(self._accounts(), self._transfer.counters)
+        return self._metrics.meter.render()
+
+    def _health(self) -> dict[str, object]:
+        status = self._core.status()
+        return {"status": "draining" if status.is_draining else "ok", "worker_id": self._worker_id}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._driver.crash(error)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _close_engine(self) -> None:
+        self._is_engine_stuck = not await self._engine.close(timeout_s=LAST_STEP_S)
+
+
+class _Ports:
+    """`driver.Ports` over the sessions."""
+
+    def __init__(self, routers: RouterSessions, askers: AskerSessions, puller: Puller) -> None:
+        self._routers, self._askers, self._puller = routers, askers, puller
+
+    def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
+        self._routers.send(router_id, message)
+
+    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None:
+        self._askers.send(asker, message)
+
+    def to_source(self, source: PeerRef, message: AskerMessage) -> None:
+        self._puller.send(source, message)
+
+    def start_read(self, read: e.StartRead) -> None:
+        self._puller.start_read(
+            Read(
+                read.read_id,
+                read.source,
+                read.source_blocks,
+                read.local_blocks,
+                read.generations,
+                read.timeout_s,
+            )
+        )
+
+
+async def _stop_server(server: grpc.aio.Server) -> None:
+    """Sessions end now; a router or asker sees its stream break, as it would in a crash."""
+    await server.stop(0)

@@ -1,0 +1,87 @@
+"""The worker's side of its sessions with routers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.core.ids import RouterId
+from baton.core.messages import Role, RouterMessage, WorkerMessage
+from baton.wire.client import WorkerStatusReply
+from baton.wire.link import LinkBroken
+from baton.wire.server import WorkerEnd
+
+log = logging.getLogger(__name__)
+
+
+class RouterSink(Protocol):
+    """Who wants to know what routers say. `router_joined` answers with the hello, through `send`."""
+
+    def router_joined(self, router_id: RouterId) -> None: ...
+
+    def from_router(self, router_id: RouterId, message: RouterMessage) -> None: ...
+
+    def router_lost(self, router_id: RouterId) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def set_role(self, role: Role) -> None: ...
+
+
+class RouterSessions:
+    """One multiplexed session per router. A router that does not read is dropped: the engine never
+    waits for it. A second session of the same router replaces the first, whose end is reported."""
+
+    def __init__(self, *, sink: RouterSink, status: Callable[[], WorkerStatusReply]) -> None:
+        self._sink, self._status = sink, status
+        self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Task[None] | None]] = {}
+
+    @property
+    def router_count(self) -> int:
+        return len(self._sessions)
+
+    async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
+        self._drop(router_id, "replaced by a new session")
+        self._sessions[router_id] = (link, asyncio.current_task())
+        log.info("router %s joined", router_id)
+        self._sink.router_joined(router_id)
+        try:
+            async for message in link:
+                self._sink.from_router(router_id, message)
+        finally:
+            if self._is_current(router_id, link):
+                del self._sessions[router_id]
+                log.info("router %s left", router_id)
+                self._sink.router_lost(router_id)
+
+    def send(self, router_id: RouterId, message: WorkerMessage) -> None:
+        """Dropped if the session is gone."""
+        session = self._sessions.get(router_id)
+        if session is None:
+            return
+        try:
+            session[0].send(message)
+        except LinkBroken as error:
+            self._drop(router_id, str(error))
+
+    async def drain(self) -> None:
+        self._sink.drain()
+
+    async def set_role(self, role: Role) -> None:
+        self._sink.set_role(role)
+
+    def status(self) -> WorkerStatusReply:
+        return self._status()
+
+    def _is_current(self, router_id: RouterId, link: WorkerEnd) -> bool:
+        session = self._sessions.get(router_id)
+        return session is not None and session[0] is link
+
+    def _drop(self, router_id: RouterId, because: str) -> None:
+        session = self._sessions.pop(router_id, None)
+        if session is None:
+            return
+        log.warning("router %s dropped: %s", router_id, because)
+        if session[1] is not None:
+            session[1].cancel()
+        self._sink.router_lost(router_id)

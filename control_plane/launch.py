@@ -1,0 +1,281 @@
+"""A whole cluster from one command: checks, Ray, directory, workers, router; and its orderly end."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from baton.wire.server import start_server
+from control_plane.cores import core_share, thread_count
+from control_plane.plane import ControlPlane, restart_policy
+from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.router_child import RouterChild, child_environment
+
+log = logging.getLogger(__name__)
+
+LAST_PROCESSES_S = 3.0
+"""After Ray's shutdown, for its processes to end by themselves."""
+
+RouterCommand = Callable[[str], Sequence[str]]
+"""The argv of a router that follows the directory at this address."""
+
+
+def check_setup(config: Config) -> None:
+    """Raises SetupError for what can be known before anything is started."""
+    _check_model(config.model.path)
+    cluster = config.cluster
+    if cluster.prefill_workers + cluster.decode_workers + cluster.both_workers == 0:
+        raise SetupError("no workers: ask for some with --prefill, --decode or --both")
+    _check_port(config.router.host, config.router.port)
+
+
+def _check_model(path: str) -> None:
+    if not path:
+        raise SetupError("no model: name a folder or hub id with --model")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SetupError(f"{path} is not a model folder: it has no config.json")
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise SetupError(f"model folder {path} does not exist")
+
+
+def _check_port(host: str, port: int) -> None:
+    if port == 0:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another --port)") from None
+
+
+class Shutdown:
+    """The first SIGINT or SIGTERM asks for an orderly end, the second for an immediate one."""
+
+    def __init__(self) -> None:
+        self.asked, self.now = asyncio.Event(), asyncio.Event()
+
+    def signal(self) -> None:
+        if self.asked.is_set():
+            self.now.set()
+        self.asked.set()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.signal)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+class _LocalWorkers:
+    """`plane.Replicas` by way of Ray: says what each worker process is told and where it runs."""
+
+    def __init__(self, ray: RayReplicas, config: Config) -> None:
+        self._ray, self._config = ray, config
+        self.control_address = ""
+        self._order: dict[str, int] = {}
+        """Replica name -> index, for its share of the cores."""
+
+    def start(self, worker_id: WorkerId, role: Role) -> None:
+        cluster = self._config.cluster
+        cores, count = _cores(), cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+        index = self._order.setdefault(worker_id.rsplit(".", 1)[0], len(self._order))
+        share = core_share(index % count, count, cores) if self._ray.is_local else ()
+        threads = thread_count(share, count, len(cores), self._config.engine.threads)
+        spec = WorkerSpec(
+            worker_id=worker_id,
+            role=role,
+            control_address=self.control_address,
+            config=self._config.model_dump(),
+            cores=share,
+        )
+        self._ray.start(spec, threads=threads)
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        await self._ray.drain(worker_id)
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        await self._ray.kill(worker_id)
+
+
+def _cores() -> list[int]:
+    return psutil.Process().cpu_affinity() or list(range(psutil.cpu_count() or 1))
+
+
+async def run_cluster(
+    config: Config,
+    *,
+    actor_class: type,
+    router_command: RouterCommand | None,
+    announce: Callable[[str], None],
+    shutdown: Shutdown | None = None,
+) -> None:
+    """Runs until told to stop by a signal (or `shutdown`), and leaves no process behind.
+
+    `router_command` None: workers and directory only. `announce` gets the one ready text.
+    Raises SetupError, before the ready text, for what the operator must change.
+    """
+    check_setup(config)
+    shutdown = shutdown or Shutdown()
+    with shutdown.on_signals():
+        cluster = _Cluster(config, actor_class, router_command, shutdown)
+        try:
+            if await cluster.start():
+                announce(cluster.ready_text())
+                await cluster.until_asked_to_stop()
+                await cluster.drain()
+        finally:
+            await cluster.close()
+
+
+class _Cluster:
+    def __init__(
+        self, config: Config, actor_class: type, router_command: RouterCommand | None, shutdown: Shutdown
+    ) -> None:
+        self._config, self._router_command, self._shutdown = config, router_command, shutdown
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ray = RayReplicas(actor_class, config=config, on_exit=self._on_exit)
+        self._workers = _LocalWorkers(self._ray, config)
+        life = secrets.token_hex(2)
+        self._plane = ControlPlane(config.cluster, life=life, replicas=self._workers, spawn=self._spawn)
+        self._server: Any = None
+        self._router: RouterChild | None = None
+        self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> bool:
+        """False: told to stop before everything was ready."""
+        log.debug("starting Ray")
+        await self._ray.open()
+        cluster = self._config.cluster
+        self._server, port = await start_server(
+            cluster.control_host, cluster.control_port, directory=self._plane
+        )
+        self._workers.control_address = f"{cluster.control_host}:{port}"
+        counts = {
+            Role.PREFILL: cluster.prefill_workers,
+            Role.DECODE: cluster.decode_workers,
+            Role.BOTH: cluster.both_workers,
+        }
+        self._plane.want(counts)
+        if self._router_command is not None:
+            self._start_router(self._router_command(self._workers.control_address))
+        return await self._until_ready()
+
+    def _start_router(self, argv: Sequence[str]) -> None:
+        self._router = RouterChild(
+            argv, environment=child_environment(self._config), policy=restart_policy(self._config.cluster)
+        )
+        self._spawn(self._router.run())
+
+    async def _until_ready(self) -> bool:
+        """Raises what keeps the cluster from becoming ready."""
+        ready = asyncio.create_task(self._all_ready())
+        stop = asyncio.create_task(self._shutdown.asked.wait())
+        try:
+            trouble = {self._plane.setup_error, self._crash}
+            await asyncio.wait({ready, stop, *trouble}, return_when=asyncio.FIRST_COMPLETED)
+            if self._plane.setup_error.done():
+                raise SetupError(self._plane.setup_error.result())
+            if self._crash.done():
+                self._crash.result()
+            if ready.done():
+                ready.result()
+            return ready.done() and not stop.done()
+        finally:
+            for task in (ready, stop):
+                task.cancel()
+
+    async def _all_ready(self) -> None:
+        if self._router is not None:
+            await asyncio.shield(self._router.url)
+        await self._plane.until_settled()
+
+    async def until_asked_to_stop(self) -> None:
+        """Raises what breaks the control plane itself."""
+        asked = asyncio.create_task(self._shutdown.asked.wait())
+        await asyncio.wait({asked, self._crash}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if self._crash.done():
+            self._crash.result()
+
+    def ready_text(self) -> str:
+        cluster = self._config.cluster
+        model = self._config.model.name or Path(self._config.model.path).name
+        pools = (
+            f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
+        )
+        if self._router is None:
+            return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
+        url = self._router.url.result()
+        body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
+        curl = f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {curl}"
+
+    async def drain(self) -> None:
+        """Router first: it refuses new requests and lets the running ones finish on the workers."""
+        if self._router is None:
+            return
+        timeout_s = self._config.cluster.drain_timeout_s
+        log.info("draining, for at most %g s; Ctrl-C again ends at once", timeout_s)
+        stopping = asyncio.create_task(self._router.stop(timeout_s))
+        at_once = asyncio.create_task(self._shutdown.now.wait())
+        await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (stopping, at_once):
+            task.cancel()
+        await asyncio.gather(stopping, at_once, return_exceptions=True)
+
+    async def close(self) -> None:
+        self._plane.close()
+        if self._router is not None:
+            self._router.kill()
+        children = psutil.Process().children(recursive=True) if self._ray.is_local else []
+        await self._ray.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(0)
+        await asyncio.to_thread(_end_all, children)
+
+    def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
+        self._plane.exited(worker_id, reason)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._crash.done():
+            self._crash.set_exception(error)
+
+
+def _end_all(processes: Sequence[psutil.Process]) -> None:
+    """Whatever outlived Ray's own shutdown: politely, then not."""
+    _, alive = psutil.wait_procs(processes, LAST_PROCESSES_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            log.warning("killing left-over process %d (%s)", process.pid, process.name())
+            process.kill()
+    psutil.wait_procs(alive, LAST_PROCESSES_S)

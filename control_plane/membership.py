@@ -1,0 +1,129 @@
+"""Who is in the cluster, by leases. Pure: events and the time in, changes out.
+
+A worker is a member from its first renewal until it leaves or lets its lease lapse. A worker id names
+one process life, so an id that *left* is gone for good and a late renewal of it changes nothing. An id
+that *lapsed* may come back (a pause, a lost network): whoever wants it dead has to kill it.
+"""
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+
+from baton.core.ids import WorkerId
+from baton.core.messages import Member, MembershipView
+
+TOMBSTONE_LEASES = 10
+"""A departed id is remembered this many leases; no message stays under way for that long."""
+
+
+class Renewed(msgspec.Struct, frozen=True):
+    """A worker says that it lives; also how it becomes a member and how its fields change."""
+
+    member: Member
+
+
+class Left(msgspec.Struct, frozen=True):
+    """The worker said goodbye, or its process is known to be dead."""
+
+    worker_id: WorkerId
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """The directory itself could not listen for this long: no silence counts for that time."""
+
+    for_s: float
+
+
+MembershipEvent = Renewed | Left | Tick | Paused
+
+
+class Appeared(msgspec.Struct, frozen=True):
+    """A worker that was no member became one."""
+
+    member: Member
+
+
+class Lapsed(msgspec.Struct, frozen=True):
+    """A member was silent for a whole lease."""
+
+    member: Member
+
+
+class ViewChanged(msgspec.Struct, frozen=True):
+    """At most one per event, last."""
+
+    view: MembershipView
+
+
+MembershipChange = Appeared | Lapsed | ViewChanged
+
+
+@dataclass(slots=True)
+class _Lease:
+    member: Member
+    ends_s: float
+
+
+@dataclass(slots=True)
+class MembershipBook:
+    """`directory_life` is unique per process life, so that a version of one life is never compared
+    with a version of another."""
+
+    directory_life: str
+    lease_s: float
+    version: int = 0
+    _leases: dict[WorkerId, _Lease] = field(default_factory=dict[WorkerId, _Lease])
+    _gone: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+
+    @property
+    def next_tick_s(self) -> float | None:
+        ends_s = [lease.ends_s for lease in self._leases.values()]
+        return min([*ends_s, *self._gone.values()], default=None)
+
+    @property
+    def view(self) -> MembershipView:
+        members = tuple(self._leases[worker_id].member for worker_id in sorted(self._leases))
+        return MembershipView(self.directory_life, self.version, members)
+
+    def handle(self, event: MembershipEvent, *, now_s: float) -> list[MembershipChange]:
+        match event:
+            case Renewed(member):
+                return self._renew(member, now_s)
+            case Left(worker_id):
+                self._gone[worker_id] = now_s + TOMBSTONE_LEASES * self.lease_s
+                return self._changed() if self._leases.pop(worker_id, None) else []
+            case Tick():
+                return self._tick(now_s)
+            case Paused(for_s):
+                for lease in self._leases.values():
+                    lease.ends_s += for_s
+                return []
+            case _:
+                assert_never(event)
+
+    def _renew(self, member: Member, now_s: float) -> list[MembershipChange]:
+        if member.worker_id in self._gone:
+            return []
+        known = self._leases.get(member.worker_id)
+        self._leases[member.worker_id] = _Lease(member, now_s + self.lease_s)
+        if known is None:
+            return [Appeared(member), *self._changed()]
+        return self._changed() if known.member != member else []
+
+    def _tick(self, now_s: float) -> list[MembershipChange]:
+        self._gone = {w: end_s for w, end_s in self._gone.items() if end_s > now_s}
+        lapsed = [lease.member for lease in self._leases.values() if lease.ends_s <= now_s]
+        for member in lapsed:
+            del self._leases[member.worker_id]
+        if not lapsed:
+            return []
+        return [*(Lapsed(member) for member in lapsed), *self._changed()]
+
+    def _changed(self) -> list[MembershipChange]:
+        self.version += 1
+        return [ViewChanged(self.view)]

@@ -1,0 +1,186 @@
+"""The control plane's IO: directory service and replicas around their two pure books."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Protocol, assert_never
+
+from baton.config import ClusterConfig
+from baton.core.errors import SetupError
+from baton.core.ids import RouterId, WorkerId, replica_name
+from baton.core.messages import Member, MembershipView, Role
+from baton.telemetry import catalogue
+from baton.telemetry.metrics import Meter
+from control_plane import membership as mb
+from control_plane import reconcile as rc
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.25
+"""A timer later than this means that this process was held up (a suspended machine, a busy core)."""
+
+WATCH_KEEPALIVE_S = 1.0
+"""A watcher hears at least this often, so that silence means that the directory is gone."""
+
+
+class Replicas(Protocol):
+    """Worker processes, see `ray_ops.RayReplicas`."""
+
+    def start(self, worker_id: WorkerId, role: Role) -> None: ...
+
+    async def drain(self, worker_id: WorkerId) -> None: ...
+
+    async def kill(self, worker_id: WorkerId) -> None: ...
+
+
+def restart_policy(config: ClusterConfig) -> rc.RestartPolicy:
+    return rc.RestartPolicy(
+        backoff_s=config.restart_backoff_s,
+        backoff_max_s=config.restart_backoff_max_s,
+        start_timeout_s=config.start_timeout_s,
+        drain_timeout_s=config.drain_timeout_s,
+        # One that outlived the longest wait is well again.
+        stable_s=config.restart_backoff_max_s,
+    )
+
+
+class ControlPlane:
+    """Implements `baton.wire.server.DirectoryHandler`; `exited` is told of each dead process.
+
+    `spawn` runs a coroutine whose unexpected exception ends the process.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        life: str,
+        replicas: Replicas,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        meter: Meter | None = None,
+    ) -> None:
+        self.book = mb.MembershipBook(directory_life=life, lease_s=config.member_lease_s)
+        self.reconciler = rc.Reconciler(policy=restart_policy(config), life=life)
+        self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """What the operator must change before any worker can start; the first one's words."""
+        self._replicas, self._spawn = replicas, spawn
+        self._meter = meter or Meter()
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._is_closed = False
+
+    # --- directory --------------------------------------------------------------------------------
+
+    def renew(self, member: Member) -> None:
+        self._member_event(mb.Renewed(member))
+
+    def leave(self, worker_id: WorkerId) -> None:
+        self._member_event(mb.Left(worker_id))
+
+    async def watch(self, router_id: RouterId) -> AsyncIterator[MembershipView]:
+        log.debug("router %s watches", router_id)
+        while True:
+            changed, view = self._changed, self.book.view
+            yield view
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_KEEPALIVE_S):
+                    await changed.wait()
+
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def want(self, counts: Mapping[Role, int]) -> None:
+        self._replica_event(rc.SetDesired(counts))
+
+    def exited(self, worker_id: WorkerId, reason: BaseException | str) -> None:
+        """The process is known to be dead: routers hear at once, not after a lease."""
+        if isinstance(reason, SetupError) and not self.setup_error.done():
+            self.setup_error.set_result(str(reason))
+        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+        if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
+            log.warning("worker %s ended: %s", worker_id, text)
+        self._member_event(mb.Left(worker_id))
+        self._replica_event(rc.ReplicaExited(worker_id, text))
+
+    async def until_settled(self) -> None:
+        """Returns once every wanted replica serves."""
+        while not self.reconciler.is_settled:
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """No replica is started or killed any more; the directory goes on."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- events in, actions out -------------------------------------------------------------------
+
+    def _member_event(self, event: mb.MembershipEvent) -> None:
+        for change in self.book.handle(event, now_s=time.monotonic()):
+            match change:
+                case mb.Appeared(member):
+                    log.info("worker %s joined at %s", member.worker_id, member.address)
+                    self._replica_event(rc.MemberSeen(member.worker_id))
+                case mb.Lapsed(member):
+                    log.warning("worker %s is silent", member.worker_id)
+                    self._replica_event(rc.LeaseLapsed(member.worker_id))
+                case mb.ViewChanged():
+                    self._notify()
+                case _:
+                    assert_never(change)
+        self._reschedule()
+
+    def _replica_event(self, event: rc.ReconcileEvent) -> None:
+        if self._is_closed:
+            return
+        for action in self.reconciler.handle(event, now_s=time.monotonic()):
+            self._perform(action)
+        self._count()
+        self._notify()
+        self._reschedule()
+
+    def _perform(self, action: rc.ReconcileAction) -> None:
+        match action:
+            case rc.StartReplica(worker_id, role, because):
+                if because != "wanted":
+                    log.info("starting %s: %s", worker_id, because)
+                    replica = replica_name(worker_id)
+                    self._meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
+                self._replicas.start(worker_id, role)
+            case rc.DrainReplica(worker_id, because):
+                log.info("draining %s: %s", worker_id, because)
+                self._spawn(self._replicas.drain(worker_id))
+            case rc.KillReplica(worker_id, because):
+                log.warning("killing %s: %s", worker_id, because)
+                self._spawn(self._replicas.kill(worker_id))
+            case _:
+                assert_never(action)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _count(self) -> None:
+        status = self.reconciler.status()
+        for role in Role:
+            for phase in rc.ReplicaPhase:
+                count = sum(s.role is role and s.phase is phase for s in status)
+                self._meter.set(catalogue.REPLICAS, count, role=role, state=phase)
+
+    def _reschedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = [s for s in (self.book.next_tick_s, self.reconciler.next_tick_s) if s is not None]
+        if due_s and not self._is_closed:
+            now_s = time.monotonic()
+            self._due_s = max(now_s + 0.001, min(due_s))
+            self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._tick)
+
+    def _tick(self) -> None:
+        late_s = time.monotonic() - self._due_s
+        if late_s > PAUSE_S:
+            self._member_event(mb.Paused(late_s))
+        self._member_event(mb.Tick())
+        self._replica_event(rc.Tick())

@@ -1,0 +1,234 @@
+"""Everything Ray: the cluster it runs or joins, and worker processes as its actors.
+
+Ray starts, places and buries processes. Requests and KV never pass through it.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import psutil
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+
+log = logging.getLogger(__name__)
+
+RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # else a token file appears in the home directory
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A lost node is noticed in 1.5 s instead of 15.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    # Our processes fork children after gRPC has threads; its fork handlers only get in the way.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
+OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
+
+WORKER_ENVIRONMENT = {
+    # libgomp's threads spin between parallel regions, which costs a neighbour ten times the latency.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # 2 MB pages double the bandwidth of one-sided reads; torch asks for them if told to.
+    "THP_MEM_ALLOC_ENABLE": "1",
+    # The EFA provider drags in a second libnl, and the process dies with SIGSEGV when it exits.
+    "UCX_MODULES": "^efa",
+}
+
+CALL_S = 30.0
+"""One call to an actor that should answer at once; the first includes the start of its process."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """All a worker process needs to know; it is pickled to the host where the process runs."""
+
+    worker_id: WorkerId
+    role: Role
+    control_address: str
+    config: dict[str, Any]
+    """`Config.model_dump()`."""
+    cores: tuple[int, ...] = ()
+    """To run on; empty: any."""
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """Variables that must be set before torch is imported; what the operator set stays."""
+    ours = {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)} if threads else WORKER_ENVIRONMENT
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
+
+
+KILL_S = 2.0
+"""From SIGKILL to the end of the process, usually milliseconds."""
+
+
+@dataclass(slots=True)
+class _Replica:
+    handle: Any
+    watcher: asyncio.Task[None] | None = None
+    process: psutil.Process | None = None
+    """On our own host. Knows when the process was created, so never signals a later owner of the pid."""
+
+
+OnExit = Callable[[WorkerId, BaseException | str], None]
+
+
+class RayReplicas:
+    """Worker processes as Ray actors, one process each.
+
+    `actor_class(spec)` has async methods `identity() -> (host, pid)`, `serve() -> reason`, which runs
+    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per start,
+    when the process has ended or could not be started.
+    """
+
+    def __init__(self, actor_class: type, *, config: Config, on_exit: OnExit) -> None:
+        self._actor_class, self._config, self._on_exit = actor_class, config, on_exit
+        self._ray: Any = None
+        self._replicas: dict[WorkerId, _Replica] = {}
+
+    async def open(self) -> None:
+        """Start Ray here, or join the cluster at `ray_address`. Raises SetupError."""
+        os.environ.update({k: os.environ.get(k, v) for k, v in RAY_ENVIRONMENT.items()})
+        self._ray = await asyncio.to_thread(importlib.import_module, "ray")
+        self._quieten()
+        try:
+            await asyncio.to_thread(self._init)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = self._config.cluster.ray_address or "on this machine"
+            raise SetupError(f"Ray does not start {where}: {_first_line(error)}") from error
+
+    def _init(self) -> None:
+        common: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "configure_logging": False,
+        }
+        if address := self._config.cluster.ray_address:
+            self._ray.init(address=address, **common)
+            return
+        self._ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            # Idle interpreters that nobody asked for cost memory and start-up time.
+            _system_config={"prestart_worker_first_driver": False, "num_workers_soft_limit": 0},
+            **common,
+        )
+
+    def _quieten(self) -> None:
+        """Ray prints a paragraph on standard output for each process that dies; we log a line."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        module = importlib.import_module("ray._private.worker")
+        if hasattr(module, "print_to_stdstream"):
+            setattr(module, "print_to_stdstream", _log_ray_lines)  # noqa: B010 - private, by name
+
+    @property
+    def is_local(self) -> bool:
+        """This process started Ray, and nobody else uses it."""
+        return not self._config.cluster.ray_address
+
+    def start(self, spec: WorkerSpec, *, threads: int) -> None:
+        """Does not wait. How it went is told by the directory, or by `on_exit`."""
+        needs_gpu = self._config.model.device.startswith("cuda")
+        options: dict[str, Any] = {
+            "name": spec.worker_id,
+            "num_cpus": 0 if self.is_local else max(1, threads),
+            "num_gpus": 1 if needs_gpu else 0,
+            "max_restarts": 0,  # when, and how often, is the reconciler's decision
+            "max_task_retries": 0,
+            "max_concurrency": 16,
+            "runtime_env": {"env_vars": worker_environment(threads)},
+        }
+        handle = self._ray.remote(self._actor_class).options(**options).remote(spec)
+        replica = self._replicas[spec.worker_id] = _Replica(handle)
+        replica.watcher = asyncio.create_task(self._watch(spec.worker_id, replica), name=spec.worker_id)
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        """Ask it to finish what it holds and end; whether it does is told by `on_exit`."""
+        if replica := self._replicas.get(worker_id):
+            replica.handle.drain.remote()
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        """At once, even if it is stopped by a signal: Ray alone would report such a process as dead
+        and leave it there."""
+        replica = self._replicas.get(worker_id)
+        if replica is None:
+            return
+        _sigkill(replica.process)
+        self._ray.kill(replica.handle, no_restart=True)
+
+    async def close(self) -> None:
+        """Kill what is left and, if it was ours, stop Ray. Idempotent."""
+        for worker_id in list(self._replicas):
+            await self.kill(worker_id)
+        watchers = [r.watcher for r in self._replicas.values() if r.watcher is not None]
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        if self._ray is not None and self._ray.is_initialized():
+            await asyncio.to_thread(self._ray.shutdown)
+
+    async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
+        serving = replica.handle.serve.remote()
+        reason: BaseException | str
+        try:
+            host, pid = await replica.handle.identity.remote()
+            if host == socket.gethostname():
+                replica.process = psutil.Process(pid)
+            reason = await serving
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            reason = _cause(error)
+        _sigkill(replica.process)  # Ray may call it dead while it still exists
+        self._ray.kill(replica.handle, no_restart=True)
+        await asyncio.to_thread(_wait_gone, replica.process)
+        self._replicas.pop(worker_id, None)
+        self._on_exit(worker_id, reason)
+
+
+def _cause(error: Exception) -> BaseException:
+    """What the actor's own code raised; Ray wraps it together with the actor's traceback."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return cause
+    if "died" in type(error).__name__.lower() or "ActorDied" in type(error).__name__:
+        return ProcessLookupError("its process died")
+    return error
+
+
+def _sigkill(process: psutil.Process | None) -> None:
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _wait_gone(process: psutil.Process | None) -> None:
+    if process is None:
+        return
+    try:
+        process.wait(KILL_S)
+    except psutil.NoSuchProcess:
+        pass  # the state we wanted
+    except psutil.TimeoutExpired:
+        log.error("process %d does not end after SIGKILL", process.pid)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _log_ray_lines(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    for line in data.get("lines", ()):
+        log.debug("ray: %s", line)

@@ -1,0 +1,123 @@
+"""The router as a supervised child process of the control plane."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from control_plane.reconcile import RestartPolicy
+
+log = logging.getLogger(__name__)
+
+READY_PREFIX = "ready "
+"""The router's one line on standard output: this, then its URL."""
+
+SETUP_ERROR_STATUS = 2
+START_S = 60.0
+"""From starting the router to its ready line."""
+
+KILL_S = 2.0
+"""From SIGKILL to the end of the process."""
+
+
+def child_environment(config: Config) -> dict[str, str]:
+    """This process's environment, with the whole configuration in it: a child sees the same values,
+    whether they came from the command line, the environment or a default."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    values = config.model_dump(mode="json")
+    ours = {
+        f"BATON_{name.upper()}": msgspec.json.encode(section).decode() for name, section in values.items()
+    }
+    return {**kept, **ours}
+
+
+class RouterChild:
+    """Starts the router, starts it anew when it dies, stops it. `run` is one task; cancelling it
+    leaves the process to `stop`."""
+
+    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy) -> None:
+        self._argv, self._environment, self._policy = list(argv), dict(environment), policy
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
+        self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Of the first start. SetupError if that fails for want of something only a person can give."""
+
+    async def run(self) -> None:
+        deaths_in_a_row = 0
+        while not self._is_stopping:
+            started_s = time.monotonic()
+            status = await self._run_once()
+            if self._is_stopping:
+                return
+            if status == SETUP_ERROR_STATUS and not self.url.done():
+                self.url.set_exception(SetupError("the router cannot start, it says why above"))
+                return
+            was_stable = time.monotonic() - started_s >= self._policy.stable_s
+            deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
+            delay_s = self._policy.delay_s(deaths_in_a_row)
+            log.warning("router ended with status %s, starting it anew in %g s", status, delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _run_once(self) -> int:
+        """Returns the exit status."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C in the terminal is ours to translate into an orderly end.
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_S):
+                await self._await_ready(self._process)
+        except TimeoutError:
+            log.error("router not ready after %g s", START_S)
+            self._process.kill()
+        await self._drop_output(self._process)
+        return await self._process.wait()
+
+    async def _await_ready(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            text = line.decode(errors="replace").strip()
+            if text.startswith(READY_PREFIX):
+                if not self.url.done():
+                    self.url.set_result(text.removeprefix(READY_PREFIX))
+                return
+            print(text, file=sys.stderr)
+
+    async def _drop_output(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while await process.stdout.read(65_536):
+            pass
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let it drain, at most this long; then kill it. Idempotent."""
+        self._is_stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
+        except TimeoutError:
+            log.warning("router did not end within %g s, killing it", timeout_s)
+            self.kill()
+            async with asyncio.timeout(KILL_S):
+                await process.wait()
+
+    def kill(self) -> None:
+        self._is_stopping = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

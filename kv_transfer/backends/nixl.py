@@ -1,0 +1,403 @@
+"""KV reads over NIXL: RDMA between hosts that have it, cross-memory attach within one, TCP otherwise.
+
+A read that runs out of time is *abandoned*, never cancelled: over TCP the bytes keep arriving after
+NIXL was told to forget the request, even after the peer was removed. So its request is kept and watched
+until it completes or fails, and only then do `settled` and a postponed `remove_peer` go through:
+
+- peer dead: its connection breaks, the request fails, it settles within a fraction of a second;
+- peer host gone without a word: UCX's TCP keep-alive fails the request after some tens of seconds;
+- peer frozen (stopped, swapping): it stays in flight until the peer thaws or dies. Its target blocks
+  stay in quarantine that long, which costs memory and never correctness.
+"""
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
+from baton.core.ids import WorkerId
+from kv_transfer.backend import KVMemory, check_blocks, check_source
+from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost
+from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
+from kv_transfer.layout import cover
+
+_T = TypeVar("_T")
+
+OFFER_VERSION = 1
+OFFER_BYTES_MAX = 64 * 1024
+BLOCK_COUNT_MAX = 2**31 - 1
+GENERATION_BYTES = 8
+SCRATCH_ENTRIES = 4096
+CONTROL_TIMEOUT_S = 10.0
+"""Adding a peer waits for the reads before it in the transfer thread's queue."""
+COVER_GAP_ENTRIES = 32
+"""A further descriptor costs about as much as copying this many table entries (1 µs, one host)."""
+
+
+class NixlOffer(msgspec.Struct, frozen=True):
+    version: int
+    agent_name: str
+    metadata: bytes
+    base_address: int
+    block_bytes: int
+    block_count: int
+    generations_address: int
+    device: str
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    worker_id: WorkerId
+    offer: NixlOffer
+    blocks: DescriptorList
+    generations: DescriptorList
+    job_count: int = 0
+    is_removed: bool = False
+    """NIXL forgets it as soon as no job is left."""
+
+
+@dataclass(slots=True, eq=False)
+class _Scratch:
+    """Registered host memory where generations land; one job's at a time."""
+
+    entries: npt.NDArray[np.uint64]
+    pieces: DescriptorList
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """The event loop's side of a job."""
+
+    peer: _Peer
+    local_blocks: frozenset[int]
+    result: asyncio.Future[list[int]]
+    job: Job
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class NixlBackend:
+    """See `kv_transfer.backend.TransferBackend`; all public methods belong to the event loop."""
+
+    name = "nixl"
+
+    def __init__(self, worker_id: WorkerId, memory: KVMemory) -> None:
+        self._memory = memory
+        # Unique per life of this backend: a peer that knew an earlier life sees a new agent.
+        self._agent_name = f"{worker_id}/{secrets.token_hex(8)}"
+        self._thread: TransferThread | None = None
+        self._reads: set[_Read] = set()
+        self._peers: dict[WorkerId, _Peer] = {}
+        self._by_agent: dict[str, _Peer] = {}
+        """Also those whose removal waits for abandoned reads."""
+        self._peers_lock = asyncio.Lock()
+        self._free_scratch: list[_Scratch] = []
+        """The transfer thread's."""
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = await asyncio.to_thread(self._open)
+        self._thread.start()
+
+    def _open(self) -> TransferThread:
+        agent = NixlAgent(self._agent_name)
+        try:
+            self._register(agent)
+        except SetupError:
+            agent.close()
+            raise
+        self._agent = agent
+        self._metadata = agent.metadata()
+        return TransferThread(agent, name=f"nixl {self._agent_name}")
+
+    def _register(self, agent: NixlAgent) -> None:
+        memory = self._memory
+        agent.register(memory.base_address, memory.pool_bytes, memory.device)
+        agent.register(memory.generations.ctypes.data, memory.generations.nbytes)
+        try:
+            self._local = agent.pieces(
+                None, memory.base_address, memory.block_bytes, memory.block_count, memory.device
+            )
+        except ValueError as error:
+            raise SetupError(str(error)) from error
+
+    async def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        for read in self._reads:
+            self._give_up(read, "transfers are closed", may_still_land=False)
+        await asyncio.to_thread(self._shut, thread)
+        for read in list(self._reads):
+            self._on_over(read)
+        self._peers.clear()
+        self._by_agent.clear()
+
+    def _shut(self, thread: TransferThread) -> None:
+        thread.close()
+        for peer in self._by_agent.values():
+            self._agent.release_pieces(peer.blocks)
+            self._agent.release_pieces(peer.generations)
+        for scratch in self._free_scratch:
+            self._agent.release_pieces(scratch.pieces)
+        self._agent.release_pieces(self._local)
+        self._agent.close()
+
+    def offer(self) -> bytes:
+        memory = self._memory
+        return msgspec.msgpack.encode(
+            NixlOffer(
+                version=OFFER_VERSION,
+                agent_name=self._agent_name,
+                metadata=self._metadata,
+                base_address=memory.base_address,
+                block_bytes=memory.block_bytes,
+                block_count=memory.block_count,
+                generations_address=memory.generations.ctypes.data,
+                device=memory.device,
+            )
+        )
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
+        parsed = parse_offer(offer, block_bytes=self._memory.block_bytes)
+        async with self._peers_lock:
+            known = self._by_agent.get(parsed.agent_name)
+            if parsed.agent_name == self._agent_name or (
+                known is not None and (known.offer, known.worker_id) != (parsed, peer)
+            ):
+                raise IncompatiblePeer(f"{peer}: its NIXL agent's name is somebody else's")
+            current = self._peers.get(peer)
+            if current is not None and current is not known:
+                self._remove(current)
+            if known is None:
+                known = await self._connect(peer, parsed)
+                self._by_agent[parsed.agent_name] = known
+            known.is_removed = False
+            self._peers[peer] = known
+
+    async def _connect(self, worker_id: WorkerId, offer: NixlOffer) -> _Peer:
+        connected: asyncio.Future[_Peer] = self._loop.create_future()
+
+        def connect() -> None:
+            try:
+                peer = self._load(worker_id, offer)
+            except ValueError as error:
+                self._call_soon(_set_error, connected, IncompatiblePeer(f"{worker_id}: {error}"))
+            else:
+                self._call_soon(_set_result, connected, peer)
+
+        self._submit(connect)
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                return await connected
+        except TimeoutError:
+            raise TransferFailed(f"NIXL did not take up {worker_id} in time") from None
+
+    def _load(self, worker_id: WorkerId, offer: NixlOffer) -> _Peer:
+        """On the transfer thread. Raises ValueError."""
+        agent, name = self._agent, offer.agent_name
+        loaded = agent.add_remote(offer.metadata)
+        try:
+            if loaded != name:
+                raise ValueError(f"the metadata is that of {loaded}")
+            table = agent.pieces(name, offer.generations_address, GENERATION_BYTES, offer.block_count)
+            blocks = agent.pieces(
+                name, offer.base_address, offer.block_bytes, offer.block_count, offer.device
+            )
+        except ValueError:
+            agent.remove_remote(loaded)
+            raise
+        return _Peer(worker_id, offer, blocks, table)
+
+    async def remove_peer(self, peer: WorkerId) -> None:
+        async with self._peers_lock:
+            known = self._peers.pop(peer, None)
+            if known is not None:
+                self._remove(known)
+
+    def _remove(self, peer: _Peer) -> None:
+        peer.is_removed = True
+        for read in self._reads:
+            if read.peer is peer:
+                self._give_up(read, f"{peer.worker_id} was removed", may_still_land=True)
+        self._forget_if_idle(peer)
+
+    def _forget_if_idle(self, peer: _Peer) -> None:
+        if not peer.is_removed or peer.job_count or self._thread is None:
+            return
+        if self._by_agent.pop(peer.offer.agent_name, None) is not None:
+            self._submit(lambda: self._unload(peer))
+
+    def _unload(self, peer: _Peer) -> None:
+        self._agent.release_pieces(peer.blocks)
+        self._agent.release_pieces(peer.generations)
+        self._agent.remove_remote(peer.offer.agent_name)
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        peer: WorkerId,
+        source_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        *,
+        timeout_s: float,
+    ) -> list[int]:
+        known = self._known(peer)
+        check_blocks(self._memory, peer, known.offer.block_count, source_blocks, local_blocks)
+        steps = self._read_steps(known, source_blocks, local_blocks)
+        return await self._run(known, steps, frozenset(local_blocks), timeout_s)
+
+    async def read_generations(
+        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
+    ) -> list[int]:
+        known = self._known(peer)
+        check_source(peer, known.offer.block_count, source_blocks)
+        steps = self._generation_steps(known, source_blocks)
+        return await self._run(known, steps, frozenset(), timeout_s)
+
+    async def settled(self, local_blocks: Sequence[int]) -> None:
+        wanted = frozenset(local_blocks)
+        for read in list(self._reads):
+            if read.job.is_abandoned and read.local_blocks & wanted:
+                await read.over.wait()
+
+    def _known(self, peer: WorkerId) -> _Peer:
+        known = self._peers.get(peer)
+        if known is None:
+            raise TransferFailed(f"{peer} is not a NIXL peer")
+        return known
+
+    async def _run(
+        self, peer: _Peer, steps: Steps, local_blocks: frozenset[int], timeout_s: float
+    ) -> list[int]:
+        job = Job(steps, on_end=lambda _: self._call_soon(self._on_over, read))
+        read = _Read(peer, local_blocks, self._loop.create_future(), job)
+        self._submit(job)
+        self._reads.add(read)
+        peer.job_count += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await read.result
+        except TimeoutError:
+            message = f"{peer.worker_id}: no end within {timeout_s:.3f} s"
+            raise TransferFailed(message, may_still_land=bool(local_blocks)) from None
+        finally:
+            job.is_abandoned = not read.over.is_set()
+
+    def _give_up(self, read: _Read, message: str, *, may_still_land: bool) -> None:
+        read.job.is_abandoned = True
+        _set_error(read.result, TransferFailed(message, may_still_land=may_still_land))
+
+    def _on_over(self, read: _Read) -> None:
+        """Nothing of the read can land any more."""
+        if read not in self._reads:
+            return
+        self._reads.remove(read)
+        read.over.set()
+        read.peer.job_count -= 1
+        if read.job.error:
+            _set_error(read.result, TransferFailed(f"{read.peer.worker_id}: {read.job.error}"))
+        else:
+            _set_result(read.result, read.job.result)
+        self._forget_if_idle(read.peer)
+
+    def _submit(self, work: Job | Callable[[], None]) -> None:
+        if self._thread is None:
+            raise TransferFailed("transfers are closed")
+        try:
+            self._thread.submit(work)
+        except Refused as error:
+            raise TransferFailed(str(error)) from None
+
+    def _call_soon(self, call: Callable[..., None], *args: object) -> None:
+        """From the transfer thread. The loop may be gone when the process ends."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # --- on the transfer thread -------------------------------------------------------------------
+
+    def _read_steps(self, peer: _Peer, source: Sequence[int], local: Sequence[int]) -> Steps:
+        if source:
+            yield self._agent.make_read(
+                self._local, np.array(local, np.int32), peer.blocks, np.array(source, np.int32)
+            )
+        return (yield from self._generation_steps(peer, source))
+
+    def _generation_steps(self, peer: _Peer, source: Sequence[int]) -> Steps:
+        if not source:
+            return []
+        ranges = cover(source, gap_max=COVER_GAP_ENTRIES)
+        indices = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in ranges])
+        found = np.empty(len(indices), np.uint64)
+        scratch = self._take_scratch()
+        try:
+            for start in range(0, len(indices), SCRATCH_ENTRIES):
+                part = indices[start : start + SCRATCH_ENTRIES]
+                places = np.arange(len(part), dtype=np.int32)
+                yield self._agent.make_read(scratch.pieces, places, peer.generations, part)
+                found[start : start + len(part)] = scratch.entries[: len(part)]
+        finally:
+            self._free_scratch.append(scratch)
+        return found[np.searchsorted(indices, np.array(source, np.int32))].tolist()
+
+    def _take_scratch(self) -> _Scratch:
+        """As many exist as jobs ever ran at once."""
+        if self._free_scratch:
+            return self._free_scratch.pop()
+        entries = np.zeros(SCRATCH_ENTRIES, np.uint64)
+        try:
+            self._agent.register(entries.ctypes.data, entries.nbytes)
+            pieces = self._agent.pieces(None, entries.ctypes.data, GENERATION_BYTES, SCRATCH_ENTRIES)
+        except (SetupError, ValueError) as error:
+            raise PeerLost(f"no memory for generations: {error}") from error
+        return _Scratch(entries, pieces)
+
+
+def parse_offer(offer: bytes, *, block_bytes: int) -> NixlOffer:
+    """Raises IncompatiblePeer: malformed, another version, other blocks than ours."""
+    if len(offer) > OFFER_BYTES_MAX:
+        raise IncompatiblePeer(f"a NIXL offer of {len(offer)} B")
+    try:
+        parsed = msgspec.msgpack.decode(offer, type=NixlOffer)
+    except msgspec.DecodeError as error:
+        raise IncompatiblePeer(f"malformed NIXL offer: {error}") from error
+    if parsed.version != OFFER_VERSION:
+        raise IncompatiblePeer(f"NIXL offer version {parsed.version}, not {OFFER_VERSION}")
+    if parsed.block_bytes != block_bytes:
+        raise IncompatiblePeer(f"blocks of {parsed.block_bytes} B, ours have {block_bytes} B")
+    ends = (
+        parsed.base_address + parsed.block_bytes * parsed.block_count,
+        parsed.generations_address + GENERATION_BYTES * parsed.block_count,
+    )
+    is_sane = (
+        0 < parsed.block_count <= BLOCK_COUNT_MAX
+        and min(parsed.base_address, parsed.generations_address) > 0
+        and max(ends) < 2**64
+        and re.fullmatch(r"cpu|cuda(:\d{1,3})?", parsed.device) is not None
+        and parsed.agent_name != ""
+    )
+    if not is_sane:
+        raise IncompatiblePeer("malformed NIXL offer: a field is out of range")
+    return parsed
+
+
+def _set_error(future: "asyncio.Future[_T]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _set_result(future: "asyncio.Future[_T]", result: _T) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,150 @@
+"""The one thread that talks to a NIXL agent: posts requests, watches them, runs control calls.
+
+NIXL has no completion event, so requests in flight are looked at again and again, at growing
+intervals; with none in flight the thread sleeps until it is given work. Reads within one host complete
+inside `post`, so their first look is the last.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kv_transfer.backends.nixl_agent import NixlAgent, PeerLost, Request
+
+WATCH_MIN_S = 50e-6
+WATCH_MAX_S = 1e-3
+WATCH_ABANDONED_S = 20e-3
+"""Nobody waits for the result, only for the end of it."""
+COMMANDS_MAX = 4096
+
+Steps = Generator[Request, None, list[int]]
+"""Yields requests to be posted, one at a time; each is resumed when it is complete, and told by
+PeerLost when it failed. The return value is the job's result."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A sequence of requests. `on_end` is called once, on the transfer thread, when no request of the
+    job is in flight any more and none will be posted."""
+
+    steps: Steps
+    on_end: "Callable[[Job], None]"
+    is_abandoned: bool = False
+    """Set by the event loop: finish the request in flight, post no further one."""
+    result: list[int] = field(default_factory=list[int])
+    error: str = ""
+    request: Request | None = None
+
+
+class Refused(Exception):
+    """The thread takes no more work."""
+
+
+class TransferThread:
+    def __init__(self, agent: NixlAgent, *, name: str) -> None:
+        self._agent = agent
+        self._commands: queue.Queue[Job | Callable[[], None] | None] = queue.Queue(COMMANDS_MAX)
+        self._running: list[Job] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, work: Job | Callable[[], None]) -> None:
+        """A job, or a control call that must not raise. Raises Refused."""
+        if not self._thread.is_alive():  # a bug ended it: say so rather than let reads time out
+            raise Refused("the transfer thread has ended")
+        try:
+            self._commands.put_nowait(work)
+        except queue.Full:
+            raise Refused(f"{COMMANDS_MAX} transfer commands are waiting") from None
+
+    def close(self) -> None:
+        """Waits for the thread's end. Jobs in flight are ended: the agent must be closed next."""
+        if self._thread.is_alive():
+            self._commands.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = WATCH_MIN_S
+        while True:
+            try:
+                command = self._commands.get(timeout=wait_s if self._running else None)
+            except queue.Empty:
+                command = _NOTHING
+            if command is None:
+                break
+            if isinstance(command, Job):
+                self._advance(command)
+                wait_s = WATCH_MIN_S
+            else:
+                command()
+            progressed = self._watch()
+            wait_s = WATCH_MIN_S if progressed else min(wait_s * 1.5, self._watch_max_s())
+        for job in self._running:
+            self._release(job)
+            self._end(job, error="transfers are closed")
+
+    def _watch_max_s(self) -> float:
+        is_waited_for = any(not job.is_abandoned for job in self._running)
+        return WATCH_MAX_S if is_waited_for else WATCH_ABANDONED_S
+
+    def _watch(self) -> bool:
+        """Whether any request in flight ended."""
+        looked_at, self._running = self._running, []
+        progressed = False
+        for job in looked_at:
+            assert job.request is not None
+            try:
+                is_done = self._agent.is_done(job.request)
+            except PeerLost as error:
+                self._fail(job, error)
+                progressed = True
+                continue
+            if is_done:
+                self._advance(job)
+                progressed = True
+            else:
+                self._running.append(job)
+        return progressed
+
+    def _advance(self, job: Job) -> None:
+        """Post the job's requests until one stays in flight or the job is over."""
+        while True:
+            self._release(job)
+            if job.is_abandoned:
+                return self._end(job, error="abandoned")
+            try:
+                job.request = next(job.steps)
+                is_done = self._agent.post(job.request)
+            except StopIteration as stop:
+                job.result = stop.value
+                return self._end(job)
+            except PeerLost as error:
+                return self._fail(job, error)
+            if not is_done:
+                self._running.append(job)
+                return None
+
+    def _fail(self, job: Job, error: PeerLost) -> None:
+        self._release(job)
+        self._end(job, error=str(error) or "peer lost")
+
+    def _release(self, job: Job) -> None:
+        if job.request is not None:
+            request, job.request = job.request, None
+            self._agent.release(request)
+
+    def _end(self, job: Job, *, error: str = "") -> None:
+        job.error = error
+        job.steps.close()  # gives back what the job holds, scratch memory for one
+        job.on_end(job)
+
+
+def _nothing() -> None:
+    pass
+
+
+_NOTHING: Callable[[], Any] = _nothing

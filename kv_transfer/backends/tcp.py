@@ -1,0 +1,315 @@
+"""KV reads over plain TCP, for hosts without NIXL.
+
+Reads run on a few threads with blocking sockets, straight into the pool (or through host staging for
+device memory). A read out of time closes its connection, so it settles at once: nothing can land later.
+"""
+
+import asyncio
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from baton.core.errors import IncompatiblePeer, TransferFailed
+from baton.core.ids import WorkerId
+from kv_transfer.backend import BlockStaging, KVMemory, check_blocks, check_source
+from kv_transfer.backends.tcp_frames import (
+    BLOCK_ID,
+    GENERATION,
+    GENERATIONS,
+    HELLO,
+    MAGIC,
+    READ,
+    REPLY,
+    REQUEST,
+    REQUEST_BLOCKS_MAX,
+    TOKEN_BYTES,
+    VERSION,
+    WELCOME,
+    Line,
+    Malformed,
+    pool_io,
+)
+from kv_transfer.backends.tcp_server import TcpServer
+
+_T = TypeVar("_T")
+
+OFFER_VERSION = 1
+CONNECT_TIMEOUT_S = 3.0
+READ_THREADS = 8
+CALLS_MAX = 1024
+"""Reads under way or waiting for a thread; one more fails."""
+
+
+class TcpOffer(msgspec.Struct, frozen=True):
+    version: int
+    host: str
+    port: int
+    token: bytes
+    block_bytes: int
+    block_count: int
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    worker_id: WorkerId
+    offer: TcpOffer
+    idle: list[Line] = field(default_factory=list[Line])
+    is_removed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One read. The lock orders `abandon` with the thread's taking up of a connection."""
+
+    peer: _Peer
+    blocks: frozenset[int]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    line: Line | None = None
+    is_abandoned: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def abandon(self) -> None:
+        with self.lock:
+            self.is_abandoned = True
+            if self.line is not None:
+                self.line.abort()
+
+    def use(self, line: Line) -> None:
+        with self.lock:
+            self.line = line
+            if self.is_abandoned:
+                raise ConnectionError("given up")
+
+    def let_go(self) -> None:
+        with self.lock:
+            self.line = None
+
+
+class TcpBackend:
+    """See `kv_transfer.backend.TransferBackend`. `host`: the address of this machine that peers reach."""
+
+    name = "tcp"
+
+    def __init__(
+        self, worker_id: WorkerId, memory: KVMemory, *, host: str, staging: BlockStaging | None = None
+    ) -> None:
+        self._worker_id, self._memory, self._host = worker_id, memory, host
+        self._staging = staging
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._server: TcpServer | None = None
+        self._peers: dict[WorkerId, _Peer] = {}
+        self._calls: set[_Call] = set()
+        self._idle_lock = threading.Lock()
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._io = pool_io(self._memory, self._staging)
+        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kv tcp read")
+        self._server = TcpServer(self._memory, self._io, host=self._host, token=self._token)
+
+    async def close(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        for peer in list(self._peers):
+            await self.remove_peer(peer)
+        await asyncio.to_thread(server.close)
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def offer(self) -> bytes:
+        assert self._server is not None
+        memory = self._memory
+        return msgspec.msgpack.encode(
+            TcpOffer(
+                version=OFFER_VERSION,
+                host=self._host,
+                port=self._server.port,
+                token=self._token,
+                block_bytes=memory.block_bytes,
+                block_count=memory.block_count,
+            )
+        )
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
+        parsed = parse_offer(offer, block_bytes=self._memory.block_bytes)
+        current = self._peers.get(peer)
+        if current is not None and current.offer == parsed:
+            return
+        await self.remove_peer(peer)
+        fresh = _Peer(peer, parsed)
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        line = await self._run(_Call(fresh, frozenset()), lambda call: connect(call, deadline_s))
+        fresh.idle.append(line)
+        self._peers[peer] = fresh
+
+    async def remove_peer(self, peer: WorkerId) -> None:
+        known = self._peers.pop(peer, None)
+        if known is None:
+            return
+        with self._idle_lock:
+            known.is_removed = True
+            idle, known.idle = known.idle, []
+        for line in idle:
+            line.close()
+        for call in self._calls:
+            if call.peer is known:
+                call.abandon()
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        peer: WorkerId,
+        source_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        *,
+        timeout_s: float,
+    ) -> list[int]:
+        known = self._known(peer)
+        check_blocks(self._memory, peer, known.offer.block_count, source_blocks, local_blocks)
+        return await self._ask(known, source_blocks, local_blocks, timeout_s)
+
+    async def read_generations(
+        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
+    ) -> list[int]:
+        known = self._known(peer)
+        check_source(peer, known.offer.block_count, source_blocks)
+        return await self._ask(known, source_blocks, None, timeout_s)
+
+    async def settled(self, local_blocks: Sequence[int]) -> None:
+        wanted = frozenset(local_blocks)
+        for call in list(self._calls):
+            if call.is_abandoned and call.blocks & wanted:
+                await call.ended.wait()
+
+    def _known(self, peer: WorkerId) -> _Peer:
+        known = self._peers.get(peer)
+        if known is None:
+            raise TransferFailed(f"{peer} is not a TCP peer")
+        return known
+
+    async def _ask(
+        self, peer: _Peer, source: Sequence[int], local: Sequence[int] | None, timeout_s: float
+    ) -> list[int]:
+        deadline_s = time.monotonic() + timeout_s
+        call = _Call(peer, frozenset(local or ()))
+        return await self._run(call, lambda call: self._exchange(call, source, local, deadline_s))
+
+    async def _run(self, call: _Call, work: "Callable[[_Call], _T]") -> _T:
+        """`work` on a thread. It keeps its own deadline; cancelling cuts its connection."""
+        if self._server is None or len(self._calls) >= CALLS_MAX:
+            raise TransferFailed("TCP transfers are closed or overfull")
+        self._calls.add(call)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work, call)
+        running.add_done_callback(lambda ended: self._end(call, ended))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            call.abandon()
+            raise
+        except Malformed as error:
+            raise IncompatiblePeer(f"{call.peer.worker_id}: {error}") from error
+        except OSError as error:
+            raise TransferFailed(f"{call.peer.worker_id}: {error}") from error
+
+    def _end(self, call: _Call, running: "asyncio.Future[_T]") -> None:
+        self._calls.discard(call)
+        call.ended.set()
+        if not running.cancelled():
+            running.exception()  # looked at: a cancelled reader does not
+
+    # --- on the read threads ----------------------------------------------------------------------
+
+    def _exchange(
+        self, call: _Call, source: Sequence[int], local: Sequence[int] | None, deadline_s: float
+    ) -> list[int]:
+        """Raises OSError (TimeoutError and ConnectionError are)."""
+        generations: list[int] = []
+        line = self._take_line(call, deadline_s)
+        try:
+            for start in range(0, len(source), REQUEST_BLOCKS_MAX):
+                part = slice(start, start + REQUEST_BLOCKS_MAX)
+                into = None if local is None else local[part]
+                generations += self._one_request(line, source[part], into)
+        except BaseException:
+            line.close()
+            raise
+        finally:
+            call.let_go()
+        self._keep(call.peer, line)
+        return generations
+
+    def _one_request(self, line: Line, source: Sequence[int], local: Sequence[int] | None) -> list[int]:
+        operation = GENERATIONS if local is None else READ
+        line.send(REQUEST.pack(operation, len(source)) + np.array(source, BLOCK_ID).tobytes())
+        (payload_bytes,) = REPLY.unpack(line.take(REPLY.size))
+        if payload_bytes != len(local or ()) * self._memory.block_bytes:
+            raise Malformed(f"an answer of {payload_bytes} B to {len(source)} blocks")
+        if local:
+            self._io.receive(line, local)
+        return np.frombuffer(line.take(len(source) * GENERATION.itemsize), GENERATION).tolist()
+
+    def _take_line(self, call: _Call, deadline_s: float) -> Line:
+        with self._idle_lock:
+            line = call.peer.idle.pop() if call.peer.idle else None
+        if line is None:
+            return connect(call, deadline_s)
+        line.deadline_s = deadline_s
+        try:
+            call.use(line)
+        except ConnectionError:
+            line.close()
+            raise
+        return line
+
+    def _keep(self, peer: _Peer, line: Line) -> None:
+        with self._idle_lock:
+            if not peer.is_removed and len(peer.idle) < READ_THREADS:
+                peer.idle.append(line)
+                return
+        line.close()
+
+
+def connect(call: _Call, deadline_s: float) -> Line:
+    """A line on which both sides have greeted. Raises OSError, and Malformed for another protocol."""
+    offer = call.peer.offer
+    left_s = max(1e-3, deadline_s - time.monotonic())
+    sock = socket.create_connection((offer.host, offer.port), timeout=min(left_s, CONNECT_TIMEOUT_S))
+    line = Line(sock, deadline_s=deadline_s)
+    try:
+        call.use(line)
+        line.send(HELLO.pack(MAGIC, VERSION, offer.token))
+        if (welcome := WELCOME.unpack(line.take(WELCOME.size))) != (MAGIC, VERSION):
+            raise Malformed(f"{offer.host}:{offer.port} greets with {welcome}")
+    except BaseException:
+        call.let_go()
+        line.close()
+        raise
+    return line
+
+
+def parse_offer(offer: bytes, *, block_bytes: int) -> TcpOffer:
+    """Raises IncompatiblePeer: malformed, another version, other blocks than ours."""
+    try:
+        parsed = msgspec.msgpack.decode(offer, type=TcpOffer)
+    except msgspec.DecodeError as error:
+        raise IncompatiblePeer(f"malformed TCP offer: {error}") from error
+    if parsed.version != OFFER_VERSION:
+        raise IncompatiblePeer(f"TCP offer version {parsed.version}, not {OFFER_VERSION}")
+    if parsed.block_bytes != block_bytes:
+        raise IncompatiblePeer(f"blocks of {parsed.block_bytes} B, ours have {block_bytes} B")
+    is_sane = 0 < parsed.port < 65_536 and 0 < parsed.block_count < 2**32 and len(parsed.token) == TOKEN_BYTES
+    if not is_sane:
+        raise IncompatiblePeer("malformed TCP offer: a field is out of range")
+    return parsed

@@ -1,0 +1,144 @@
+"""The bytes of the TCP backend, and how they get from a pool to a socket and back.
+
+    client: HELLO   magic, version, token                     once per connection
+    server: WELCOME magic, version
+    client: REQUEST operation, count; then count block ids (uint32, little-endian)
+    server: REPLY   payload bytes; then the blocks in the asked order (READ only); then their
+                    generations (uint64, little-endian), read after the last block was sent
+
+A side that gets anything else closes the connection.
+"""
+
+import contextlib
+import ctypes
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from baton.core.errors import SetupError
+from kv_transfer.backend import BlockStaging, KVMemory
+from kv_transfer.layout import ascending_runs
+
+MAGIC = b"BKVT"
+VERSION = 1
+TOKEN_BYTES = 16
+HELLO = struct.Struct(f"<4sH{TOKEN_BYTES}s")
+WELCOME = struct.Struct("<4sH")
+REQUEST = struct.Struct("<BI")
+REPLY = struct.Struct("<Q")
+READ, GENERATIONS = 1, 2
+REQUEST_BLOCKS_MAX = 65_536
+STAGING_BYTES = 8 * 2**20
+BLOCK_ID = np.dtype("<u4")
+GENERATION = np.dtype("<u8")
+
+
+class Malformed(ConnectionError):
+    """The other side does not speak this protocol."""
+
+
+class Line:
+    """A connected socket whose every operation ends by `deadline_s` (monotonic) with TimeoutError."""
+
+    def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
+        self.sock = sock
+        self.deadline_s = deadline_s
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def _arm(self) -> None:
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("out of time")
+        self.sock.settimeout(left_s)
+
+    def send(self, data: bytes | memoryview) -> None:
+        self._arm()
+        self.sock.sendall(data)
+
+    def fill(self, view: memoryview) -> None:
+        """Receive exactly len(view) bytes into it. Raises ConnectionError if the other side ends."""
+        while view:
+            self._arm()
+            count = self.sock.recv_into(view)
+            if count == 0:
+                raise ConnectionError("the other side closed the connection")
+            view = view[count:]
+
+    def take(self, size: int) -> bytes:
+        data = bytearray(size)
+        self.fill(memoryview(data))
+        return bytes(data)
+
+    def abort(self) -> None:
+        """From any thread: whoever is in `send` or `fill` gets an OSError."""
+        with contextlib.suppress(OSError):  # not connected any more
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class PoolIO(Protocol):
+    """Blocks of the pool over a line, in the given order."""
+
+    def send(self, line: Line, blocks: Sequence[int]) -> None: ...
+
+    def receive(self, line: Line, blocks: Sequence[int]) -> None: ...
+
+
+class HostPoolIO:
+    """Straight between the pool and the kernel."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        raw = (ctypes.c_char * memory.pool_bytes).from_address(memory.base_address)
+        self._view = memoryview(raw).cast("B")
+        self._block_bytes = memory.block_bytes
+
+    def _run(self, run: range) -> memoryview:
+        return self._view[run.start * self._block_bytes : run.stop * self._block_bytes]
+
+    def send(self, line: Line, blocks: Sequence[int]) -> None:
+        for run in ascending_runs(blocks):
+            line.send(self._run(run))
+
+    def receive(self, line: Line, blocks: Sequence[int]) -> None:
+        for run in ascending_runs(blocks):
+            line.fill(self._run(run))
+
+
+class StagedPoolIO:
+    """Through a bounded piece of host memory."""
+
+    def __init__(self, memory: KVMemory, staging: BlockStaging) -> None:
+        self._staging = staging
+        self._block_bytes = memory.block_bytes
+        self._step = max(1, STAGING_BYTES // memory.block_bytes)
+
+    def _parts(self, blocks: Sequence[int]) -> "list[Sequence[int]]":
+        return [blocks[start : start + self._step] for start in range(0, len(blocks), self._step)]
+
+    def send(self, line: Line, blocks: Sequence[int]) -> None:
+        for part in self._parts(blocks):
+            buffer = memoryview(bytearray(len(part) * self._block_bytes))
+            self._staging.to_host(part, buffer)
+            line.send(buffer)
+
+    def receive(self, line: Line, blocks: Sequence[int]) -> None:
+        for part in self._parts(blocks):
+            buffer = memoryview(bytearray(len(part) * self._block_bytes))
+            line.fill(buffer)
+            self._staging.to_device(buffer, part)
+
+
+def pool_io(memory: KVMemory, staging: BlockStaging | None) -> PoolIO:
+    """Raises SetupError: device memory and no way to stage it."""
+    if staging is not None:
+        return StagedPoolIO(memory, staging)
+    if memory.is_host:
+        return HostPoolIO(memory)
+    raise SetupError(f"TCP needs host staging to reach blocks on {memory.device}")

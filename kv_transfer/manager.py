@@ -1,0 +1,168 @@
+"""What a worker uses: the backends that work here, one per peer, and reads that are checked."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.core.errors import IncompatiblePeer, PeerFailure, SetupError, TransferFailed
+from baton.core.ids import WorkerId
+from kv_transfer.backend import TransferBackend
+from kv_transfer.selection import choose_backend
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """`error` empty: the bytes are in place and the source's generations still matched after the copy.
+
+    `is_settled` False: bytes may yet land in the local blocks; await `TransferManager.settled`.
+    `is_stale`: the source gave the blocks to somebody else; reading again is pointless.
+    `bytes` counts what was copied well; `seconds` is the time the read took, well or not.
+    """
+
+    error: str = ""
+    is_settled: bool = True
+    is_stale: bool = False
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """Of one backend; they only rise. The telemetry reads them."""
+
+    reads_ok: int = 0
+    reads_failed: int = 0
+    """Out of time, peer lost."""
+    reads_stale: int = 0
+    reads_unsettled: int = 0
+    """Failed with bytes that might still land."""
+    bytes_read: int = 0
+    read_seconds: float = 0.0
+    """Sum over all reads, well or not."""
+
+
+class TransferManager:
+    """Belongs to the worker's event loop. `backends`: most preferred first, none started yet."""
+
+    def __init__(self, backends: Sequence[TransferBackend], *, block_bytes: int) -> None:
+        self._candidates = tuple(backends)
+        self._block_bytes = block_bytes
+        self._backends: dict[str, TransferBackend] = {}
+        self._chosen: dict[WorkerId, TransferBackend] = {}
+        self.counters: dict[str, TransferCounters] = {}
+        """Backend name -> counts, for the backends that work here."""
+        self.left_out: dict[str, str] = {}
+        """Backend name -> why it does not work here."""
+
+    async def start(self) -> None:
+        """Backends that cannot work here are left out, with a log line. Raises SetupError: none can."""
+        for backend in self._candidates:
+            try:
+                await backend.start()
+            except SetupError as error:
+                self.left_out[backend.name] = str(error)
+                log.warning("KV transfer without %s: %s", backend.name, error)
+                await backend.close()
+            else:
+                self._backends[backend.name] = backend
+                self.counters[backend.name] = TransferCounters()
+        if not self._backends:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
+            raise SetupError(f"no KV transfer backend works on this machine ({reasons or 'none configured'})")
+
+    async def close(self) -> None:
+        """Idempotent. Afterwards nothing writes into the pool, and nobody can read it."""
+        self._chosen.clear()
+        backends, self._backends = self._backends, {}
+        await asyncio.gather(*(backend.close() for backend in backends.values()))
+
+    def offers(self) -> dict[str, bytes]:
+        """For `PeerHello.transfer_offers`."""
+        return {name: backend.offer() for name, backend in self._backends.items()}
+
+    async def add_peer(self, peer: WorkerId, offers: Mapping[str, bytes]) -> str:
+        """The name of the backend that will read from the peer: the first of ours that the peer offers
+        and that can reach it. Again with other offers: replaces. Raises IncompatiblePeer or
+        TransferFailed, the last of the reasons."""
+        left = list(self._backends)
+        failure: PeerFailure = IncompatiblePeer(f"{peer} offers {sorted(offers)}, we have {left}")
+        while (name := choose_backend(left, offers)) is not None:
+            backend = self._backends[name]
+            try:
+                await backend.add_peer(peer, offers[name])
+            except (IncompatiblePeer, TransferFailed) as error:
+                failure = error
+                log.warning("%s cannot be read over %s: %s", peer, name, error)
+                left = left[left.index(name) + 1 :]
+            else:
+                before = self._chosen.get(peer)
+                self._chosen[peer] = backend
+                if before is not None and before is not backend:
+                    await before.remove_peer(peer)
+                return name
+        await self.remove_peer(peer)
+        raise failure
+
+    async def remove_peer(self, peer: WorkerId) -> None:
+        """Reads in flight from it end with an error. Unknown peer: nothing happens."""
+        backend = self._chosen.pop(peer, None)
+        if backend is not None:
+            await backend.remove_peer(peer)
+
+    async def read_checked(
+        self,
+        peer: WorkerId,
+        source_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        generations: Sequence[int],
+        timeout_s: float,
+    ) -> ReadOutcome:
+        """Read source_blocks[i] of the peer into local_blocks[i] and compare its generation, as it is
+        after the copy, with generations[i]. Never raises for what a peer or the network does; cancelled, it
+        leaves the read behind: call `settled` then.
+
+        Checking after the copy is enough: a generation rises before the first byte of new content is
+        written, and never falls.
+        """
+        backend = self._chosen.get(peer)
+        if backend is None:
+            return ReadOutcome(error=f"{peer} is not a transfer peer")
+        began_s = time.monotonic()
+        try:
+            found = await backend.read(peer, source_blocks, local_blocks, timeout_s=timeout_s)
+        except PeerFailure as error:
+            settled = not (isinstance(error, TransferFailed) and error.may_still_land)
+            outcome = ReadOutcome(str(error) or type(error).__name__, is_settled=settled)
+        else:
+            outcome = self._compare(peer, source_blocks, generations, found)
+        seconds = time.monotonic() - began_s
+        return self._count(self.counters[backend.name], outcome, seconds)
+
+    def _compare(
+        self, peer: WorkerId, blocks: Sequence[int], granted: Sequence[int], found: Sequence[int]
+    ) -> ReadOutcome:
+        if list(granted) == list(found):
+            return ReadOutcome(bytes=len(blocks) * self._block_bytes)
+        moved = [block for block, g, f in zip(blocks, granted, found, strict=False) if g != f]
+        return ReadOutcome(f"{peer} gave blocks {moved[:8]} to new content", is_stale=True)
+
+    def _count(self, counters: TransferCounters, outcome: ReadOutcome, seconds: float) -> ReadOutcome:
+        counters.read_seconds += seconds
+        counters.bytes_read += outcome.bytes
+        if outcome.is_stale:
+            counters.reads_stale += 1
+        elif outcome.error:
+            counters.reads_failed += 1
+            counters.reads_unsettled += not outcome.is_settled
+        else:
+            counters.reads_ok += 1
+        return ReadOutcome(outcome.error, outcome.is_settled, outcome.is_stale, outcome.bytes, seconds)
+
+    async def settled(self, local_blocks: Sequence[int]) -> None:
+        """Returns when no abandoned read of any backend can write into these blocks any more."""
+        for backend in list(self._backends.values()):
+            await backend.settled(local_blocks)

@@ -1,0 +1,172 @@
+"""A lean HTTP/1.1 client for streamed answers: one connection per request, none is ever reused.
+
+So every request pays a connect, as a new user does, and no pool can hold back a request whose instant has
+come. `httptools` parses: what is spent per event shows as our own lateness when thousands of tokens per
+second arrive.
+"""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import orjson
+
+from baton.core.errors import SetupError
+from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.sse import OpenAIStream, StreamFault, error_text
+
+READ_BYTES = 65_536
+ERROR_BODY_BYTES_MAX = 16_384
+_REFUSALS = (429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where requests go; made by `parse_url`."""
+
+    host: str
+    port: int
+    prefix: str
+    """Path before `/v1`, without a slash at its end."""
+    tls: ssl.SSLContext | None
+    api_key: str = ""
+
+    @property
+    def origin(self) -> str:
+        scheme = "https" if self.tls else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}{self.prefix}"
+
+
+def parse_url(url: str, *, api_key: str = "") -> Server:
+    """`http://host:port`, with or without `/v1`. Raises SetupError."""
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise SetupError(f"--url {url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SetupError(f"--url {url}: must look like http://127.0.0.1:8000")
+    if any(not 32 < ord(c) < 127 for c in parts.path + api_key):
+        raise SetupError("--url and --api-key must be printable ASCII without blanks")
+    secure = parts.scheme == "https"
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    tls = ssl.create_default_context() if secure else None
+    return Server(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
+
+
+def request_bytes(server: Server, path: str, body: bytes) -> bytes:
+    """A whole POST, head and body."""
+    key = f"Authorization: Bearer {server.api_key}\r\n" if server.api_key else ""
+    head = (
+        f"POST {server.prefix}{path} HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n{key}"
+        "Content-Type: application/json\r\nAccept: text/event-stream\r\nConnection: close\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+class _Response:
+    """httptools' callbacks; the parser calls them from `feed`."""
+
+    def __init__(self, record: Record) -> None:
+        self._stream = OpenAIStream(record)
+        self._parser = httptools.HttpResponseParser(self)
+        self._error_body = b""
+        self._now_s = 0.0
+        self._fault: StreamFault | None = None
+        self.status: int | None = None
+        self.is_complete = False
+
+    def feed(self, data: bytes, *, now_s: float) -> None:
+        """Raises StreamFault."""
+        self._now_s = now_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            # An exception of ours that went through the parser comes out as one of its own.
+            raise self._fault or StreamFault(ErrorKind.STREAM_GARBAGE, f"not HTTP: {error}") from None
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        if self.status != 200:
+            self._error_body = (self._error_body + body)[:ERROR_BODY_BYTES_MAX]
+            return
+        try:
+            self._stream.feed(body, now_s=self._now_s)
+        except StreamFault as fault:
+            self._fault = fault
+            raise
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+    def end(self, record: Record, *, now_s: float) -> None:
+        """Nothing more comes: set the outcome, or raise StreamFault."""
+        if self.status is None:
+            raise StreamFault(ErrorKind.CONNECT, "the connection ended before an answer")
+        if self.status == 200:
+            self._stream.end(now_s=now_s)
+            return
+        detail = f"{self.status}: {self._error_detail()}"
+        if self.status in _REFUSALS:
+            record.outcome, record.error, record.detail = Outcome.REFUSED, ErrorKind.OVERLOADED, detail
+            return
+        raise StreamFault(ErrorKind.HTTP, detail)
+
+    def _error_detail(self) -> str:
+        try:
+            value: object = orjson.loads(self._error_body)
+        except orjson.JSONDecodeError:
+            return self._error_body[:200].decode("utf-8", "replace")
+        return error_text(cast("dict[str, object]", value)) if isinstance(value, dict) else str(value)[:200]
+
+
+async def send(server: Server, message: bytes, record: Record, *, timeout_s: float) -> None:
+    """One request from connect to end; fills the record, and raises nothing but cancellation.
+
+    `timeout_s` counts from now.
+    """
+    loop = asyncio.get_running_loop()
+    record.sent_s = loop.time()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _exchange(server, message, record)
+    except TimeoutError:
+        _fail(record, ErrorKind.TIMEOUT, f"no end within {timeout_s:g} s")
+    except StreamFault as fault:
+        _fail(record, fault.kind, fault.detail)
+    except (OSError, ssl.SSLError) as error:
+        began = bool(record.token_instants_s)
+        _fail(record, ErrorKind.STREAM_BROKEN if began else ErrorKind.CONNECT, str(error))
+    except asyncio.CancelledError:
+        _fail(record, ErrorKind.INTERRUPTED, "the replay was stopped")
+        raise
+    finally:
+        record.ended_s = loop.time()
+
+
+def _fail(record: Record, kind: ErrorKind, detail: str) -> None:
+    record.outcome, record.error, record.detail = Outcome.FAILED, kind, detail[:200]
+
+
+async def _exchange(server: Server, message: bytes, record: Record) -> None:
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection(server.host, server.port, ssl=server.tls)
+    try:
+        writer.write(message)
+        response = _Response(record)
+        while not response.is_complete:
+            data = await reader.read(READ_BYTES)
+            if not data:
+                break
+            response.feed(data, now_s=loop.time())
+        response.end(record, now_s=loop.time())
+    finally:
+        # abort, not close: nothing more is to be said, and closing TLS politely could take for ever.
+        writer.transport.abort()

@@ -1,0 +1,94 @@
+"""What a prefix cache can hit in a plan: the yardstick for what a server reports. Pure.
+
+One LRU pool of blocks, requests in order of arrival, a request's prompt cached whole when it arrives,
+outputs not cached. A real cluster falls below it where placement scatters prefixes and where siblings arrive
+before the first of them is computed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from loadgen.lengths import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedCache:
+    prompt_tokens: int
+    cached_tokens: int
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class LruPrefixCache:
+    """Blocks by key, where a key stands for a block and everything before it."""
+
+    def __init__(self, capacity_blocks: int | None = None) -> None:
+        """None: without bound."""
+        self._capacity = capacity_blocks
+        self._blocks: OrderedDict[Hashable, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def hit_then_insert(self, keys: Sequence[Hashable]) -> int:
+        """How many leading keys are held; then all are, as far as they fit, the prefix longest."""
+        hits = 0
+        for key in keys:
+            if key not in self._blocks:
+                break
+            hits += 1
+        # Tail first: the start of a prompt is the most recently used, because more requests share it.
+        for key in reversed(keys):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        if self._capacity is not None:
+            while len(self._blocks) > self._capacity:
+                self._blocks.popitem(last=False)
+        return hits
+
+
+def block_hit_ratio(requests: Iterable[Sequence[Hashable]], *, capacity_blocks: int | None) -> float:
+    """Leading blocks hit by all blocks asked for: the figure papers give for a trace's own blocks."""
+    cache = LruPrefixCache(capacity_blocks)
+    hits = asked = 0
+    for keys in requests:
+        hits += cache.hit_then_insert(keys)
+        asked += len(keys)
+    return hits / asked if asked else 0.0
+
+
+def expected_cache(plan: Plan, *, server_block_tokens: int, cache_blocks: int | None = None) -> ExpectedCache:
+    """Prompt tokens that an LRU prefix cache of `cache_blocks` blocks would not compute again.
+
+    Only full blocks are cached. A prompt that is cached whole still computes its last token, so that at most
+    (length - 1) // block blocks are a hit.
+    """
+    cache = LruPrefixCache(cache_blocks)
+    chains: dict[tuple[int, int], int] = {}
+    prompt_tokens = cached_tokens = 0
+    for request in plan.requests:
+        length = request.input_tokens
+        prompt_tokens += length
+        if plan.block_tokens == 0:
+            continue  # nothing is shared, and what is never asked for again need not be stored
+        chain = _chain(request.hash_ids, chains)
+        keys = [
+            (chain[((k + 1) * server_block_tokens - 1) // plan.block_tokens], k)
+            for k in range(length // server_block_tokens)
+        ]
+        hits = min(cache.hit_then_insert(keys), (length - 1) // server_block_tokens)
+        cached_tokens += hits * server_block_tokens
+    return ExpectedCache(prompt_tokens, cached_tokens)
+
+
+def _chain(hash_ids: Sequence[int], chains: dict[tuple[int, int], int]) -> list[int]:
+    """A number for every leading run of hash_ids; equal runs get equal numbers."""
+    numbers: list[int] = []
+    parent = -1
+    for hash_id in hash_ids:
+        parent = chains.setdefault((parent, hash_id), len(chains))
+        numbers.append(parent)
+    return numbers

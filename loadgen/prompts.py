@@ -1,0 +1,99 @@
+"""The tokens of a prompt, made from hash_ids. Pure.
+
+The tokens of a hash_id follow from (seed, hash_id, vocabulary range) alone. The first few spell the hash_id
+in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed,
+hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so
+shares nothing with any other.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.core.errors import SetupError
+from loadgen.lengths import Plan, PlannedRequest
+
+_ID_BITS = 32
+"""Hash ids that are told apart, when the blocks are long enough to spell them."""
+
+_SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """Ids that may be sent: [first, end). Low ids are often special or bytes."""
+
+    first: int = 1000
+    end: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.end - self.first < 2:
+            raise SetupError(
+                f"no token ids to send: the range {self.first} to {self.end} holds less than two; "
+                "lower --first-token or raise --vocab-size"
+            )
+
+    @property
+    def count(self) -> int:
+        return self.end - self.first
+
+
+class PromptMaker:
+    """Raises SetupError when the plan's blocks are too short to tell its hash_ids apart."""
+
+    def __init__(self, plan: Plan, tokens: TokenRange, *, seed: int) -> None:
+        self._block_tokens = plan.block_tokens
+        self._range = tokens
+        self._seed = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
+        digits = -(-_ID_BITS // (tokens.count.bit_length() - 1))
+        self._digits = min(digits, plan.block_tokens) if plan.block_tokens else digits
+        largest = max((i for r in plan.requests for i in r.hash_ids), default=0)
+        if tokens.count**self._digits <= largest:
+            raise SetupError(
+                f"blocks of {plan.block_tokens} tokens out of {tokens.count} cannot tell hash_id {largest} "
+                "from all others: raise --length-scale or --vocab-size"
+            )
+
+    def tokens(self, request: PlannedRequest) -> NDArray[np.int64]:
+        """[input_tokens] token ids."""
+        if self._block_tokens == 0:
+            return self._stream(np.array([request.index]), request.input_tokens)[0]
+        blocks = self._stream(np.array(request.hash_ids), self._block_tokens)
+        return blocks.reshape(-1)[: request.input_tokens]
+
+    def text(self, request: PlannedRequest) -> str:
+        """One made-up word per token: prefixes are shared as in `tokens`, but how many tokens a word is
+        depends on the server's tokenizer."""
+        return " ".join(_word(int(t) - self._range.first) for t in self.tokens(request))
+
+    def _stream(self, ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """[ids, length]: the first `length` tokens of each id."""
+        position = np.arange(length, dtype=np.uint64)
+        base = _mix(ids.astype(np.uint64)[:, None] ^ _mix(np.array([[self._seed]], dtype=np.uint64)))
+        numbers = (_mix(base + position[None, :]) % np.uint64(self._range.count)).astype(np.int64)
+        rest = ids.astype(np.int64)
+        for place in range(min(self._digits, length)):
+            # Shifted by the seed, so that another seed is another prompt from the first token on.
+            shift = int(
+                _mix(np.array([self._seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31)
+            )
+            numbers[:, place] = (rest + shift) % self._range.count
+            rest = rest // self._range.count
+        return numbers + self._range.first
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Finaliser of SplitMix64 (Steele et al., OOPSLA 2014): a bijection that looks random."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _word(number: int) -> str:
+    """A distinct, pronounceable word for every number."""
+    word = _SYLLABLES[number % len(_SYLLABLES)]
+    while number := number // len(_SYLLABLES):
+        word += _SYLLABLES[number % len(_SYLLABLES)]
+    return word

@@ -1,0 +1,118 @@
+"""Server-sent events of OpenAI's streaming API, into a `Record`. Pure: bytes and instants in."""
+
+from typing import cast
+
+import orjson
+
+from loadgen.records import ErrorKind, Outcome, Record
+
+EVENT_BYTES_MAX = 4 * 2**20
+
+
+class StreamFault(Exception):
+    """The stream cannot be understood, or says itself that it failed."""
+
+    def __init__(self, kind: ErrorKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind, self.detail = kind, detail
+
+
+class OpenAIStream:
+    """Feeds on the body of a response; `is_done` after `[DONE]`. Raises StreamFault."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._rest = b""
+        self.is_done = False
+
+    def feed(self, data: bytes, *, now_s: float) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > EVENT_BYTES_MAX:
+            raise StreamFault(ErrorKind.STREAM_GARBAGE, f"a line of more than {EVENT_BYTES_MAX} bytes")
+        for line in lines:
+            self._line(line.rstrip(b"\r"), now_s)
+
+    def _line(self, line: bytes, now_s: float) -> None:
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")) or self.is_done:
+            return
+        if not line.startswith(b"data:"):
+            raise StreamFault(ErrorKind.STREAM_GARBAGE, f"not an event: {line[:80]!r}")
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            value: object = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise StreamFault(ErrorKind.STREAM_GARBAGE, f"not JSON: {data[:80]!r}") from None
+        if not isinstance(value, dict):
+            raise StreamFault(ErrorKind.STREAM_GARBAGE, f"not an object: {data[:80]!r}")
+        self._event(cast("dict[str, object]", value), now_s)
+
+    def _event(self, event: dict[str, object], now_s: float) -> None:
+        if event.get("error") is not None:
+            raise StreamFault(ErrorKind.STREAM_ERROR, error_text(event))
+        choice = _first_choice(event)
+        if _text_of(choice):
+            self._record.token_instants_s.append(now_s)
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            self._record.finish_reason = reason
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            read_usage(self._record, cast("dict[str, object]", usage))
+
+    def end(self, *, now_s: float) -> None:
+        """The body is over. Raises StreamFault unless it ended as it should."""
+        record = self._record
+        if not self.is_done:
+            raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended before [DONE]")
+        if not record.tokens_out and record.finish_reason is None:
+            raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended with no token and no finish reason")
+        if not record.token_instants_s and record.tokens_out:
+            # Tokens that never became text (half a character): the end is when the client saw something.
+            record.token_instants_s.append(now_s)
+        record.outcome = Outcome.COMPLETED
+
+
+def read_usage(record: Record, usage: dict[str, object]) -> None:
+    record.prompt_tokens = _count(usage.get("prompt_tokens"))
+    record.completion_tokens = _count(usage.get("completion_tokens"))
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        record.cached_tokens = _count(cast("dict[str, object]", details).get("cached_tokens"))
+
+
+def error_text(body: dict[str, object]) -> str:
+    """The message of OpenAI's error object, or what there is of it."""
+    error = body.get("error")
+    if isinstance(error, dict):
+        return str(cast("dict[str, object]", error).get("message", error))[:200]
+    return str(error)[:200]
+
+
+def _first_choice(event: dict[str, object]) -> dict[str, object]:
+    choices = event.get("choices")
+    if isinstance(choices, list) and choices:
+        first: object = cast("list[object]", choices)[0]
+        if isinstance(first, dict):
+            return cast("dict[str, object]", first)
+    return {}
+
+
+def _text_of(choice: dict[str, object]) -> str:
+    text = choice.get("text")
+    if isinstance(text, str):
+        return text
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        fields = cast("dict[str, object]", delta)
+        for name in ("content", "reasoning_content"):
+            content = fields.get(name)
+            if isinstance(content, str) and content:
+                return content
+    return ""
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,264 @@
+"""Who may read which blocks of ours, and until when: the source's side of every hand-over.
+
+The book has shares of its own in the blocks it granted, so it and the scheduler end independently:
+a block is freed when the sequence is done with it *and* its reader is (or the lease is over).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from baton.core.ids import BlockId, SeqKey, WorkerId
+from baton.core.lifecycle import Lifecycle
+from baton.core.messages import AskKV, KVGrant, KVRefused, SourceMessage
+from baton.engine.block_pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send `message` to `asker`."""
+
+    asker: WorkerId
+    message: SourceMessage
+
+
+class HandoverPhase(StrEnum):
+    COMPUTING = auto()
+    """The sequence holds its blocks; grants are shared on top."""
+    COMPLETE = auto()
+    """All computed; the book holds the blocks until release or lease end."""
+    WITHDRAWN = auto()
+    """Cancelled, but a reader may be reading what was granted."""
+    OVER = auto()
+
+
+LEGAL: dict[HandoverPhase, frozenset[HandoverPhase]] = {
+    HandoverPhase.COMPUTING: frozenset({HandoverPhase.COMPLETE, HandoverPhase.WITHDRAWN, HandoverPhase.OVER}),
+    HandoverPhase.COMPLETE: frozenset({HandoverPhase.WITHDRAWN, HandoverPhase.OVER}),
+    HandoverPhase.WITHDRAWN: frozenset({HandoverPhase.OVER}),
+    HandoverPhase.OVER: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Handover:
+    key: SeqKey
+    life: Lifecycle[HandoverPhase]
+    blocks: list[BlockId] = field(default_factory=list[BlockId])
+    """Sealed so far, in table order; with the part-filled last one once COMPLETE."""
+    held: dict[BlockId, None] = field(default_factory=dict[BlockId, None])
+    """Blocks in which the book has a share, in table order."""
+    asker: WorkerId | None = None
+    ask_number: int = 0
+    next_block: int = 0
+    """Position of the first block not granted yet."""
+    was_granted_any: bool = False
+    lease_end_s: float | None = None
+    first_token: int | None = None
+    cached_token_count: int = 0
+
+
+@dataclass(slots=True)
+class _EarlyAsk:
+    """An ask for a sequence that we have not heard of yet."""
+
+    asker: WorkerId
+    ask: AskKV
+    ends_s: float
+
+
+class LeaseBook:
+    """Hand-overs of this worker's PREFILL legs. Pure: the caller has the clock and sends what is told.
+
+    While a sequence computes it holds its own blocks; `close`d early or `complete`d, what was granted
+    stays held until `released` or until no grant was made for `lease_s`.
+    """
+
+    def __init__(self, pool: BlockPool, *, lease_s: float, early_asks_max: int) -> None:
+        self._pool = pool
+        self._lease_s = lease_s
+        self._early_asks_max = early_asks_max
+        self._handovers: dict[SeqKey, _Handover] = {}
+        self._early: dict[SeqKey, _EarlyAsk] = {}
+
+    @property
+    def count(self) -> int:
+        """Hand-overs that hold blocks, or whose sequence is still computing."""
+        return len(self._handovers)
+
+    @property
+    def next_tick_s(self) -> float | None:
+        leases = (h.lease_end_s for h in self._handovers.values() if h.lease_end_s is not None)
+        return min((*leases, *(early.ends_s for early in self._early.values())), default=None)
+
+    def held_blocks(self) -> Iterator[BlockId]:
+        """One entry for each share the book has."""
+        for handover in self._handovers.values():
+            yield from handover.held
+
+    # --- the sequence ---------------------------------------------------------------------------
+
+    def open(self, key: SeqKey, *, now_s: float) -> list[Tell]:
+        """A PREFILL leg was accepted. An ask that came before it is answered now."""
+        assert key not in self._handovers
+        life = Lifecycle(HandoverPhase.COMPUTING, LEGAL, now_s=now_s)
+        self._handovers[key] = _Handover(key, life)
+        early = self._early.pop(key, None)
+        return [] if early is None else self.ask(early.asker, early.ask, now_s=now_s)
+
+    def sealed(self, key: SeqKey, blocks: Sequence[BlockId], *, now_s: float) -> list[Tell]:
+        """All full blocks of the sequence so far. What is new goes to the asker, if there is one."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            return []  # released already: nobody reads
+        handover.blocks = list(blocks)
+        if handover.asker is None or len(blocks) <= handover.next_block:
+            return []
+        return [self._grant(handover, now_s=now_s)]
+
+    def complete(
+        self,
+        key: SeqKey,
+        blocks: Sequence[BlockId],
+        *,
+        first_token: int,
+        cached_token_count: int,
+        now_s: float,
+    ) -> list[Tell]:
+        """All prompt positions are in `blocks`, the part-filled last one included. The book takes its
+        own shares, so the caller may give its ones back; the lease runs from now."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            return []
+        handover.life.to(HandoverPhase.COMPLETE, now_s=now_s, cause="computed")
+        handover.blocks = list(blocks)
+        handover.first_token, handover.cached_token_count = first_token, cached_token_count
+        if handover.asker is not None:
+            return [self._grant(handover, now_s=now_s)]
+        self._hold(handover, handover.blocks)
+        handover.lease_end_s = now_s + self._lease_s
+        return []
+
+    def close(self, key: SeqKey, why: str, *, now_s: float) -> list[Tell]:
+        """Cancelled, failed, refused or finished without a hand-over. The asker hears a refusal; what
+        it was granted stays until it releases it or the lease is over. Unknown: nothing happens."""
+        early = self._early.pop(key, None)
+        if early is not None:
+            return [Tell(early.asker, _refusal(key, why))]
+        handover = self._handovers.get(key)
+        if handover is None or handover.life.phase is HandoverPhase.WITHDRAWN:
+            return []
+        if handover.was_granted_any:
+            handover.life.to(HandoverPhase.WITHDRAWN, now_s=now_s, cause=why)
+        else:
+            self._end(handover, why, now_s=now_s)
+        return [] if handover.asker is None else [Tell(handover.asker, _refusal(key, why))]
+
+    # --- the asker ------------------------------------------------------------------------------
+
+    def knows(self, key: SeqKey) -> bool:
+        return key in self._handovers
+
+    def ask(self, asker: WorkerId, ask: AskKV, *, now_s: float) -> list[Tell]:
+        """Answered by a grant, of nothing if there is nothing new. Asking twice changes nothing."""
+        key = SeqKey(ask.seq_id, ask.epoch)
+        handover = self._handovers[key]
+        if handover.life.phase is HandoverPhase.WITHDRAWN:
+            return [Tell(asker, _refusal(key, "no longer offered"))]
+        if handover.asker is None:
+            handover.asker, handover.next_block = asker, ask.first_block
+        elif handover.asker != asker:
+            return [Tell(asker, _refusal(key, f"granted to {handover.asker}"))]
+        handover.ask_number = max(handover.ask_number, ask.ask_number)
+        return [self._grant(handover, now_s=now_s)]
+
+    def ask_early(self, asker: WorkerId, ask: AskKV, *, now_s: float) -> list[Tell]:
+        """For a sequence not heard of yet: held for one lease, then refused."""
+        key = SeqKey(ask.seq_id, ask.epoch)
+        known = self._early.get(key)
+        if known is None:
+            if len(self._early) >= self._early_asks_max:
+                return [Tell(asker, _refusal(key, "too many asks for unknown sequences"))]
+            self._early[key] = _EarlyAsk(asker, ask, now_s + self._lease_s)
+        elif known.asker != asker:
+            return [Tell(asker, _refusal(key, f"asked for by {known.asker}"))]
+        elif ask.ask_number > known.ask.ask_number:
+            known.ask = ask
+        return []
+
+    def released(self, asker: WorkerId, key: SeqKey, *, now_s: float) -> None:
+        """The asker reads no more. Unknown, repeated or not the asker: nothing happens."""
+        early = self._early.get(key)
+        if early is not None and early.asker == asker:
+            del self._early[key]
+        handover = self._handovers.get(key)
+        if handover is not None and handover.asker == asker:
+            self._end(handover, "released", now_s=now_s)
+
+    def tick(self, *, now_s: float) -> list[Tell]:
+        told: list[Tell] = []
+        for key in [k for k, early in self._early.items() if early.ends_s <= now_s]:
+            told.append(Tell(self._early.pop(key).asker, _refusal(key, "never heard of the sequence")))
+        for handover in list(self._handovers.values()):
+            if handover.lease_end_s is not None and handover.lease_end_s <= now_s:
+                self._lapse(handover, now_s=now_s)
+        return told
+
+    def check(self) -> None:
+        for handover in self._handovers.values():
+            assert not handover.life.is_terminal
+            assert handover.held.keys() <= set(handover.blocks)
+            if handover.life.phase is not HandoverPhase.COMPUTING or handover.held:
+                assert handover.lease_end_s is not None, "held by nobody's deadline"
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _grant(self, handover: _Handover, *, now_s: float) -> Tell:
+        assert handover.asker is not None
+        first_block = handover.next_block
+        blocks = handover.blocks[first_block:]
+        self._hold(handover, blocks)
+        handover.next_block = first_block + len(blocks)
+        handover.was_granted_any |= bool(blocks)
+        handover.lease_end_s = now_s + self._lease_s
+        grant = KVGrant(
+            seq_id=handover.key.seq_id,
+            epoch=handover.key.epoch,
+            first_block=first_block,
+            source_blocks=tuple(blocks),
+            generations=tuple(self._pool.generation(block) for block in blocks),
+            lease_s=self._lease_s,
+            answers_ask=handover.ask_number,
+            is_last=handover.life.phase is HandoverPhase.COMPLETE,
+            first_token=handover.first_token,
+            cached_token_count=handover.cached_token_count,
+        )
+        return Tell(handover.asker, grant)
+
+    def _hold(self, handover: _Handover, blocks: Sequence[BlockId]) -> None:
+        fresh = [block for block in blocks if block not in handover.held]
+        self._pool.share(fresh)
+        handover.held.update(dict.fromkeys(fresh))
+
+    def _lapse(self, handover: _Handover, *, now_s: float) -> None:
+        if handover.life.phase is not HandoverPhase.COMPUTING:
+            self._end(handover, "lease over", now_s=now_s)
+            return
+        # The reader has stopped by its own, earlier, end. The sequence computes on, and whoever asks
+        # for it next starts from the beginning.
+        self._give_back(handover)
+        handover.asker, handover.lease_end_s = None, None
+        handover.next_block, handover.was_granted_any = 0, False
+
+    def _end(self, handover: _Handover, why: str, *, now_s: float) -> None:
+        handover.life.to(HandoverPhase.OVER, now_s=now_s, cause=why)
+        self._give_back(handover)
+        del self._handovers[handover.key]
+
+    def _give_back(self, handover: _Handover) -> None:
+        self._pool.give_back(list(handover.held))
+        handover.held = {}
+
+
+def _refusal(key: SeqKey, message: str) -> KVRefused:
+    return KVRefused(key.seq_id, key.epoch, message)

@@ -1,0 +1,124 @@
+"""A worker that can be read from, in a process of its own, and the reading side's helpers."""
+
+import asyncio
+import contextlib
+import multiprocessing as mp
+import os
+import signal
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from baton.core.ids import WorkerId
+from kv_transfer.backend import KVMemory, TransferBackend
+from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
+from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.tcp import TcpBackend
+
+BLOCK_BYTES = 4096
+BLOCK_COUNT = 64
+
+
+class Pool:
+    """Pool memory of one worker; block i of seed s has content that no other block has."""
+
+    def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT):
+        self.blocks = content(seed, block_bytes, block_count)
+        self.generations = np.arange(100, 100 + block_count, dtype=np.uint64)
+        self.memory = KVMemory(self.blocks.ctypes.data, block_bytes, block_count, self.generations)
+
+
+def content(seed, block_bytes, block_count):
+    return np.random.default_rng(seed).integers(0, 256, (block_count, block_bytes), np.uint8)
+
+
+def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBackend:
+    match kind:
+        case "nixl" | "nixl_tcp":
+            return NixlBackend(worker_id, memory)
+        case "tcp":
+            return TcpBackend(worker_id, memory, host="127.0.0.1")
+        case "loopback":
+            return LoopbackBackend(worker_id, memory, fabric)
+        case _:
+            raise AssertionError(kind)
+
+
+def _serve(conn: Connection, kind, worker_id, seed, block_bytes, block_count):
+    async def main():
+        pool = Pool(seed, block_bytes=block_bytes, block_count=block_count)
+        backend = make_backend(kind, worker_id, pool.memory, LoopbackFabric())
+        await backend.start()
+        conn.send(backend.offer())
+        while (block := await asyncio.to_thread(conn.recv)) is not None:
+            pool.generations[block] += 1
+            pool.blocks[block] = 0
+            conn.send(None)
+        await backend.close()
+
+    asyncio.run(main())
+
+
+class PeerProcess:
+    """`reuse(block)` gives a block to new content; `freeze`, `thaw`, `kill` are signals."""
+
+    def __init__(self, kind, worker_id, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT):
+        self.worker_id = WorkerId(worker_id)
+        self.expected = content(seed, block_bytes, block_count)
+        context = mp.get_context("spawn")
+        self._conn, theirs = context.Pipe()
+        arguments = (theirs, kind, worker_id, seed, block_bytes, block_count)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        self._was_killed = False
+        theirs.close()
+        if not self._conn.poll(60):
+            self.kill()
+            raise AssertionError("the peer did not start")
+        self.offer = self._conn.recv()
+
+    def reuse(self, block):
+        self._conn.send(block)
+        self._conn.recv()
+
+    def freeze(self):
+        os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self):
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self):
+        self._was_killed = True
+        self._process.kill()
+        self._process.join()
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._conn.send(None)
+            self.thaw()
+        self._process.join(20)
+        if not self._was_killed:
+            assert self._process.exitcode == 0, f"the peer's exit status is {self._process.exitcode}"
+        self.kill()
+        self._conn.close()
+        self._process.close()
+
+
+class LocalPeer:
+    """The same for a backend of this process; it cannot freeze or die."""
+
+    def __init__(self, worker_id, fabric, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT):
+        self.worker_id = WorkerId(worker_id)
+        self.expected = content(seed, block_bytes, block_count)
+        self._pool = Pool(seed, block_bytes=block_bytes, block_count=block_count)
+        self._backend = LoopbackBackend(self.worker_id, self._pool.memory, fabric)
+        asyncio.run(self._backend.start())
+        self.offer = self._backend.offer()
+
+    def reuse(self, block):
+        self._pool.generations[block] += 1
+        self._pool.blocks[block] = 0
+
+    def close(self):
+        asyncio.run(self._backend.close())

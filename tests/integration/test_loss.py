@@ -1,0 +1,119 @@
+"""Workers are killed and frozen at every phase; every stream goes on as if nothing had happened."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.integration.cluster import Cluster, eventually
+from tests.models import make_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+NEW_TOKENS = 48
+PROMPT_TOKENS = 1500
+RECOVER_S = 10.0
+"""From the fault being detectable to the stream being complete."""
+DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 2.0}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    path = make_model(tmp_path_factory.mktemp("m") / "llama", "llama", seed=3)
+    settings = {
+        "model__dtype": "float32",
+        "engine__block_tokens": 16,
+        # Small steps and few of them at once make every phase last long enough to be met.
+        "engine__step_tokens_max": 32,
+        "engine__batch_sequences_max": 4,
+    }
+    with Cluster(path, **settings) as cluster:
+        yield cluster
+
+
+def prompt_for(seed):
+    rng = random.Random(seed)
+    return [rng.randrange(3, 500) for _ in range(PROMPT_TOKENS)]
+
+
+class Stream(threading.Thread):
+    """One streamed request; says how many tokens it has."""
+
+    def __init__(self, cluster, prompt):
+        super().__init__(daemon=True)
+        self.cluster, self.prompt = cluster, prompt
+        self.tokens, self.error, self.finish, self.ended_s = [], None, None, None
+        self.start()
+
+    def run(self):
+        try:
+            for event in self.cluster.stream(
+                self.prompt, max_tokens=NEW_TOKENS, ignore_eos=True, return_token_ids=True
+            ):
+                choice = event["choices"][0]
+                self.tokens += choice.get("token_ids") or []
+                self.finish = choice["finish_reason"] or self.finish
+        except Exception as error:
+            self.error = error
+        self.ended_s = time.monotonic()
+
+
+PHASES = ("queued", "prefilling", "mid-transfer", "decoding", "last token")
+
+
+def reached(cluster, stream, phase, others):
+    if phase == "queued":
+        return True  # the fault comes as soon as the request is sent, behind others
+    if phase == "prefilling":
+        worker = next((w for w in cluster.workers() if w.role == "prefill"), None)
+        return worker and worker.accounts["running_count"]
+    if phase == "mid-transfer":
+        worker = next((w for w in cluster.workers() if w.role == "decode"), None)
+        return worker and worker.accounts["intake_count"] and worker.accounts["transfer.nixl.bytes_read"]
+    if phase == "decoding":
+        return len(stream.tokens) >= 5
+    return len(stream.tokens) >= NEW_TOKENS - 2
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "freeze"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_streams_survive_the_loss_of_a_worker(cluster, phase, fault, role):
+    prompt = prompt_for(f"{phase} {fault} {role}")
+    cluster.await_workers(prefill=1, decode=1)
+    undisturbed = cluster.complete(prompt, max_tokens=NEW_TOKENS, ignore_eos=True, return_token_ids=True)[
+        "choices"
+    ][0]["token_ids"]
+    fresh = [(t + 7) % 500 + 3 for t in prompt]
+    expected_fresh = None
+    victim = cluster.worker(role)
+    others = [Stream(cluster, prompt_for(f"other {i} {phase} {fault} {role}")) for i in range(3)]
+    streams = [Stream(cluster, prompt), Stream(cluster, fresh), *others]
+    watched = streams[1]
+    eventually(
+        f"phase {phase}",
+        lambda: reached(cluster, watched, phase, others) or watched.ended_s,
+        timeout_s=30,
+        every_s=0.005,
+    )
+    os.kill(victim.pid, fault)
+    struck_s = time.monotonic()
+    for stream in streams:
+        stream.join(DETECT_S[fault] + RECOVER_S + 20)
+        assert stream.error is None, stream.error
+        assert stream.finish == "length"
+        assert len(stream.tokens) == NEW_TOKENS
+    assert streams[0].tokens == undisturbed
+    took_s = max(s.ended_s for s in streams) - struck_s
+    cluster.await_workers(prefill=1, decode=1)
+    assert victim.worker_id not in {w.worker_id for w in cluster.workers()}
+    for stream in streams[1:]:
+        expected_fresh = cluster.complete(
+            stream.prompt, max_tokens=NEW_TOKENS, ignore_eos=True, return_token_ids=True
+        )["choices"][0]["token_ids"]
+        assert stream.tokens == expected_fresh
+    cluster.assert_idle()
+    assert took_s < DETECT_S[fault] + RECOVER_S

@@ -1,0 +1,75 @@
+"""The tokens that come out of the HTTP API are those transformers generates, whatever path they took."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.integration.cluster import Cluster
+from tests.models import make_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+NEW_TOKENS = 64
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 100, 129, 200, 333, 500, 800, 1200, 1700, 2400, 3000)
+MODELS = {
+    "llama": {"kind": "llama"},
+    "qwen2": {"kind": "qwen2"},
+    "qwen3-sharded": {"kind": "qwen3", "shard": True},
+}
+
+
+def expected_tokens(model_path, prompts):
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    found = []
+    with torch.no_grad():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=NEW_TOKENS,
+                pad_token_id=0,
+            )
+            found.append(out[0, len(prompt) :].tolist())
+    return found, model.config.vocab_size
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_equal_transformers(name, tmp_path):
+    path = make_model(tmp_path / name, seed=7, **MODELS[name])
+    rng = random.Random(name)
+    vocab = AutoModelForCausalLM.from_pretrained(path).config.vocab_size
+    prompts = [[rng.randrange(3, vocab) for _ in range(n)] for n in LENGTHS]
+    expected, _ = expected_tokens(path, prompts)
+    with Cluster(path, model__dtype="float32", engine__block_tokens=16) as cluster:
+
+        def served(prompt):
+            answer = cluster.complete(prompt, max_tokens=NEW_TOKENS, ignore_eos=True, return_token_ids=True)
+            return answer["choices"][0]["token_ids"], answer["usage"]
+
+        cold = [served(p) for p in prompts]
+        assert [tokens for tokens, _ in cold] == expected
+        split = cluster.metric("baton_router_placements_total", kind="split")
+        assert split == len(prompts)
+        decode = cluster.worker("decode").accounts
+        blocks = sum(-(-n // 16) for n in LENGTHS)
+        assert decode["transfer.nixl.bytes_read"] == blocks * decode["block_bytes"]
+        assert decode["step_tokens.prefill"] == 0  # every prompt token was computed remotely
+
+        warm = [served(p) for p in prompts]
+        assert [tokens for tokens, _ in warm] == expected
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for _, usage in warm]
+        assert cached == [(n - 1) // 16 * 16 for n in LENGTHS]
+
+        fresh = [[(t + 1) % vocab or 3 for t in p] for p in prompts]
+        fresh_expected, _ = expected_tokens(path, fresh)
+        with ThreadPoolExecutor(8) as pool:
+            together = [tokens for tokens, _ in pool.map(served, fresh)]
+        assert together == fresh_expected
+        assert cluster.metric("baton_router_placements_total", kind="split") == 3 * len(prompts)
+        cluster.assert_idle()

@@ -1,0 +1,96 @@
+"""A dull engine loop for tests: blocks come from a list, steps are written out by hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.ids import SeqKey, SequenceId
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepItem, StepPlan
+from baton.engine.executor import Executor
+
+GREEDY = SamplingParams(max_tokens=64)
+
+
+def load(path: Path, *, kv_bytes: int = 16 * 2**20, block_tokens: int = 16, **model) -> Executor:
+    engine = EngineConfig(kv_bytes=kv_bytes, block_tokens=block_tokens, threads=1)
+    return Executor.load(ModelConfig(path=str(path), **model), engine)
+
+
+@dataclass
+class Running:
+    prompt: list[int]
+    params: SamplingParams = GREEDY
+    computed: int = 0
+    generated: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.generated
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.computed >= len(self.prompt)
+
+
+class Driver:
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.free = list(range(executor.kv.block_count))
+        self.step_count = 0
+
+    def start(self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, like=None) -> Running:
+        """`like`: a sequence whose full blocks are shared as far as the prompts agree."""
+        sequence = Running(list(prompt), params)
+        if like is not None:
+            size = self.executor.geometry.block_tokens
+            while (
+                sequence.computed + size < len(prompt)
+                and sequence.computed + size <= like.computed
+                and like.tokens[: sequence.computed + size] == sequence.prompt[: sequence.computed + size]
+            ):
+                sequence.blocks.append(like.blocks[len(sequence.blocks)])
+                sequence.computed += size
+        return sequence
+
+    def step(self, *work: tuple[Running, int]) -> None:
+        """Compute the next so many tokens of each sequence."""
+        items = tuple(self._item(number, sequence, count) for number, (sequence, count) in enumerate(work))
+        result = self.executor.execute(StepPlan(items, self.step_count))
+        assert result.step_number == self.step_count
+        self.step_count += 1
+        for (sequence, _), item, token in zip(work, items, result.sampled, strict=True):
+            sequence.computed += len(item.tokens)
+            assert (token is None) == (item.sample_index is None)
+            if token is not None:
+                sequence.generated.append(token)
+
+    def _item(self, number: int, sequence: Running, count: int) -> StepItem:
+        end = min(sequence.computed + count, len(sequence.tokens))
+        while len(sequence.blocks) * self.executor.geometry.block_tokens < end:
+            sequence.blocks.append(self.free.pop(0))
+        samples = end == len(sequence.tokens)
+        return StepItem(
+            key=SeqKey(SequenceId(f"s{number}"), 0),
+            tokens=tuple(sequence.tokens[sequence.computed : end]),
+            first_position=sequence.computed,
+            block_ids=tuple(sequence.blocks),
+            sample_index=len(sequence.generated) if samples else None,
+            sampling=sequence.params,
+        )
+
+    def finish(self, *sequences: Running, chunk: int = 10**9) -> None:
+        """Run all of them, together, to their last token."""
+        while True:
+            going = [s for s in sequences if len(s.generated) < s.params.max_tokens]
+            if not going:
+                return
+            self.step(*((s, 1 if s.is_prefilled else chunk) for s in going))
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, chunk=10**9) -> list[int]:
+        sequence = self.start(prompt, params)
+        self.finish(sequence, chunk=chunk)
+        self.free.extend(sequence.blocks)
+        return sequence.generated

@@ -1,0 +1,283 @@
+import zlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.hashing import root_hash
+from baton.core.ids import SeqKey
+from baton.core.messages import Leg
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepResult
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduler import Scheduler, Sequence
+
+BLOCK_TOKENS = 4
+ROOT = root_hash("f", b"")
+
+
+def next_token(tokens):
+    return zlib.crc32(repr(list(tokens)).encode()) % 1000
+
+
+def sequence(name, prompt, *, max_tokens=1, leg=Leg.WHOLE):
+    params = SamplingParams(max_tokens=max_tokens)
+    return Sequence(SeqKey(name, 0), leg, list(prompt), len(prompt), params, ROOT, BLOCK_TOKENS)
+
+
+class Bench:
+    """A scheduler with memory: a token is what the blocks say, so a wrong table shows as a wrong token."""
+
+    def __init__(self, *, blocks=16, step_tokens=8, batch=4):
+        self.step_tokens, self.batch = step_tokens, batch
+        self.pool = BlockPool(blocks, [0] * blocks)
+        self.cache = PrefixCache(self.pool)
+        self.scheduler = Scheduler(
+            self.cache, block_tokens=BLOCK_TOKENS, step_tokens_max=step_tokens, batch_sequences_max=batch
+        )
+        self.memory = {}
+        self.emitted = {}
+        self.first_step = {}
+        self.done = []
+        self.computed_tokens = 0
+        self.steps = 0
+
+    def add(self, *sequences):
+        for seq in sequences:
+            self.emitted[seq.key] = []
+            self.scheduler.add(seq)
+
+    def step(self, before_finish=None):
+        plan = self.scheduler.plan()
+        self.check()
+        if plan is None:
+            return None
+        assert 0 < plan.token_count <= self.step_tokens
+        assert len(plan.items) <= self.batch
+        self.steps += 1
+        self.computed_tokens += plan.token_count
+        sampled = tuple(self._compute(item) for item in plan.items)
+        if before_finish is not None:
+            before_finish()
+        for progress in self.scheduler.finish_step(StepResult(plan.step_number, sampled, 0.01)):
+            self._after(progress)
+        self.check()
+        return plan
+
+    def _compute(self, item):
+        self.first_step.setdefault(item.key, self.steps)
+        for position, token in enumerate(item.tokens, start=item.first_position):
+            self.memory[item.block_ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
+        if item.sample_index is None:
+            return None
+        assert item.sample_index == len(self.emitted[item.key])
+        end = item.first_position + len(item.tokens)
+        where = [(item.block_ids[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
+        return next_token(self.memory[w] for w in where)
+
+    def _after(self, progress):
+        seq = progress.sequence
+        if progress.token is not None:
+            self.emitted[seq.key].append(progress.token)
+            if seq.leg is Leg.PREFILL or seq.generated_count >= seq.sampling.max_tokens:
+                self.done.append(seq.key)
+                self.scheduler.remove(seq)
+
+    def run(self, steps_max=2000):
+        for _ in range(steps_max):
+            if self.step() is None:
+                return
+        raise AssertionError("does not come to rest")
+
+    def check(self):
+        self.pool.check()
+        self.cache.check()
+        self.scheduler.check()
+
+    def assert_empty(self):
+        assert self.scheduler.is_empty
+        assert self.pool.held_count == 0
+
+
+def expected(prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # which family of prompts: members share prefixes
+        st.integers(1, 30),  # prompt tokens
+        st.integers(1, 20),  # generated tokens
+        st.sampled_from([Leg.WHOLE, Leg.WHOLE, Leg.PREFILL]),
+        st.integers(0, 6),  # steps before the next arrives
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=REQUESTS,
+    blocks=st.integers(13, 30),
+    step_tokens=st.integers(1, 24),
+    batch=st.integers(1, 6),
+)
+def test_every_sequence_completes_with_its_own_tokens(requests, blocks, step_tokens, batch):
+    """Whatever is preempted, cached, chunked or interleaved; the pool always holds the largest alone."""
+    bench = Bench(blocks=blocks, step_tokens=step_tokens, batch=batch)
+    want = {}
+    for i, (family, prompt_count, token_count, leg, gap) in enumerate(requests):
+        prompt = [family * 100 + p for p in range(prompt_count)]
+        count = 1 if leg is Leg.PREFILL else token_count
+        bench.add(sequence(f"s{i}", prompt, max_tokens=count, leg=leg))
+        want[SeqKey(f"s{i}", 0)] = expected(prompt, count)
+        for _ in range(gap):
+            bench.step()
+    bench.run()
+    assert bench.emitted == want
+    bench.assert_empty()
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=REQUESTS, data=st.data())
+def test_cancelling_at_any_moment_gives_everything_back(requests, data):
+    bench = Bench(blocks=14)
+    live = []
+    for i, (family, prompt_count, token_count, leg, _) in enumerate(requests):
+        seq = sequence(f"s{i}", [family] * prompt_count, max_tokens=token_count, leg=leg)
+        bench.add(seq)
+        live.append(seq)
+
+    def cancel_one():
+        running = [seq for seq in live if seq.key not in bench.done]
+        if running and data.draw(st.booleans()):
+            victim = data.draw(st.sampled_from(running))
+            live.remove(victim)
+            bench.done.append(victim.key)
+            bench.scheduler.remove(victim)
+
+    for _ in range(2000):
+        cancel_one()
+        if bench.step(before_finish=cancel_one) is None:
+            break
+    bench.assert_empty()
+
+
+def test_a_cancelled_sequence_keeps_its_blocks_until_the_step_is_done():
+    bench = Bench()
+    seq = sequence("s", range(5))
+    bench.add(seq)
+    plan = bench.scheduler.plan()
+    bench.scheduler.remove(seq)
+    assert bench.pool.held_count == 2
+    assert bench.scheduler.finish_step(StepResult(plan.step_number, (7,), 0.0)) == []
+    bench.assert_empty()
+
+
+def test_decodes_go_first_and_prompts_fill_the_budget():
+    bench = Bench(step_tokens=8)
+    bench.add(sequence("a", range(3), max_tokens=9))
+    bench.step()
+    bench.add(sequence("b", range(50, 70), max_tokens=1))
+    plan = bench.step()
+    assert [(item.key.seq_id, len(item.tokens)) for item in plan.items] == [("a", 1), ("b", 7)]
+
+
+def test_the_head_of_the_queue_is_not_overtaken_by_smaller_ones():
+    bench = Bench(blocks=8, step_tokens=32)
+    bench.add(sequence("running", range(12), max_tokens=8))
+    bench.step()
+    bench.add(sequence("large", range(100, 124)))  # seven blocks: must wait
+    bench.add(*(sequence(f"small{i}", [200 + i]) for i in range(5)))
+    bench.run()
+    assert all(bench.first_step["large", 0] <= bench.first_step[f"small{i}", 0] for i in range(5))
+
+
+def test_a_budget_smaller_than_the_batch_goes_round():
+    bench = Bench(step_tokens=2, batch=4)
+    bench.add(*(sequence(f"s{i}", [i], max_tokens=10) for i in range(4)))
+    for _ in range(12):
+        bench.step()
+    counts = sorted(len(tokens) for tokens in bench.emitted.values())
+    assert counts[-1] - counts[0] <= 2
+
+
+def test_prompts_make_progress_beside_decodes_that_fill_the_budget():
+    bench = Bench(blocks=32, step_tokens=3, batch=4)
+    bench.add(*(sequence(f"d{i}", [i], max_tokens=40) for i in range(3)))
+    for _ in range(4):
+        bench.step()
+    bench.add(sequence("p", range(50, 54)))
+    for _ in range(8):
+        bench.step()
+    assert bench.emitted["p", 0]
+
+
+def test_the_youngest_is_preempted_and_what_it_computed_is_found_again():
+    bench = Bench(blocks=5, step_tokens=32)
+    old, young = sequence("old", range(7), max_tokens=8), sequence("young", range(100, 107), max_tokens=4)
+    bench.add(old, young)
+    bench.run()
+    assert bench.emitted["old", 0] == expected(range(7), 8)
+    assert bench.emitted["young", 0] == expected(range(100, 107), 4)
+    assert bench.done[0] == old.key
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token():
+    bench = Bench(step_tokens=32)
+    bench.add(sequence("a", range(8)))
+    bench.run()
+    again = sequence("b", range(8))
+    bench.add(again)
+    plan = bench.step()
+    [item] = plan.items
+    assert item.first_position == again.cached_token_count == 4
+    assert bench.emitted["b", 0] == bench.emitted["a", 0]
+
+
+def test_generated_blocks_are_cached_too():
+    bench = Bench(step_tokens=32)
+    bench.add(sequence("a", range(6), max_tokens=7))
+    bench.run()
+    follow_up = sequence("b", [*range(6), *bench.emitted["a", 0], 77])
+    bench.add(follow_up)
+    bench.run()
+    assert follow_up.cached_token_count == 12  # the last generated token was never computed
+
+
+def test_prefill_legs_are_never_preempted():
+    bench = Bench(blocks=5, step_tokens=4)
+    whole = sequence("whole", range(4), max_tokens=8)
+    bench.add(whole)
+    bench.step()
+    prefill = sequence("prefill", range(50, 58), leg=Leg.PREFILL)
+    bench.add(prefill)
+    bench.step()
+    blocks = list(prefill.block_ids)
+    assert blocks
+    while prefill.key not in bench.done:
+        assert prefill.block_ids == blocks
+        bench.step()
+    bench.run()
+    assert bench.emitted[whole.key] == expected(range(4), 8)
+
+
+def test_joined_sequences_run_without_a_prompt_step():
+    bench = Bench()
+    seq = sequence("j", range(4), max_tokens=3)
+    seq.block_ids = bench.pool.take(2)
+    for i, token in enumerate(range(4)):
+        bench.memory[seq.block_ids[0], i] = token
+    bench.emitted[seq.key] = [next_token(range(4))]
+    seq.tokens.append(bench.emitted[seq.key][0])
+    seq.computed_count, seq.sealed_count = 4, 0
+    bench.scheduler.join(seq)
+    [item] = bench.step().items
+    assert item.first_position == 4
+    bench.run()
+    assert bench.emitted[seq.key] == expected(range(4), 3)
+    bench.assert_empty()

@@ -1,0 +1,114 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.report import Settings, Slo, make_report
+from loadgen.sse import OpenAIStream, StreamFault
+
+
+def settings_with(slo):
+    return Settings(
+        trace="t", trace_format="mooncake", url="u", api="completions", model="m", length_scale="1",
+        output_scale="1", time_scale="1", spread_ticks=True, seed=0, inputs_cut=0, outputs_cut=0, planned=9,
+        slo=slo, expected_hit_ratio=None, server_block_tokens=32, server_cache_blocks=None,
+    )  # fmt: skip
+
+
+def done(planned_s, instants_s, *, tokens=None, prompt=10, cached=None):
+    return Record(
+        0, planned_s, sent_s=planned_s + 0.5, token_instants_s=instants_s, ended_s=instants_s[-1],
+        outcome=Outcome.COMPLETED, prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached,
+    )  # fmt: skip
+
+
+def missed(outcome):
+    return Record(0, 0.0, sent_s=0.0, ended_s=1.0, outcome=outcome, error=ErrorKind.TIMEOUT)
+
+
+def test_latencies_count_from_the_planned_instant():
+    report = make_report([done(10.0, [12.0, 13.0, 15.0])], settings_with(Slo()))
+    assert report.ttft.p50 == 2.0  # 1.5 s since it was sent
+    assert report.tpot.p50 == 1.5
+    assert report.itl.max == 2.0
+    assert report.e2e.p50 == 5.0
+    assert report.lateness.p50 == 0.5
+    assert report.output_tokens_per_s == pytest.approx(3 / 5)
+
+
+def test_tpot_follows_the_servers_count_when_events_hold_several_tokens():
+    assert done(0.0, [1.0, 5.0], tokens=9).tpot_s == 0.5
+    assert done(0.0, [1.0], tokens=1).tpot_s is None
+
+
+def test_goodput_counts_refused_and_failed_as_misses():
+    records = [
+        done(0.0, [1.0, 1.1]),
+        done(0.0, [1.0]),  # one token: no TPOT to miss
+        done(0.0, [3.0, 3.1]),
+        done(0.0, [1.0, 2.0]),
+        missed(Outcome.REFUSED),
+        missed(Outcome.FAILED),
+        missed(Outcome.FAILED),
+        done(0.0, [1.0, 10.0]),
+    ]
+    report = make_report(records, settings_with(Slo(ttft_s=2.0, tpot_s=0.5)))
+    assert (report.offered, report.completed, report.refused, report.failed) == (8, 5, 1, 2)
+    assert report.goodput_share == 2 / 8
+    assert report.goodput_per_s == pytest.approx(2 / 10)
+    assert report.errors == {"timeout": 3}
+    assert make_report(records, settings_with(Slo())).goodput_share == 5 / 8
+
+
+def test_cache_hits_are_weighted_by_tokens_where_the_server_tells():
+    records = [done(0, [1], prompt=100, cached=50), done(0, [1], prompt=300, cached=0), done(0, [1])]
+    assert make_report(records, settings_with(Slo())).cache_hit_ratio == 0.125
+    assert make_report(records[2:], settings_with(Slo())).cache_hit_ratio is None
+
+
+def test_an_empty_replay_has_a_report():
+    report = make_report([], settings_with(Slo()))
+    assert (report.offered, report.goodput_share, report.ttft) == (0, 0.0, None)
+
+
+STREAM = (
+    b': hello\r\nevent: x\r\ndata: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\r\n\r\n'
+    b'data:{"choices": [{"delta": {"content": "\xc3\xa4"}}]}\n\n'
+    b'data: {"choices": [{"text": "b", "finish_reason": "stop"}]}\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, '
+    b'"prompt_tokens_details": null}}\n\ndata: [DONE]\n\n'
+)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_a_stream_reads_the_same_however_it_is_cut(cuts):
+    record = Record(0, 0.0)
+    stream = OpenAIStream(record)
+    edges = [0, *sorted(cuts), len(STREAM)]
+    for a, b in pairwise(edges):
+        stream.feed(STREAM[a:b], now_s=1.0)
+    stream.end(now_s=2.0)
+    assert (record.outcome, record.finish_reason, record.token_instants_s) == (
+        Outcome.COMPLETED,
+        "stop",
+        [1.0, 1.0],
+    )
+    assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (7, 3, None)
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_garbage_is_a_fault_or_unfinished_and_never_a_completion(data):
+    record = Record(0, 0.0)
+    stream = OpenAIStream(record)
+
+    def read():
+        stream.feed(b"data: " + data + b"\n", now_s=0.0)
+        stream.end(now_s=0.0)
+
+    with pytest.raises(StreamFault):
+        read()
+    assert record.outcome is None
