@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 import httpx
@@ -37,8 +38,14 @@ def make_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     save_tokenizer(path)
     (path / "config.json").write_text(
-        '{"model_type": "llama", "max_position_embeddings": %d, "vocab_size": 512, "eos_token_id": 1}'
-        % CONTEXT_TOKENS
+        json.dumps(
+            {
+                "model_type": "llama",
+                "max_position_embeddings": CONTEXT_TOKENS,
+                "vocab_size": 512,
+                "eos_token_id": 1,
+            }
+        )
     )
     return path
 
