@@ -171,7 +171,7 @@ def _mount(name: str, module: str, needs: str, summary: str, example: str) -> No
     def command(context: typer.Context) -> None:
         from baton.cli.parts import run_part
 
-        run_part(name, module, needs, context.args)
+        run_part(name, module, extra=needs, example=example, args=context.args)
 
     command.__doc__ = f"{summary}\n\nExample: {example}"
     app.command(name, context_settings=PASS_ON, add_help_option=False)(command)
