@@ -307,8 +307,10 @@ def make_demo_model(
 ) -> None:
     """Train the demo model for `budget_s` seconds and put its folder at `out`, whole or not at all.
 
-    Raises FileExistsError when `out` exists, ValueError for a budget that is no positive number of seconds. Same seed and same number of steps give the same text order,
-    but not the same weights bit by bit: the number of steps follows the clock.
+    Raises FileExistsError when `out` exists, ValueError for a budget that is no positive number of seconds.
+
+    Same seed gives the same texts in the same order, but not the same weights bit by bit: the number of steps
+    follows the clock.
     """
     _check(out, budget_s=budget_s)
     chosen = plan or TrainingPlan()

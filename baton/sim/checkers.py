@@ -126,7 +126,9 @@ class Checkers:
             case "retried":
                 client.phase = "queued"
                 if self.is_calm:
-                    raise Violation(6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id)
+                    raise Violation(
+                        6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id
+                    )
             case _:
                 pass
 

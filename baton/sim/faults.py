@@ -44,7 +44,7 @@ class Faults:
         world, enabled = self._cluster.world, self._cluster.scenario.faults
         for name, strike in strikes.items():
             if name in enabled:
-                for _ in range(self._rng.choice((1, 2, 4))):
+                for _ in range(self._rng.choice((1, 2, self._cluster.scenario.strikes_max))):
                     world.at(self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s))
         self._enable_reads(enabled)
         if "repeats" in enabled:
@@ -58,7 +58,7 @@ class Faults:
 
     def _enable_reads(self, enabled: frozenset[str]) -> None:
         faults = self._cluster.reads.faults
-        rate = self._rng.choice((0.05, 0.2, 0.5))
+        rate = self._cluster.scenario.read_fault_chance or self._rng.choice((0.05, 0.2, 0.5))
         faults.fail = rate if "read_fail" in enabled else 0.0
         faults.hang = rate if "read_hang" in enabled else 0.0
         faults.late = rate if "read_late" in enabled else 0.0

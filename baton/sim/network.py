@@ -11,7 +11,6 @@ from typing import Protocol
 from baton.core.messages import AskKV, CancelSequence, KVGrant, KVReleased, StartSequence
 from baton.sim.world import World
 
-
 SAFE_TWICE = (StartSequence, CancelSequence, AskKV, KVReleased, KVGrant)
 """Messages whose receivers promise that a second copy, however late, changes nothing."""
 

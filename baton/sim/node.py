@@ -83,7 +83,9 @@ class Timer:
             self._spins, self._spins_since_s = 0, now_s
         self._spins += 1
         if self._spins > TICKS_PER_MS_MAX:
-            raise Violation(6, f"{self._process.name} wants to be called again and again: next_tick_s is stuck")
+            raise Violation(
+                6, f"{self._process.name} wants to be called again and again: next_tick_s is stuck"
+            )
 
 
 class SimWorker(Process):

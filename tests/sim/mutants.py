@@ -49,7 +49,9 @@ def _lease_book_holds_nothing(patch: Patch) -> None:
 
 def _lease_never_lapses(patch: Patch) -> None:
     """Blocks of a reader that died are held for ever."""
-    patch.setattr(LeaseBook, "_lapse", lambda self, handover, *, now_s: setattr(handover, "lease_end_s", now_s + 1))
+    patch.setattr(
+        LeaseBook, "_lapse", lambda self, handover, *, now_s: setattr(handover, "lease_end_s", now_s + 1)
+    )
 
 
 def _intake_ignores_lease_end(patch: Patch) -> None:
@@ -70,7 +72,7 @@ def _intake_counts_lease_from_the_grant(patch: Patch) -> None:
     def from_now(self: Intake, source: object, grant: object, *, now_s: float) -> list[object]:
         pull = self._pull_from(source, SeqKey(grant.seq_id, grant.epoch))
         if pull is not None:
-            pull.asked_s = {number: now_s + self._config.lease_slack_s for number in pull.asked_s}
+            pull.asked_s = dict.fromkeys(pull.asked_s, now_s + self._config.lease_slack_s)
         return granted(self, source, grant, now_s=now_s)
 
     patch.setattr(Intake, "granted", from_now)
@@ -261,8 +263,8 @@ MUTANTS = (
     Mutant("the epoch does not rise", _epoch_does_not_rise, _any(6)),
     Mutant("the router ignores indices", _router_ignores_indices, _any(2)),
     Mutant("the worker forgets epochs", _worker_forgets_epochs, _any(0, 2, 3, 6)),
-    Mutant("a lost router is not noticed", _lost_router_is_not_noticed, _any(3)),
-    Mutant("cancel is ignored", _cancel_is_ignored, _any(3)),
+    Mutant("a lost router is not noticed", _lost_router_is_not_noticed, _any(6)),
+    Mutant("cancel is ignored", _cancel_is_ignored, _any(6)),
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
 )
