@@ -10,7 +10,7 @@ def main() -> None:
     from baton.core.errors import SetupError
 
     try:
-        app()
+        app(prog_name="baton")
     except SetupError as error:
         print(f"baton: {error}", file=sys.stderr)
         logging.shutdown()

@@ -6,7 +6,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Shutdown:
         self.asked.set()
 
     @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
+    def on_signals(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.signal)

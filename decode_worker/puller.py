@@ -124,9 +124,7 @@ class Puller:
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    async def _run(
-        self, source: PeerRef, session: _Session, predecessor: asyncio.Task[None] | None
-    ) -> None:
+    async def _run(self, source: PeerRef, session: _Session, predecessor: asyncio.Task[None] | None) -> None:
         try:
             if predecessor is not None:  # it still takes the peer away, which must not hit ours
                 await asyncio.wait([predecessor])

@@ -171,7 +171,7 @@ def _mount(name: str, module: str, needs: str, summary: str, example: str) -> No
     def command(context: typer.Context) -> None:
         from baton.cli.parts import run_part
 
-        run_part(name, module, needs, context.args)
+        run_part(name, module, extra=needs, example=example, args=context.args)
 
     command.__doc__ = f"{summary}\n\nExample: {example}"
     app.command(name, context_settings=PASS_ON, add_help_option=False)(command)
@@ -191,7 +191,7 @@ _mount(
     "Open-loop replay of a production trace, with goodput under SLOs.",
     "baton replay trace.jsonl --url http://127.0.0.1:8000",
 )
-_mount("bench", "baton.cli.bench", "", "Measure parts against their limits.", "baton bench engine")
+_mount("bench", "baton.bench.cli", "worker", "Measure parts against their limits.", "baton bench handover")
 _mount(
     "demo-model",
     "baton.engine.demo_model",

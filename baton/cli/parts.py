@@ -1,4 +1,4 @@
-"""Commands that other parts implement: a module with a typer `app`, or with `main(argv) -> status`."""
+"""Commands that other parts implement, run as if they were written here."""
 
 import importlib
 from collections.abc import Sequence
@@ -8,17 +8,20 @@ import typer
 from baton.core.errors import SetupError
 
 
-def run_part(name: str, module_name: str, extra: str, args: Sequence[str]) -> None:
-    """`extra`: the optional dependencies this part needs, for the advice when they are missing.
-    Raises SetupError if it is not installed."""
+def run_part(name: str, module_name: str, *, extra: str, example: str, args: Sequence[str]) -> None:
+    """The part's module has a typer `app` with commands of its own, or a function named like the
+    command. `extra`: the optional dependencies it needs.
+
+    Raises SetupError if they are not installed.
+    """
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         advice = f": pip install 'baton[{extra}]'" if extra else ""
         raise SetupError(f"`baton {name}` needs {error.name}, which is not installed{advice}") from error
     part = getattr(module, "app", None)
-    if isinstance(part, typer.Typer):
-        part(args=list(args), prog_name=f"baton {name}")
-        return
-    status = module.main(list(args))
-    raise typer.Exit(int(status or 0))
+    if not isinstance(part, typer.Typer):
+        part = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = getattr(module, name.replace("-", "_"))
+        part.command(epilog=f"Example: {example}")(function)
+    part(args=list(args), prog_name=f"baton {name}")

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
 from baton.core.ids import ReadId, RouterId, WorkerId
@@ -54,6 +54,14 @@ class Ports(Protocol):
     def start_read(self, read: e.StartRead) -> None: ...
 
 
+class Observer(Protocol):
+    """Is shown everything, in order: spans, metrics."""
+
+    def saw(self, event: e.WorkerEvent) -> None: ...
+
+    def did(self, action: e.WorkerAction) -> None: ...
+
+
 class CoreDriver:
     """Feeds the core and performs what it says. Runs on one event loop, in one thread.
 
@@ -68,9 +76,10 @@ class CoreDriver:
         *,
         step: Callable[[StepPlan], Coroutine[Any, Any, StepResult]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        observers: Sequence[Observer] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.core = core
+        self.core, self._observers = core, tuple(observers)
         self.ports: Ports | None = None
         self.idle = asyncio.Event()
         """Set while the core holds nothing for anybody."""
@@ -105,7 +114,11 @@ class CoreDriver:
             self.crashed.cancel()
 
     def _handle(self, event: e.WorkerEvent) -> None:
+        for observer in self._observers:
+            observer.saw(event)
         for action in self.core.handle(event, now_s=self._now()):
+            for observer in self._observers:
+                observer.did(action)
             self._perform(action)
         (self.idle.set if self.core.is_idle else self.idle.clear)()
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from baton.core.ids import WorkerId, replica_name
+from baton.core.messages import StepOutput
 from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
 from baton.telemetry.catalogue import Metric
 from baton.telemetry.metrics import CONTENT_TYPE, Meter
+from baton.worker.events import ToRouter, WorkerAction, WorkerEvent
 from kv_transfer.manager import ReadOutcome, TransferCounters
 
 log = logging.getLogger(__name__)
@@ -40,12 +42,24 @@ class WorkerMetrics:
 
     def totals(self) -> dict[str, float]:
         """For the worker's accounts: what it has computed, by kind of work."""
-        names = ("prefill", "decode")
         value = self.meter.value
-        return {
+        totals = {
             f"step_tokens.{kind}": value(catalogue.STEP_TOKENS, worker=self._worker, kind=kind)
-            for kind in names
+            for kind in ("prefill", "decode")
         }
+        return {**totals, "prefix_hit_tokens": value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)}
+
+    def saw(self, event: WorkerEvent) -> None:
+        """Nothing is counted by what comes in."""
+
+    def did(self, action: WorkerAction) -> None:
+        match action:
+            case ToRouter(_, StepOutput(outputs)):
+                cached = sum(output.cached_token_count or 0 for output in outputs)
+                if cached:
+                    self.meter.inc(catalogue.PREFIX_HIT_TOKENS, cached, worker=self._worker)
+            case _:
+                pass
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
         self.meter.observe(catalogue.STEP, result.elapsed_s, worker=self._worker)

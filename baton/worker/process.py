@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from baton.config import Config
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import RouterId, WorkerId, replica_name
 from baton.core.messages import (
     AskerMessage,
     Member,
@@ -25,6 +25,7 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepPlan, StepResult
 from baton.engine.executor import Executor
+from baton.telemetry.tracing import spans_for
 from baton.wire.client import WorkerStatusReply
 from baton.wire.server import start_server
 from baton.worker import events as e
@@ -34,6 +35,7 @@ from baton.worker.engine_thread import EngineThread
 from baton.worker.metrics import MetricsServer, WorkerMetrics
 from baton.worker.registration import Registration
 from baton.worker.service import RouterSessions
+from baton.worker.spans import LegSpans
 from baton.worker.transfer import transfer_manager
 from decode_worker.puller import Puller, Read
 from kv_transfer.manager import TransferManager
@@ -82,6 +84,8 @@ class WorkerProcess:
             transfer = transfer_manager(self._worker_id, executor.kv, self._config)
             stack.push_async_callback(transfer.close)
             await transfer.start()
+            self._spans = spans_for(self._worker_id, self._config.telemetry)
+            stack.push_async_callback(asyncio.to_thread, self._spans.shutdown)
             self._assemble(executor, transfer)
             stack.push_async_callback(self._cancel_tasks)
             stack.callback(self._driver.close)
@@ -94,7 +98,12 @@ class WorkerProcess:
         self._executor, self._transfer = executor, transfer
         self._metrics = WorkerMetrics(self._worker_id)
         self._core = self._make_core(executor)
-        self._driver = CoreDriver(self._core, step=self._step, spawn=self._spawn)
+        self._driver = CoreDriver(
+            self._core,
+            step=self._step,
+            spawn=self._spawn,
+            observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
+        )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         self._routers = RouterSessions(sink=sink, status=self._status)
         self._askers = AskerSessions(hello=self._hello, sink=sink)
@@ -202,6 +211,7 @@ class WorkerProcess:
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
         accounts["block_count"] = self._executor.kv.block_count
+        accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
         accounts |= self._metrics.totals()

@@ -105,9 +105,7 @@ class Cluster:
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, "\n".join(self.log[-40:])
-        with contextlib.suppress(httpx.TransportError):
-            return self.http.get("/health/ready").status_code == 200
-        return False
+        return any(line.startswith("Baton is ready") for line in self.log)
 
     def workers(self) -> list[Worker]:
         """Those the router has a session with, with their accounts."""
@@ -198,6 +196,8 @@ class Cluster:
                     os.kill(p.pid, signal.SIGKILL)
             self.process.wait(10)
         self._reader.join(5)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is None:

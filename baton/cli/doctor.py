@@ -1,0 +1,194 @@
+"""`baton doctor`: is every part present, compatible, and really in use?
+
+Counters are the proof: a feature that is switched on and has never moved a byte is not in use.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from baton.wire.client import WorkerStatusReply, worker_status
+from baton.wire.link import LinkBroken
+
+HTTP_S = 5.0
+
+Level = Literal["ok", "note", "bad"]
+MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    level: Level
+    text: str
+
+
+class KnownWorker(msgspec.Struct, frozen=True):
+    """As the router lists it, with its own word for itself (None: it does not answer)."""
+
+    worker_id: str
+    role: Role
+    address: str
+    is_stale: bool
+    indexed_blocks: int
+    status: WorkerStatusReply | None
+
+
+def examine(url: str) -> int:
+    """Prints the findings. Returns the exit status: 1 if one is bad. Raises SetupError if there is no
+    router at `url`."""
+    health = _health(url)
+    workers = asyncio.run(_ask_workers(health))
+    findings = list(diagnose(health, workers))
+    console = Console()
+    for finding in findings:
+        mark, style = MARKS[finding.level]
+        console.print(Text(mark, style), Text(finding.text))
+    return int(any(finding.level == "bad" for finding in findings))
+
+
+def _health(url: str) -> dict[str, Any]:
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S)
+        return answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise SetupError(f"no Baton router at {url}: {error}") from None
+
+
+async def _ask_workers(health: Mapping[str, Any]) -> list[KnownWorker]:
+    listed = list(_listed(health))
+    statuses = await asyncio.gather(*(_status(entry["address"]) for entry in listed))
+    return [
+        KnownWorker(
+            worker_id=str(entry["worker_id"]),
+            role=Role(entry["role"]),
+            address=str(entry["address"]),
+            is_stale=bool(entry.get("stale")),
+            indexed_blocks=int(entry.get("indexed_blocks", 0)),
+            status=status,
+        )
+        for entry, status in zip(listed, statuses, strict=True)
+    ]
+
+
+def _listed(health: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The router lists its workers by role, or one by one with their role."""
+    workers: Any = health["workers"]
+    if isinstance(workers, Mapping):
+        for role, entries in workers.items():
+            for entry in entries:
+                yield {"role": role, "worker_id": entry.get("worker_id", entry.get("id")), **entry}
+    else:
+        yield from workers
+
+
+async def _status(address: str) -> WorkerStatusReply | None:
+    try:
+        return await worker_status(address)
+    except LinkBroken:
+        return None
+
+
+def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    """Pure."""
+    yield from _router(health)
+    yield from _pools(workers)
+    yield from _compatibility(workers)
+    yield from _remote_prefill(workers)
+    yield from _caches(workers)
+
+
+def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
+    level: Level = {"ok": "ok", "degraded": "note"}.get(str(health.get("status")), "bad")  # pyright: ignore
+    yield Finding(level, f"router: {health.get('status')}, model {health.get('model')}")
+    directory = health.get("directory", "none")
+    if directory == "none":
+        yield Finding("note", "directory: none, workers are named by hand")
+    else:
+        text = f"directory: {directory}"
+        yield Finding("ok", text) if directory == "current" else Finding("bad", text)
+
+
+def _pools(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    for role in Role:
+        count = sum(w.role is role for w in workers)
+        if count:
+            yield Finding("ok", f"{count} {role} worker{'s' * (count > 1)}")
+    if not any(w.role.prefills for w in workers):
+        yield Finding("bad", "nobody can prefill")
+    if not any(w.role.decodes for w in workers):
+        yield Finding("bad", "nobody can decode")
+    for worker in workers:
+        if worker.status is None:
+            yield Finding("bad", f"{worker.worker_id} at {worker.address} does not answer")
+        elif worker.is_stale:
+            yield Finding("bad", f"{worker.worker_id} has not reported for a while")
+        elif worker.status.is_draining:
+            yield Finding("note", f"{worker.worker_id} is draining")
+
+
+def _compatibility(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    by_fingerprint: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.status is not None:
+            by_fingerprint.setdefault(worker.status.fingerprint, []).append(worker.worker_id)
+    if len(by_fingerprint) == 1:
+        yield Finding("ok", f"one KV fingerprint: {next(iter(by_fingerprint))}")
+    elif by_fingerprint:
+        groups = "; ".join(f"{name}: {', '.join(ids)}" for name, ids in sorted(by_fingerprint.items()))
+        yield Finding("bad", f"KV cannot move between all workers, their fingerprints differ: {groups}")
+
+
+def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    if all(w.role is Role.BOTH for w in workers):
+        yield Finding("note", "no separate pools: KV has nowhere to move")
+        return
+    bytes_by_backend: dict[str, int] = {}
+    for name, value in _sums(workers).items():
+        if name.startswith("transfer.") and name.endswith(".bytes_read"):
+            bytes_by_backend[name.split(".")[1]] = int(value)
+    moved = {backend: count for backend, count in bytes_by_backend.items() if count}
+    if moved:
+        texts = ", ".join(f"{count / 2**20:.1f} MiB by {backend}" for backend, count in sorted(moved.items()))
+        yield Finding("ok", f"remote prefill is in use: {texts}")
+        if "nixl" in bytes_by_backend and "nixl" not in moved:
+            yield Finding("note", "NIXL is there, but all KV moved by another backend")
+    elif _prefilled(workers):
+        yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved")
+    else:
+        yield Finding("note", "no KV has moved yet: send a request of at least one block of tokens")
+    if "nixl" not in bytes_by_backend:
+        yield Finding("note", "NIXL does not work here; KV moves over TCP, which is slower")
+
+
+def _prefilled(workers: Sequence[KnownWorker]) -> bool:
+    pool = [w for w in workers if w.role is Role.PREFILL]
+    return _sums(pool).get("step_tokens.prefill", 0) > 0
+
+
+def _caches(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    if not _sums(workers).get("step_tokens.prefill", 0):
+        return
+    indexed = sum(w.indexed_blocks for w in workers)
+    if indexed:
+        yield Finding("ok", f"block events arrive: the router knows {indexed} cached blocks")
+    else:
+        yield Finding("note", "the router knows no cached block: prompts were shorter than a block so far")
+    hits = int(_sums(workers).get("prefix_hit_tokens", 0))
+    if hits:
+        yield Finding("ok", f"prefix caches are in use: {hits} prompt tokens were not computed again")
+    else:
+        yield Finding("note", "no cache hit yet: no prompt has shared a block with an earlier one")
+
+
+def _sums(workers: Sequence[KnownWorker]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for worker in workers:
+        for name, value in (worker.status.accounts if worker.status else {}).items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums

@@ -1,0 +1,57 @@
+from baton.cli.doctor import KnownWorker, diagnose
+from baton.core.messages import Role
+from baton.wire.client import WorkerStatusReply
+
+HEALTH = {"status": "ok", "model": "m", "directory": "current"}
+
+
+def worker(role, *, fingerprint="f", answers=True, indexed_blocks=0, **accounts):
+    name = f"{role}-0.a"
+    names = {key.replace("__", "."): float(value) for key, value in accounts.items()}
+    status = WorkerStatusReply(name, role, False, fingerprint, names) if answers else None
+    return KnownWorker(name, role, "h:1", False, indexed_blocks, status)
+
+
+def bad(health, workers):
+    return [f.text for f in diagnose(health, workers) if f.level == "bad"]
+
+
+def texts(workers):
+    return "\n".join(f"{f.level}: {f.text}" for f in diagnose(HEALTH, workers))
+
+
+def test_a_cluster_that_moves_kv_is_well():
+    workers = [
+        worker(Role.PREFILL, step_tokens__prefill=100, prefix_hit_tokens=32, indexed_blocks=3),
+        worker(Role.DECODE, transfer__nixl__bytes_read=2**20, transfer__tcp__bytes_read=0),
+    ]
+    assert bad(HEALTH, workers) == []
+    said = texts(workers)
+    assert "ok: remote prefill is in use: 1.0 MiB by nixl" in said
+    assert "3 cached blocks" in said
+    assert "32 prompt tokens" in said
+
+
+def test_prompts_without_transfers_and_different_fingerprints_are_bad():
+    workers = [
+        worker(Role.PREFILL, step_tokens__prefill=100),
+        worker(Role.DECODE, fingerprint="g", transfer__nixl__bytes_read=0),
+    ]
+    found = bad(HEALTH, workers)
+    assert any("no KV has moved" in text for text in found)
+    assert any("fingerprints differ" in text for text in found)
+
+
+def test_missing_pools_and_silent_workers_are_bad():
+    found = bad(
+        {**HEALTH, "status": "unavailable", "directory": "away"}, [worker(Role.DECODE, answers=False)]
+    )
+    assert any("nobody can prefill" in text for text in found)
+    assert any("does not answer" in text for text in found)
+    assert any("away" in text for text in found)
+
+
+def test_an_unused_cluster_is_noted_and_not_blamed():
+    workers = [worker(Role.PREFILL), worker(Role.DECODE, transfer__nixl__bytes_read=0)]
+    assert bad(HEALTH, workers) == []
+    assert "note: no KV has moved yet" in texts(workers)
