@@ -216,8 +216,8 @@ class Checkers:
             if until_s > ends_s:
                 raise Violation(
                     5,
-                    f"{worker.name} gives read {read.read_id} time until {until_s:.3f} s, and the lease of block "
-                    f"{block} of {read.source} ends at {ends_s:.3f} s",
+                    f"{worker.name} gives read {read.read_id} time until {until_s:.3f} s, and the lease of "
+                    f"block {block} of {read.source} ends at {ends_s:.3f} s",
                     seq_id=min(keys)[1],
                 )
 

@@ -156,6 +156,12 @@ def test_a_router_that_joins_anew_does_not_adopt_its_old_sequences(worker):
     assert worker.told_of(StepOutput) == []
 
 
+def test_hello_comes_first_even_if_the_old_session_is_not_known_broken(worker):
+    actions = worker.handle(RouterJoined(ROUTER), 3600.0)  # a heartbeat is due as well
+    assert isinstance(actions[0].message, WorkerHello)
+    assert len(of(actions, LoadReport)) == 1
+
+
 def test_one_router_hears_nothing_of_anothers_sequences(worker):
     other = RouterId("r2")
     worker.handle(RouterJoined(other), 0.0)
