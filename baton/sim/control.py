@@ -6,7 +6,7 @@ from baton.sim.checkers import Checkers
 from baton.sim.client import Ending, SimClient
 from baton.sim.model import Model
 from baton.sim.network import Network
-from baton.sim.node import FINGERPRINT, MODEL_NAME, SimWorker
+from baton.sim.node import FINGERPRINTS, MODEL_NAME, SimWorker
 from baton.sim.reads import Reads
 from baton.sim.router_node import SimRouter
 from baton.sim.scenario import Scenario
@@ -45,6 +45,7 @@ class Cluster:
     __slots__ = (
         "_incarnations",
         "_is_down_until_s",
+        "_rng",
         "checkers",
         "members",
         "model",
@@ -73,6 +74,7 @@ class Cluster:
         self.routers: list[SimRouter] = []
         self._is_down_until_s = 0.0
         self._incarnations = 0
+        self._rng = world.stream("control")
         for slot in self.slots:
             self._start(slot)
         for index in range(scenario.router_count):
@@ -183,12 +185,19 @@ class Cluster:
             self.world,
             WorkerId(f"{slot.name}.{slot.incarnation}"),
             slot.role,
+            fingerprint=self._fingerprint(slot),
             scenario=self.scenario,
             network=self.network,
             reads=self.reads,
             model=self.model,
             checkers=self.checkers,
         )
+
+    def _fingerprint(self, slot: Slot) -> str:
+        """A rolling upgrade reaches some replicas when they start again."""
+        is_new = "upgrade" in self.scenario.faults and slot.incarnation > 1 and self._rng.random() < 0.5
+        self.world.counts["workers upgraded"] += is_new
+        return FINGERPRINTS[is_new]
 
     def _new_router(self, index: int) -> SimRouter:
         self._incarnations += 1
@@ -219,7 +228,7 @@ class Cluster:
                     role=slot.role,
                     address=f"sim:{worker_id}",
                     model=MODEL_NAME,
-                    fingerprint=FINGERPRINT,
+                    fingerprint=slot.worker.fingerprint,
                     is_draining=slot.drain_since_s is not None,
                 )
         self.members = members

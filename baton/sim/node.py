@@ -40,7 +40,11 @@ from baton.worker.events import (
 
 MODEL_NAME = "sim"
 GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
-FINGERPRINT = kv_fingerprint(model=MODEL_NAME, weights_digest="", geometry=GEOMETRY, wire_version=1)
+FINGERPRINTS = tuple(
+    kv_fingerprint(model=MODEL_NAME, weights_digest=weights, geometry=GEOMETRY, wire_version=1)
+    for weights in ("old", "new")
+)
+"""Before and after an upgrade. KV never moves from one to the other."""
 TICK_EPSILON_S = 1e-6
 """A tick comes this much after its instant, so that rounding of clocks never makes it early."""
 TICKS_PER_MS_MAX = 200
@@ -107,6 +111,7 @@ class SimWorker(Process):
         "_step_generations",
         "_timer",
         "core",
+        "fingerprint",
         "generations",
         "memory",
         "step_slowness",
@@ -119,6 +124,7 @@ class SimWorker(Process):
         worker_id: WorkerId,
         role: Role,
         *,
+        fingerprint: str,
         scenario: Scenario,
         network: Network,
         reads: Reads,
@@ -126,7 +132,7 @@ class SimWorker(Process):
         checkers: Checkers,
     ) -> None:
         super().__init__(world, worker_id)
-        self.worker_id = worker_id
+        self.worker_id, self.fingerprint = worker_id, fingerprint
         self._scenario, self._network, self._reads = scenario, network, reads
         self._model, self._checkers = model, checkers
         self._compute_rng: random.Random = world.stream(f"gpu/{worker_id}")
@@ -145,7 +151,7 @@ class SimWorker(Process):
             worker_id=worker_id,
             role=role,
             model=MODEL_NAME,
-            fingerprint=FINGERPRINT,
+            fingerprint=fingerprint,
             block_tokens=scenario.block_tokens,
             block_bytes=GEOMETRY.block_bytes,
             block_count=scenario.block_count,
@@ -229,6 +235,8 @@ class SimWorker(Process):
             gone = SourceLost(source.worker_id, "cannot connect")
             self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
             return
+        if peer.fingerprint != self.fingerprint:
+            raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
         session = self._network.open(TowardsSource(self, peer.worker_id), TowardsAsker(peer, self.worker_id))
         self._source_sessions[source.worker_id] = session
         peer.accept_asker(self.worker_id, session)

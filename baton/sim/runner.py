@@ -50,6 +50,7 @@ MUST_HAPPEN = (
     "messages repeated",
     "workers lost by silence",
     "frozen workers killed",
+    "workers upgraded",
     "left while queued",
     "left while prefilling",
     "left while decoding",

@@ -29,6 +29,7 @@ FAULTS = (
     "drain",
     "role_flip",
     "control_outage",
+    "upgrade",
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
 
@@ -157,6 +158,7 @@ def _crowd(scenario: Scenario) -> Scenario:
         request_count=60,
         leave_chance=0.5,
         step_base_s=0.03,
+        read_block_s=0.02,
     )
 
 
@@ -164,7 +166,7 @@ def _orphans(scenario: Scenario) -> Scenario:
     """Routers die while long generations run."""
     return replace(
         scenario,
-        faults=frozenset({"router_crash", "worker_crash", "control_outage"}),
+        faults=frozenset({"router_crash", "worker_crash", "control_outage", "upgrade"}),
         step_base_s=0.06,
         router_grace_s=0.1,
     )

@@ -16,6 +16,7 @@ from baton.worker.events import WorkerAction
 from decode_worker.intake import Intake
 from prefill_worker.leases import LeaseBook
 from router import core as router_core
+from router.cluster_view import ClusterView
 from router.core import RouterCore
 from router.flow import Flow
 
@@ -240,6 +241,16 @@ def _step_result_is_lost(patch: Patch) -> None:
     patch.setattr(WorkerCore, "handle", forgetful)
 
 
+def _weights_are_not_compared(patch: Patch) -> None:
+    """During an upgrade old and new workers are paired."""
+    views = ClusterView.views
+
+    def all_alike(self: ClusterView, *args: object, **kwargs: object) -> list[object]:
+        return [view._replace(fingerprint="any") for view in views(self, *args, **kwargs)]
+
+    patch.setattr(ClusterView, "views", all_alike)
+
+
 def _any(*numbers: int) -> frozenset[int]:
     return frozenset(numbers)
 
@@ -265,5 +276,6 @@ MUTANTS = (
     Mutant("a lost router is not noticed", _lost_router_is_not_noticed, _any(6)),
     Mutant("cancel is ignored", _cancel_is_ignored, _any(6)),
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
+    Mutant("weights are not compared", _weights_are_not_compared, _any(7)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
 )

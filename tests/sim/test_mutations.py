@@ -11,7 +11,7 @@ import pytest
 from baton.sim.runner import SeedReport, run_seed
 from tests.sim.mutants import MUTANTS, Mutant
 
-SEEDS_MAX = 200
+SEEDS_MAX = 300
 
 
 def first_failure() -> SeedReport | None:
