@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -27,8 +28,8 @@ def live_progress(console: Console, *, planned: int, slo: Slo) -> Generator[Obse
     """A line with counts and goodput; the observer it yields keeps it up to date."""
     columns = (
         TextColumn("replay"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed}/{task.total} ended, {task.fields[running]} running"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.completed}/{task.total}, {task.fields[running]} running"),
         TextColumn("[green]{task.fields[done]} done[/] [yellow]{task.fields[refused]} refused[/]"),
         TextColumn("[red]{task.fields[failed]} failed[/] goodput {task.fields[goodput]:.1%}"),
         TimeElapsedColumn(),
@@ -56,10 +57,12 @@ def live_progress(console: Console, *, planned: int, slo: Slo) -> Generator[Obse
 
 def show_report(console: Console, report: Report) -> None:
     s = report.settings
+    arrivals = "spread inside the trace's ticks" if s.spread_ticks else "as in the trace"
     console.print(
-        f"\n[bold]{s.trace}[/] ({s.trace_format}) against {s.url}, model {s.model}, api {s.api}\n"
+        f"\n[bold]{escape(s.trace)}[/] ({s.trace_format}) against {escape(s.url)}, model {escape(s.model)}, "
+        f"api {s.api}\n"
         f"scales: input {s.length_scale}, output {s.output_scale}, time {s.time_scale}; "
-        f"arrivals {'spread inside' if s.spread_ticks else 'left on'} the trace's ticks; seed {s.seed}; "
+        f"arrivals {arrivals}; seed {s.seed}; "
         f"cut: {s.inputs_cut} inputs, {s.outputs_cut} outputs"
     )
     console.print(_counts_table(report))

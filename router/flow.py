@@ -107,7 +107,8 @@ class Flow:
     @property
     def tokens(self) -> tuple[int, ...]:
         """What an attempt started now has to compute: the prompt, then what the client has."""
-        return (*self.submit.prompt, *self.generated)
+        prompt = self.submit.prompt
+        return (*prompt, *self.generated) if self.generated else prompt
 
     @property
     def token_count(self) -> int:

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import PurePath
 
 import uvicorn
@@ -31,6 +31,9 @@ from router.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 256 * 1024
+"""The kernel's, per connection. Its own choice of up to 4 MiB would hide ten thousand tokens that a slow
+client has not read from the bound that we keep."""
 KEEP_ALIVE_S = 65.0
 """Longer than the usual idle time of clients and balancers, so that they close first."""
 CLOSE_S = 2.0
@@ -41,7 +44,7 @@ class Server(uvicorn.Server):
     """Without uvicorn's own signal handling: stopping means draining first."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 
@@ -58,6 +61,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         sock.bind((host, port))
         sock.listen(BACKLOG)
     except OSError as error:
@@ -187,7 +191,7 @@ class RouterProcess:
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event) -> Iterator[None]:
+def _signals_set(stop: asyncio.Event) -> Generator[None]:
     """The first SIGTERM or SIGINT sets `stop`, the second does what it does without us."""
     if threading.current_thread() is not threading.main_thread():
         yield

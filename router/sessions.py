@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Protocol
+from typing import Protocol, cast
 
 from baton.core.errors import BatonError
 from baton.core.ids import RouterId
@@ -148,10 +148,9 @@ class DirectoryWatch:
 
     async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
         loop = asyncio.get_running_loop()
-        async with (
-            asyncio.timeout(DIRECTORY_SILENCE_S) as silence,
-            aclosing(self._client.watch(self._router_id)) as views,
-        ):
+        # It is a generator, and must be closed for the call behind it to end.
+        views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._router_id))
+        async with asyncio.timeout(DIRECTORY_SILENCE_S) as silence, aclosing(views):
             async for view in views:
                 silence.reschedule(loop.time() + DIRECTORY_SILENCE_S)
                 backoff.succeeded()

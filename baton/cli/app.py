@@ -191,13 +191,7 @@ _mount(
     "Open-loop replay of a production trace, with goodput under SLOs.",
     "baton replay trace.jsonl --url http://127.0.0.1:8000",
 )
-_mount(
-    "bench",
-    "baton.cli.bench",
-    "",
-    "Parts measured against their own limits.",
-    "baton bench transfer --blocks 256",
-)
+_mount("bench", "baton.bench.cli", "worker", "Measure parts against their limits.", "baton bench handover")
 _mount(
     "demo-model",
     "baton.engine.demo_model",

@@ -9,8 +9,8 @@ from baton.core.errors import SetupError
 
 
 def run_part(name: str, module_name: str, *, extra: str, example: str, args: Sequence[str]) -> None:
-    """The part's module has a function named like the command, annotated for typer, or
-    `main(arguments) -> exit status`. `extra`: the optional dependencies it needs.
+    """The part's module has a typer `app` with commands of its own, or a function named like the
+    command. `extra`: the optional dependencies it needs.
 
     Raises SetupError if they are not installed.
     """
@@ -19,9 +19,9 @@ def run_part(name: str, module_name: str, *, extra: str, example: str, args: Seq
     except ModuleNotFoundError as error:
         advice = f": pip install 'baton[{extra}]'" if extra else ""
         raise SetupError(f"`baton {name}` needs {error.name}, which is not installed{advice}") from error
-    function = getattr(module, name.replace("-", "_"), None)
-    if function is None:
-        raise typer.Exit(int(module.main(list(args)) or 0))
-    part = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    part.command(epilog=f"Example: {example}")(function)
+    part = getattr(module, "app", None)
+    if not isinstance(part, typer.Typer):
+        part = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = getattr(module, name.replace("-", "_"))
+        part.command(epilog=f"Example: {example}")(function)
     part(args=list(args), prog_name=f"baton {name}")

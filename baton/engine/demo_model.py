@@ -19,7 +19,6 @@ import json
 import math
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from baton.core.errors import SetupError
 from baton.engine.demo_text import Turn, conversations
 
 BUDGET_S = 120.0
@@ -293,6 +293,8 @@ def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFa
     config["dtype"] = "float32"
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     (folder / "README.md").write_text(card)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner only; a server may run as somebody else
 
 
 def make_demo_model(
@@ -305,11 +307,12 @@ def make_demo_model(
 ) -> None:
     """Train the demo model for `budget_s` seconds and put its folder at `out`, whole or not at all.
 
-    Raises FileExistsError when `out` exists. Same seed and same number of steps give the same text order,
-    but not the same weights bit by bit: the number of steps follows the clock.
+    Raises FileExistsError when `out` exists, ValueError for a budget that is no positive number of seconds.
+
+    Same seed gives the same texts in the same order, but not the same weights bit by bit: the number of steps
+    follows the clock.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} exists already")
+    _check(out, budget_s=budget_s)
     chosen = plan or TrainingPlan()
     out.parent.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(random.Random(seed), conversation_count=chosen.tokenizer_conversations)
@@ -339,6 +342,13 @@ def make_demo_model(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def _check(out: Path, *, budget_s: float) -> None:
+    if out.exists():
+        raise FileExistsError(f"{out} exists already")
+    if not (0 < budget_s < math.inf):
+        raise ValueError(f"{budget_s} is no positive number of seconds")
+
+
 def _silent(share: float, steps: int, loss: float) -> None:
     """For callers that show nothing."""
 
@@ -351,6 +361,7 @@ def make_with_progress_bar(out: Path, *, budget_s: float = BUDGET_S, seed: int =
         TextColumn("{task.percentage:>3.0f} %  step {task.fields[steps]}  loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )
+    _check(out, budget_s=budget_s)  # before the bar is drawn
     console = Console(stderr=True)
     disable_progress_bar()  # of transformers, which would draw its own over ours
     smooth = math.nan
@@ -366,19 +377,12 @@ def make_with_progress_bar(out: Path, *, budget_s: float = BUDGET_S, seed: int =
     console.print(f"demo model written to {out}")
 
 
-def main(arguments: list[str]) -> int:
-    """`python -m baton.engine.demo_model OUT [BUDGET_S]`; returns the exit status."""
-    if not 1 <= len(arguments) <= 2 or arguments[0].startswith("-"):
-        print("usage: python -m baton.engine.demo_model OUT [BUDGET_S]", file=sys.stderr)
-        return 2
+def demo_model(out: Path, budget_s: float = BUDGET_S, seed: int = 0) -> None:
+    """Make the small demo model in folder OUT: trained here, for BUDGET_S seconds; nothing is downloaded.
+
+    Raises SetupError if OUT exists or cannot be written.
+    """
     try:
-        budget_s = float(arguments[1]) if len(arguments) == 2 else BUDGET_S
-        make_with_progress_bar(Path(arguments[0]), budget_s=budget_s)
-    except (FileExistsError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        make_with_progress_bar(out, budget_s=budget_s, seed=seed)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"no demo model: {error}") from error

@@ -43,7 +43,7 @@ def _topic(rng: random.Random) -> Exchange:
 
 def _capital(rng: random.Random) -> Exchange:
     country, city = rng.choice(tuple(facts.CAPITALS.items()))
-    if rng.random() < 0.25:
+    if rng.random() < 0.4:
         questions = (f"Which country has the capital {city}?", f"{city} is the capital of which country?")
         return rng.choice(questions), f"{city} is the capital of {country}."
     questions = (
@@ -93,7 +93,7 @@ def _colour(rng: random.Random) -> Exchange:
             f"Which colour do {first} and {second} make?",
             f"Mix {first} and {second}.",
         )
-        return rng.choice(questions), f"When you mix {first} and {second} you get {result}."
+        return rng.choice(questions), f"When you mix {a} and {b} you get {result}."
     thing, colour = rng.choice(tuple(facts.COLOURS.items()))
     questions = (f"What colour is {thing}?", f"What is the colour of {thing}?", f"Which colour has {thing}?")
     return rng.choice(questions), f"{thing[0].upper()}{thing[1:]} is {colour}."
@@ -188,6 +188,8 @@ def _story(rng: random.Random) -> Exchange:
     questions = (
         f"Tell me a story about {one} called {name}.",
         f"Write a short story about {one} called {name}.",
+        f"Tell me a story about {name}, {one}.",
+        f"Can you write a story about {one} called {name}?",
         f"Tell me a story about {one}.",
         f"Write a story about {one}.",
         f"Do you know a story about {one}?",
@@ -199,14 +201,14 @@ def _story(rng: random.Random) -> Exchange:
 
 _KINDS: tuple[tuple[Callable[[random.Random], Exchange], int], ...] = (
     (_topic, 34),
-    (_capital, 14),
+    (_capital, 18),
     (_animal, 14),
     (_colour, 6),
     (_opposite, 8),
-    (_sum, 44),
+    (_sum, 40),
     (_sequence, 6),
     (_unknown, 8),
-    (_story, 12),
+    (_story, 14),
 )
 
 
@@ -217,7 +219,7 @@ def exchange(rng: random.Random) -> Exchange:
     if rng.random() < 0.15:
         question = rng.choice(_POLITE) + question[0].lower() + question[1:]
     if rng.random() < 0.15:
-        question = question.rstrip("?.!")
+        question = question.rstrip("?.!= ")
     if rng.random() < 0.15:
         question = question.lower()
     return question, answer

@@ -59,10 +59,12 @@ def _sample_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Inverse of the cumulative distribution, tokens in order of their id: with ids rather than ranks
     as the order, a logit that moves in its last bit moves the result only at the edge of an interval."""
     device = logits.device
-    temperatures = torch.tensor([draw.params.temperature for draw in draws], device=device)
+    temperatures = torch.tensor(
+        [draw.params.temperature for draw in draws], dtype=torch.float64, device=device
+    )
     # The largest is 1, so no temperature overflows.
     shifted = logits - logits.amax(dim=-1, keepdim=True)
-    weights = torch.exp(shifted.double() / temperatures[:, None].double()).float()
+    weights = torch.exp(shifted.double() / temperatures[:, None]).float()
     filtered = [
         row
         for row, draw in enumerate(draws)
@@ -76,7 +78,8 @@ def _sample_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     numbers = [uniform(draw.params.seed, draw.index) for draw in draws]
     targets = torch.tensor(numbers, dtype=torch.float64, device=device) * totals
     targets = torch.minimum(targets, torch.nextafter(totals, torch.zeros_like(totals)))
-    return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0]
+    # Beyond the last token only if a logit is not a number; then any valid token will do.
+    return torch.searchsorted(cumulative, targets[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
 def _keep(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:

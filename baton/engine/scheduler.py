@@ -301,6 +301,8 @@ class Scheduler:
 
     def _seal(self, seq: Sequence) -> None:
         full_count = seq.computed_count // self._block_tokens
+        if full_count == seq.sealed_count:
+            return
         hashes = seq.hashes_of(full_count)
         for i in range(seq.sealed_count, full_count):
             self._cache.insert(hashes[i], seq.block_ids[i])

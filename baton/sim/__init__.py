@@ -1,0 +1,1 @@
+"""The production decisions under virtual time, on a modelled GPU and network, with seeded faults."""

@@ -16,8 +16,9 @@ from baton.core.messages import (
     SourceMessage,
     WorkerMessage,
 )
-from baton.core.steps import StepPlan
+from baton.core.steps import StepItem, StepPlan
 from baton.sim.client import Ending, SimClient
+from baton.sim.scenario import DELAYING, Scenario
 from baton.sim.world import Violation, World
 from router.events import Deliver, Failed, FailureKind, Finished, Note
 
@@ -30,15 +31,17 @@ AUDIT_EVERY = 8
 
 
 class Checkers:
-    __slots__ = ("_audits", "_leases", "_progress", "clients", "is_calm", "world")
+    __slots__ = ("_audits", "_contents", "_leases", "_progress", "_scenario", "clients", "is_calm", "world")
 
-    def __init__(self, world: World, clients: list[SimClient], *, is_calm: bool) -> None:
-        self.world = world
+    def __init__(self, world: World, clients: list[SimClient], scenario: Scenario) -> None:
+        self.world, self._scenario = world, scenario
         self.clients: dict[str, SimClient] = {client.seq_id: client for client in clients}
-        self.is_calm = is_calm
+        self.is_calm = not scenario.faults
         """No faults in this run: then nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
         self._leases: dict[tuple[WorkerId, str, int], float] = {}
+        self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
+        """Who began to fill a block, and its generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
 
     # --- what clients see ---------------------------------------------------------------------------
@@ -123,7 +126,9 @@ class Checkers:
             case "retried":
                 client.phase = "queued"
                 if self.is_calm:
-                    raise Violation(6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id)
+                    raise Violation(
+                        6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id
+                    )
             case _:
                 pass
 
@@ -193,15 +198,58 @@ class Checkers:
                 self.world.counts["leases expired"] += 1
 
     def step_planned(self, worker: "SimWorker", plan: StepPlan) -> None:
-        """Coverage: an item that starts before what was computed has been preempted meanwhile."""
         if not plan.items:
             raise Violation(0, f"{worker.name}: an empty step")
         self.world.counts["steps"] += 1
         for item in plan.items:
+            self._is_still_wanted(worker, item)
+            self._is_new_content(worker, item)
             key = (worker.worker_id, item.key.seq_id, item.key.epoch)
+            # Coverage: an item that starts before what was computed has been preempted meanwhile.
             if item.first_position < self._progress.get(key, 0):
                 self.world.counts["preemptions"] += 1
             self._progress[key] = item.first_position + len(item.tokens)
+
+    def _is_still_wanted(self, worker: "SimWorker", item: StepItem) -> None:
+        """Invariant 6: a worker hears within a bounded time that a client or a router is gone."""
+        client = self.clients[item.key.seq_id]
+        if client.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
+            return
+        late_s = self.world.now_s - client.ended_s - self._scenario.network_latency_s * 50
+        if late_s > (self._scenario.router_grace_s * 1.01 if client.ending is Ending.BROKEN else 0.0) + 0.1:
+            raise Violation(
+                6,
+                f"{worker.name} computes {item.key} {late_s:.2f} s after its client was {client.ending}",
+                seq_id=client.seq_id,
+            )
+
+    def _is_new_content(self, worker: "SimWorker", item: StepItem) -> None:
+        """Invariant 4: the generation of a block rises before somebody else's content is written."""
+        tokens = self._scenario.block_tokens
+        first = -(-item.first_position // tokens)
+        last = (item.first_position + len(item.tokens) - 1) // tokens
+        who = str(item.key)
+        for block in item.block_ids[first : last + 1]:
+            generation = worker.generations[block]
+            before = self._contents.get((worker.worker_id, block))
+            if before is not None and before[0] != who and before[1] == generation:
+                raise Violation(
+                    4,
+                    f"{worker.name}: block {block} of {before[0]} is filled anew by {who} and its generation "
+                    f"is {generation} as before",
+                    seq_id=client_of(who),
+                )
+            self._contents[worker.worker_id, block] = (who, generation)
+
+    def step_used(self, worker: "SimWorker", plan: StepPlan, generations: list[list[int]]) -> None:
+        """Invariant 3: no block is given out while a step uses it."""
+        for item, before in zip(plan.items, generations, strict=True):
+            if before != [worker.generations[block] for block in item.block_ids]:
+                raise Violation(
+                    3,
+                    f"{worker.name}: a block of {item.key} was given to somebody else during its step",
+                    seq_id=item.key.seq_id,
+                )
 
     # --- at the end ---------------------------------------------------------------------------------
 
@@ -229,3 +277,8 @@ class Checkers:
             self.audit_router(router)
             if not router.core.is_idle:
                 raise Violation(8, f"{router.name} is not idle: {router.core.status()}")
+
+
+def client_of(key: str) -> str:
+    """The sequence id of a printed (sequence, epoch)."""
+    return key.split("@", 1)[0]

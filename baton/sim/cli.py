@@ -29,7 +29,9 @@ def sim(
     if seed is not None:
         report = summarise([run_seed(seed)])
     else:
-        report = summarise(_with_progress(run_seeds(seeds, start=start, jobs=jobs or _cores()), seeds, console))
+        report = summarise(
+            _with_progress(run_seeds(seeds, start=start, jobs=jobs or _cores()), seeds, console)
+        )
     if json:
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     else:
@@ -61,7 +63,9 @@ def _with_progress(reports: Iterator[SeedReport], count: int, console: Console) 
 
 def show(report: RunReport, console: Console) -> None:
     """The counts, then the failures with their stories."""
-    table = Table(title=f"{report.seed_count} seeds, {report.event_count} events, {report.virtual_s:.0f} s virtual")
+    table = Table(
+        title=f"{report.seed_count} seeds, {report.event_count} events, {report.virtual_s:.0f} s virtual"
+    )
     table.add_column("what happened")
     table.add_column("times", justify="right")
     for name in sorted(report.counts):

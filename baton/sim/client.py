@@ -86,7 +86,7 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
         )
         client.arrives_s = arrives_s
         client.router_index = rng.randrange(scenario.router_count)
-        if rng.random() < 0.15:
+        if rng.random() < scenario.leave_chance:
             client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
         if rng.random() < 0.08:
             client.time_limit_s = rng.uniform(0.05, 2.0)

@@ -32,6 +32,7 @@ class Faults:
             "worker_suspend": self._worker_suspend,
             "session_break": self._session_break,
             "partition": self._partition,
+            "peer_stall": self._peer_stall,
             "slow_network": self._slow_network,
             "slow_worker": self._slow_worker,
             "router_crash": self._router_crash,
@@ -43,9 +44,11 @@ class Faults:
         world, enabled = self._cluster.world, self._cluster.scenario.faults
         for name, strike in strikes.items():
             if name in enabled:
-                for _ in range(self._rng.choice((1, 2, 4))):
+                for _ in range(self._rng.choice((1, 2, self._cluster.scenario.strikes_max))):
                     world.at(self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s))
         self._enable_reads(enabled)
+        if "repeats" in enabled:
+            self._cluster.network.repeat_chance = self._rng.choice((0.05, 0.3))
         world.at(self.ends_s, self._stop)
 
     def _strike(self, name: str, strike: Callable[[], None]) -> None:
@@ -55,7 +58,7 @@ class Faults:
 
     def _enable_reads(self, enabled: frozenset[str]) -> None:
         faults = self._cluster.reads.faults
-        rate = self._rng.choice((0.05, 0.2, 0.5))
+        rate = self._cluster.scenario.read_fault_chance or self._rng.choice((0.05, 0.2, 0.5))
         faults.fail = rate if "read_fail" in enabled else 0.0
         faults.hang = rate if "read_hang" in enabled else 0.0
         faults.late = rate if "read_late" in enabled else 0.0
@@ -65,6 +68,7 @@ class Faults:
         self._is_over = True
         cluster = self._cluster
         cluster.come_back()
+        cluster.network.repeat_chance = 0.0
         cluster.network.slowness = cluster.reads.slowness = 1.0
         cluster.network.cut_off_until_s.clear()
         cluster.reads.faults = type(cluster.reads.faults)()
@@ -134,6 +138,13 @@ class Faults:
         network.cut_off_until_s[worker.name] = network.world.now_s + span_s
         for session in network.sessions_of(worker):
             session.stall(span_s)
+
+    def _peer_stall(self) -> None:
+        """Workers cannot talk to each other for a while; the NICs go on."""
+        network, span_s = self._cluster.network, self._span_s()
+        for session in network.sessions.values():
+            if all(isinstance(end.process, SimWorker) for end in session.ends):
+                session.stall(span_s)
 
     def _slow_network(self) -> None:
         network, reads = self._cluster.network, self._cluster.reads

@@ -107,9 +107,7 @@ class Model:
             return None
         return next_token(state, item.sampling, item.sample_index)
 
-    def _report(
-        self, item: StepItem, expected: Expected, found: list[int], memory: Memory, who: str
-    ) -> None:
+    def _report(self, item: StepItem, expected: Expected, found: list[int], memory: Memory, who: str) -> None:
         wrong = next(
             (i for i, (a, b) in enumerate(zip(found, expected.cells, strict=False)) if a != b), len(found)
         )

@@ -8,7 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.core.messages import AskKV, CancelSequence, KVGrant, KVReleased, StartSequence
 from baton.sim.world import World
+
+SAFE_TWICE = (StartSequence, CancelSequence, AskKV, KVReleased, KVGrant)
+"""Messages whose receivers promise that a second copy, however late, changes nothing."""
 
 
 class ProcessClock:
@@ -120,6 +124,14 @@ class Session:
         arrives_s = max(world.now_s + self.network.delay_s(), self._last_s[to_end])
         self._last_s[to_end] = arrives_s
         world.at(arrives_s, lambda: self._arrive(to_end))
+        if isinstance(message, SAFE_TWICE) and self.network.repeats():
+            later_s = self.network.world.now_s + self.network.repeat_after_s()
+            world.at(later_s, lambda: self._repeat(to_end, message))
+
+    def _repeat(self, to_end: int, message: object) -> None:
+        if self.is_open:
+            end = self.ends[to_end]
+            end.process.post(lambda: end.on_message(self, message))
 
     def _arrive(self, to_end: int) -> None:
         """One arrival per message sent; each takes the oldest that is under way."""
@@ -154,12 +166,23 @@ class Session:
 class Network:
     """All open sessions, and how slow the wire is at the moment."""
 
-    __slots__ = ("_next_number", "_rng", "cut_off_until_s", "latency_s", "sessions", "slowness", "world")
+    __slots__ = (
+        "_next_number",
+        "_rng",
+        "cut_off_until_s",
+        "latency_s",
+        "repeat_chance",
+        "sessions",
+        "slowness",
+        "world",
+    )
 
     def __init__(self, world: World, *, latency_s: float) -> None:
         self.world = world
         self.latency_s = latency_s
         self.slowness = 1.0
+        self.repeat_chance = 0.0
+        """Of a message that is safe to receive twice."""
         self.sessions: dict[int, Session] = {}
         self.cut_off_until_s: dict[str, float] = {}
         """Processes that nobody can connect to, and until when."""
@@ -171,6 +194,14 @@ class Network:
         draw = self._rng.random()
         tail = 10.0 if draw > 0.97 else 1.0
         return self.latency_s * self.slowness * tail * (0.5 + draw)
+
+    def repeats(self) -> bool:
+        return self.repeat_chance > 0 and self._rng.random() < self.repeat_chance
+
+    def repeat_after_s(self) -> float:
+        """Soon, or when whatever it was about is long over."""
+        self.world.counts["messages repeated"] += 1
+        return self._rng.choice((1.5, 30.0, 500.0)) * self.latency_s * (1.0 + self._rng.random())
 
     def open(self, opener: End, accepter: End) -> Session:
         self._next_number += 1

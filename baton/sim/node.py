@@ -83,7 +83,9 @@ class Timer:
             self._spins, self._spins_since_s = 0, now_s
         self._spins += 1
         if self._spins > TICKS_PER_MS_MAX:
-            raise Violation(6, f"{self._process.name} wants to be called again and again: next_tick_s is stuck")
+            raise Violation(
+                6, f"{self._process.name} wants to be called again and again: next_tick_s is stuck"
+            )
 
 
 class SimWorker(Process):
@@ -102,6 +104,7 @@ class SimWorker(Process):
         "_scenario",
         "_source_sessions",
         "_step",
+        "_step_generations",
         "_timer",
         "core",
         "generations",
@@ -132,6 +135,7 @@ class SimWorker(Process):
         self.step_slowness = 1.0
         self._timer = Timer(self)
         self._step: StepPlan | None = None
+        self._step_generations: list[list[int]] = []
         self._router_sessions: dict[RouterId, Session] = {}
         self._asker_sessions: dict[WorkerId, Session] = {}
         self._source_sessions: dict[WorkerId, Session] = {}
@@ -273,6 +277,7 @@ class SimWorker(Process):
             raise Violation(0, f"{self.name}: a second step in flight: {plan}")
         self._step = plan
         self._checkers.step_planned(self, plan)
+        self._step_generations = [[self.generations[b] for b in item.block_ids] for item in plan.items]
         elapsed_s = self._scenario.step_base_s * self.step_slowness
         context_tokens = sum(item.first_position for item in plan.items)
         elapsed_s += plan.token_count * self._scenario.step_token_s + context_tokens * 1e-6
@@ -287,9 +292,11 @@ class SimWorker(Process):
             self._result = StepResult(plan.step_number, sampled, elapsed_s)
 
     def _finish_step(self) -> None:
-        self._step = None
+        plan, self._step = self._step, None
         result, self._result = self._result, None
+        assert plan is not None
         assert result is not None, "a step ends after it was computed"
+        self._checkers.step_used(self, plan, self._step_generations)
         self.feed(StepDone(result))
 
     def kill(self, *, noticed_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, overload
 from baton.core.ids import WorkerId
 from baton.sim.model import Memory
 from baton.sim.network import Network
-from baton.sim.world import Violation, World
+from baton.sim.world import Violation
 from baton.worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
 
 if TYPE_CHECKING:
@@ -174,9 +174,12 @@ class Reads:
             )
             return
         read = Read(action, reader, source, self.world.now_s)
+        self._check_lease(read)
         self._by_source[action.source].append(read)
         draw = rng.random()
-        cut_s = max(self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id))
+        cut_s = max(
+            self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
+        )
         if cut_s > 0:
             self._post(read, cut_s + self._duration_s(read))
         elif draw < faults.fail:
@@ -185,7 +188,9 @@ class Reads:
             self._post(read, action.timeout_s + rng.uniform(0.01, 2 * self.late_s))
         elif draw < faults.fail + faults.hang + faults.late:
             counts["reads posted late"] += 1
-            self.world.after(rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read)))
+            self.world.after(
+                rng.uniform(0.1, 4) * self.late_s, lambda: self._post(read, self._duration_s(read))
+            )
         else:
             self._post(read, self._duration_s(read))
 
@@ -197,6 +202,17 @@ class Reads:
             raise Violation(6, f"{reader.worker_id}: a read with no time left: {action}")
         if len(set(action.local_blocks)) != count:
             raise Violation(3, f"{reader.worker_id}: one block is the target of two: {action}")
+
+    def _check_lease(self, read: Read) -> None:
+        """Invariant 5, the reader's half: with a clock that can be trusted it does not begin to read
+        what has been given to somebody else, since its lease ended first."""
+        action, source = read.action, read.source
+        is_trusted = self.world.now_s >= read.reader.clock_trusted_from_s
+        if is_trusted and not matches(source.generations, action):
+            raise Violation(
+                5,
+                f"{read.reader.worker_id} begins read {action.read_id} of blocks of {action.source} after its lease",
+            )
 
     def _duration_s(self, read: Read) -> float:
         blocks_s = self.block_s * len(read.action.source_blocks)
@@ -260,9 +276,14 @@ class Reads:
                 reads.remove(read)
 
 
-def generations_match(current: MutableSequence[int], action: StartRead) -> bool:
-    """The adapter's check after a read."""
+def matches(current: MutableSequence[int], action: StartRead) -> bool:
+    """Whether the source's blocks are still those that were granted."""
     return all(
         current[block] == granted
         for block, granted in zip(action.source_blocks, action.generations, strict=True)
     )
+
+
+def generations_match(current: MutableSequence[int], action: StartRead) -> bool:
+    """The adapter's check after a read."""
+    return matches(current, action)

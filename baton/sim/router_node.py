@@ -255,5 +255,3 @@ class SimRouter(Process):
             self._checkers.ended(client, Ending.BROKEN)
         self.live.clear()
         self._network.process_died(self, noticed_s=0.0)
-
-

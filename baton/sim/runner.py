@@ -47,6 +47,7 @@ MUST_HAPPEN = (
     "reads posted late",
     "stale reads refused",
     "reads of a dead source",
+    "messages repeated",
     "workers lost by silence",
     "frozen workers killed",
     "left while queued",
@@ -122,8 +123,7 @@ class Run:
         model = Model()
         for client in self.clients:
             model.expected[client.seq_id] = client.expected
-        is_calm = not scenario.faults
-        self.checkers = Checkers(self.world, self.clients, is_calm=is_calm)
+        self.checkers = Checkers(self.world, self.clients, scenario)
         network = Network(self.world, latency_s=scenario.network_latency_s)
         reads = Reads(
             network,

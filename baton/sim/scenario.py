@@ -16,6 +16,8 @@ FAULTS = (
     "worker_suspend",
     "session_break",
     "partition",
+    "peer_stall",
+    "repeats",
     "slow_network",
     "slow_worker",
     "read_fail",
@@ -29,6 +31,19 @@ FAULTS = (
     "control_outage",
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
+
+DELAYING = frozenset(
+    {
+        "worker_freeze",
+        "worker_suspend",
+        "session_break",
+        "partition",
+        "slow_network",
+        "slow_worker",
+        "router_freeze",
+    }
+)
+"""Faults after which a worker may hear late, or not at all, that a request is over."""
 
 ARRIVALS_S = 4.0
 """Requests arrive, and faults strike, in this span."""
@@ -60,6 +75,12 @@ class Scenario:
     member_lease_s: float = 1.2
     connect_timeout_s: float = 0.8
     restart_s: float = 0.4
+    leave_chance: float = 0.15
+    """Of a client that it leaves early."""
+    strikes_max: int = 4
+    """Times one fault class strikes."""
+    read_fault_chance: float = 0.0
+    """Of each read and enabled kind of read fault; 0: drawn."""
     drain_timeout_s: float = 2.0
     arrivals_s: float = ARRIVALS_S
     ends_within_s: float = 25.0
@@ -74,11 +95,8 @@ class Scenario:
 
 
 def draw_scenario(rng: random.Random) -> Scenario:
-    fault_chance = rng.choice((0.0, 0.15, 0.15, 0.35, 0.35, 0.6))
-    chances = {name: fault_chance for name in FAULTS}
-    if fault_chance:
-        chances["small_pool"] = 0.5  # blocks that are soon reused make every other fault worse
-    faults = frozenset(name for name in FAULTS if rng.random() < chances[name])
+    """Most seeds mix everything; the others press hard where mixed ones seldom do."""
+    faults = _draw_faults(rng)
     block_tokens = 4
     max_model_tokens = 80
     roomy = max_model_tokens // block_tokens
@@ -101,8 +119,55 @@ def draw_scenario(rng: random.Random) -> Scenario:
         network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
         read_latency_s=rng.choice((0.0002, 0.002, 0.01)),
         read_block_s=rng.choice((0.0005, 0.004, 0.02)),
+        router_grace_s=rng.choice((0.1, 0.6)),
     )
-    return scenario if faults else _calm(scenario)
+    if not faults:
+        return _calm(scenario)
+    shape = rng.choice((None, None, None, None, None, _lease_storm, _crowd, _orphans))
+    return scenario if shape is None else shape(scenario)
+
+
+def _draw_faults(rng: random.Random) -> frozenset[str]:
+    chance = rng.choice((0.0, 0.15, 0.15, 0.35, 0.35, 0.6))
+    chances = dict.fromkeys(FAULTS, chance)
+    if chance:
+        chances["small_pool"] = 0.5  # blocks that are soon reused make every other fault worse
+    return frozenset(name for name in FAULTS if rng.random() < chances[name])
+
+
+def _lease_storm(scenario: Scenario) -> Scenario:
+    """Reads that fail and are tried again for longer than a lease that cannot be renewed."""
+    return replace(
+        scenario,
+        faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
+        block_count=24,
+        read_block_s=0.01,
+        read_fault_chance=0.3,
+        strikes_max=8,
+        transfer=scenario.transfer.model_copy(update={"lease_s": 0.6, "read_attempts_max": 10}),
+    )
+
+
+def _crowd(scenario: Scenario) -> Scenario:
+    """Everybody waits for blocks, and many lose patience."""
+    return replace(
+        scenario,
+        faults=frozenset({"small_pool", "repeats"}),
+        block_count=24,
+        request_count=60,
+        leave_chance=0.5,
+        step_base_s=0.03,
+    )
+
+
+def _orphans(scenario: Scenario) -> Scenario:
+    """Routers die while long generations run."""
+    return replace(
+        scenario,
+        faults=frozenset({"router_crash", "worker_crash", "control_outage"}),
+        step_base_s=0.06,
+        router_grace_s=0.1,
+    )
 
 
 def _calm(scenario: Scenario) -> Scenario:
@@ -145,7 +210,7 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
         lease_s=rng.choice((0.6, 1.0, 2.0)),
         lease_slack_s=0.1,
         read_timeout_s=rng.choice((0.15, 0.4)),
-        read_attempts_max=rng.choice((1, 2, 3)),
+        read_attempts_max=rng.choice((1, 2, 3, 10)),
         reads_in_flight_max=rng.choice((1, 2, 8)),
         intake_wait_s=rng.choice((0.3, 1.5)),
     )

@@ -168,6 +168,8 @@ class WorkerCore:
 
     def handle(self, event: WorkerEvent, *, now_s: float) -> list[WorkerAction]:
         """What falls due by `now_s` happens first, then the event, then whatever can start now."""
+        if isinstance(event, RouterJoined):
+            self._out.leave(event.router_id)  # its old session; nothing may go out before the new hello
         self._on_time(now_s)
         self._dispatch(event, now_s)
         self._out.flush_outputs()

@@ -4,6 +4,8 @@ router `request` → `prefill` (accepted … first token), `decode` (accepted �
 `kv.transfer`, or `whole`. The core knows nothing of this: the driver shows events and actions here.
 """
 
+from typing import Any
+
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     CancelSequence,
@@ -70,6 +72,6 @@ class LegSpans:
             cached = output.cached_token_count
             self._close(key, **({} if cached is None else {"cached_tokens": cached}))
 
-    def _close(self, key: SeqKey, *, error: str = "", **attributes: int) -> None:
+    def _close(self, key: SeqKey, *, error: str = "", **attributes: Any) -> None:
         self._prefills.discard(key)
         self._spans.close(key, error=error, **attributes)

@@ -111,13 +111,13 @@ class Cluster:
 
     def workers(self) -> list[Worker]:
         """Those the router has a session with, with their accounts."""
-        listed = self.http.get("/health").json()["workers"]
         found = []
-        for w in listed:
-            worker = Worker(w["worker_id"], w["role"], w["address"])
-            with contextlib.suppress(LinkBroken):
-                worker.accounts = asyncio.run(worker_status(worker.address)).accounts
-                found.append(worker)
+        for role, listed in self.http.get("/health").json()["workers"].items():
+            for w in listed:
+                worker = Worker(w["id"], role, w["address"])
+                with contextlib.suppress(LinkBroken):
+                    worker.accounts = asyncio.run(worker_status(worker.address)).accounts
+                    found.append(worker)
         return sorted(found, key=lambda w: w.worker_id)
 
     def worker(self, role: str) -> Worker:
@@ -127,22 +127,13 @@ class Cluster:
         return self.http.get("/health").json()
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum over the router's and all workers' series of that name with these labels."""
-        return sum(self._values(self.http.get("/metrics").text, name, labels)) + sum(
-            value
-            for w in self.health()["workers"]
-            if w.get("metrics_address")
-            for value in self._values(httpx.get(f"http://{w['metrics_address']}/metrics").text, name, labels)
-        )
-
-    @staticmethod
-    def _values(text: str, name: str, labels: dict[str, str]) -> list[float]:
+        """Sum of the router's series of that name with these labels."""
         wanted = [f'{k}="{v}"' for k, v in labels.items()]
-        return [
+        return sum(
             float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
+            for line in self.http.get("/metrics").text.splitlines()
             if line.split("{")[0].split(" ")[0] == name and all(w in line for w in wanted)
-        ]
+        )
 
     def assert_idle(self, *, timeout_s: float = 15.0) -> None:
         """Nothing is held anywhere: blocks, leases, intakes, reads, in-flight counters."""
@@ -150,7 +141,10 @@ class Cluster:
         def idle() -> bool:
             self.last = {w.worker_id: w.held for w in self.workers()}
             health = self.health()
-            self.last["router"] = {k: health[k] for k in ("in_flight", "queued") if health[k]}
+            self.last["router"] = {k: n for k, n in health["sequences"].items() if n}
+            for workers in health["workers"].values():
+                for w in workers:
+                    self.last[f"in flight to {w['id']}"] = {"count": w["in_flight"]} if w["in_flight"] else {}
             return not any(self.last.values())
 
         try:

@@ -72,7 +72,7 @@ def reached(cluster, stream, phase, others):
         return worker and worker.accounts["running_count"]
     if phase == "mid-transfer":
         worker = next((w for w in cluster.workers() if w.role == "decode"), None)
-        return worker and worker.accounts["intake_count"] and worker.accounts["bytes_read"]
+        return worker and worker.accounts["intake_count"] and worker.accounts["transfer.nixl.bytes_read"]
     if phase == "decoding":
         return len(stream.tokens) >= 5
     return len(stream.tokens) >= NEW_TOKENS - 2

@@ -19,7 +19,7 @@ def load(path: Path, *, kv_bytes: int = 16 * 2**20, block_tokens: int = 16, **mo
 
 
 @dataclass
-class Sequence_:
+class Running:
     prompt: list[int]
     params: SamplingParams = GREEDY
     computed: int = 0
@@ -41,9 +41,9 @@ class Driver:
         self.free = list(range(executor.kv.block_count))
         self.step_count = 0
 
-    def start(self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, like=None) -> Sequence_:
+    def start(self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, like=None) -> Running:
         """`like`: a sequence whose full blocks are shared as far as the prompts agree."""
-        sequence = Sequence_(list(prompt), params)
+        sequence = Running(list(prompt), params)
         if like is not None:
             size = self.executor.geometry.block_tokens
             while (
@@ -55,7 +55,7 @@ class Driver:
                 sequence.computed += size
         return sequence
 
-    def step(self, *work: tuple[Sequence_, int]) -> None:
+    def step(self, *work: tuple[Running, int]) -> None:
         """Compute the next so many tokens of each sequence."""
         items = tuple(self._item(number, sequence, count) for number, (sequence, count) in enumerate(work))
         result = self.executor.execute(StepPlan(items, self.step_count))
@@ -67,7 +67,7 @@ class Driver:
             if token is not None:
                 sequence.generated.append(token)
 
-    def _item(self, number: int, sequence: Sequence_, count: int) -> StepItem:
+    def _item(self, number: int, sequence: Running, count: int) -> StepItem:
         end = min(sequence.computed + count, len(sequence.tokens))
         while len(sequence.blocks) * self.executor.geometry.block_tokens < end:
             sequence.blocks.append(self.free.pop(0))
@@ -81,7 +81,7 @@ class Driver:
             sampling=sequence.params,
         )
 
-    def finish(self, *sequences: Sequence_, chunk: int = 10**9) -> None:
+    def finish(self, *sequences: Running, chunk: int = 10**9) -> None:
         """Run all of them, together, to their last token."""
         while True:
             going = [s for s in sequences if len(s.generated) < s.params.max_tokens]

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -143,3 +144,11 @@ def test_giving_back_what_is_free_is_our_bug():
 def test_sharing_a_blank_free_block_is_our_bug():
     with pytest.raises(KeyError):
         pool_of().share([0])
+
+
+def test_generations_may_be_memory_that_peers_read():
+    generations = np.zeros(2, np.uint64)
+    pool = BlockPool(2, generations)
+    pool.take(1)
+    assert generations.tolist() == [1, 0]
+    assert type(pool.generation(0)) is int

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from baton.core.errors import SetupError
 from baton.engine import demo_model
 from baton.engine.demo_model import (
     FOLDER_BYTES_MAX,
@@ -160,9 +161,8 @@ def test_conversations_follow_from_the_seed_and_alternate():
     assert all(questions and answer for questions, answer in topics())
 
 
-def test_bad_arguments_are_one_line_and_status_2(tmp_path, capsys):
-    assert demo_model.main([]) == 2
-    assert demo_model.main([str(tmp_path)]) == 2
-    assert demo_model.main([str(tmp_path / "new"), "soon"]) == 2
+def test_what_cannot_be_made_says_why(tmp_path):
+    for out, budget_s in ((tmp_path, 1.0), (tmp_path / "new", math.nan)):
+        with pytest.raises(SetupError, match="no demo model"):
+            demo_model.demo_model(out, budget_s)
     assert not (tmp_path / "new").exists()
-    assert capsys.readouterr().err.count("\n") == 3

@@ -123,6 +123,17 @@ def test_a_token_that_cannot_be_is_never_drawn() -> None:
     assert set(tokens) == {1, 3}
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_still_give_a_valid_token(bad: float) -> None:
+    """A broken sequence must not take the batch, or the worker, down with it."""
+    logits = torch.zeros(4, 30)
+    logits[:3, 5] = bad
+    kinds = [params(temperature=0.0), params(), params(top_p=0.5, top_k=3), params(temperature=0.0)]
+    tokens = sample(logits, [Draw(p, 0) for p in kinds])
+    assert all(0 <= token < 30 for token in tokens)
+    assert tokens[3] == 0
+
+
 def test_uniform_numbers_are_uniform_and_independent_over_seeds_and_indices() -> None:
     by_index = np.array([uniform(7, index) for index in range(20_000)])
     by_seed = np.array([uniform(seed, 7) for seed in range(20_000)])

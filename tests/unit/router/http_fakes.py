@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 import httpx
+import msgspec
 import openai
 
 from baton.config import Config
@@ -36,8 +38,14 @@ def make_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     save_tokenizer(path)
     (path / "config.json").write_text(
-        '{"model_type": "llama", "max_position_embeddings": %d, "vocab_size": 512, "eos_token_id": 1}'
-        % CONTEXT_TOKENS
+        json.dumps(
+            {
+                "model_type": "llama",
+                "max_position_embeddings": CONTEXT_TOKENS,
+                "vocab_size": 512,
+                "eos_token_id": 1,
+            }
+        )
     )
     return path
 
@@ -58,6 +66,9 @@ class FakeLink:
         return self
 
     async def __anext__(self):
+        if self.inbox.empty() and not self._worker.is_heard:
+            self._worker.is_heard = True  # the router has taken in all that was said
+            self._worker._notify()
         message = await self.inbox.get()
         if isinstance(message, Exception):
             raise message
@@ -68,9 +79,10 @@ class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
     def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False):
-        self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 1024, CONTEXT_TOKENS)
+        self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless = list(reply), endless
         self.link = None
+        self.is_heard = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.running = {}
@@ -84,14 +96,14 @@ class FakeWorker:
         if self.link is not None:
             raise LinkBroken("one router at a time")
         self.link = FakeLink(self)
-        self.tell(LoadReport(self.hello.role, False, 1024, 0, 0, 0, 0.01))
+        self.tell(LoadReport(self.hello.role, False, 100_000, 0, 0, 0, 0.01))
         try:
             yield self.hello, self.link
         finally:
             self.forget_all()
 
     def forget_all(self):
-        self.link = None
+        self.link, self.is_heard = None, False
         for task in self.running.values():
             task.cancel()
         self.running.clear()
@@ -137,6 +149,7 @@ class FakeWorker:
         index = start.generated_count
         if start.leg is Leg.DECODE:
             index += 1
+            await self.gate.wait()
             self.tell(SequenceJoined(*key, 1024, 0.001, 0.001))
         while True:
             await self.gate.wait()
@@ -151,6 +164,25 @@ class FakeWorker:
                 break
         self.running.pop(key, None)
         self._notify()
+
+
+def called(monkeypatch, thing, name):
+    """An event that is set right after the method was called."""
+    event, method = asyncio.Event(), getattr(thing, name)
+
+    def call(*args, **kwargs):
+        try:
+            return method(*args, **kwargs)
+        finally:
+            event.set()
+
+    monkeypatch.setattr(thing, name, call)
+    return event
+
+
+async def soon(event):
+    async with asyncio.timeout(BOUND_S):
+        await event.wait()
 
 
 class Cluster:
@@ -172,9 +204,8 @@ class Cluster:
         return self.clients[-1]
 
     async def joined(self):
-        async with asyncio.timeout(BOUND_S):
-            while len(self.driver.status().workers) < len(self.workers):
-                await asyncio.sleep(0.001)
+        for worker in self.workers:
+            await worker.until(lambda worker=worker: worker.is_heard)
 
     async def nothing_in_flight(self):
         """Every way out of a request gives everything back, on the router and on the workers."""
@@ -187,15 +218,15 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, **router):
+async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=CONTEXT, **router):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
     config = Config(
-        model={"path": str(folder), "name": MODEL, "context_tokens_max": CONTEXT},
+        model={"path": str(folder), "name": MODEL},
         router=settings,
         cluster={"drain_timeout_s": drain_timeout_s},
     )
     tokenizer = await asyncio.to_thread(Tokenizer.load, str(folder))
-    tokenizer.limit_context(config.model.context_tokens_max)
+    tokenizer.card = msgspec.structs.replace(tokenizer.card, context_tokens=context)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
     def dial(address, _):

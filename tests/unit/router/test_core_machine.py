@@ -80,6 +80,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         self.delivered: dict[str, list[int]] = {}
         self.ends: dict[str, Finished | Failed] = {}
         self.gone: set[str] = set()
+        self.epochs: dict[str, dict[int, list[Leg]]] = {}
         self.history: list[tuple[str, StepOutput]] = []
 
     @initialize(
@@ -107,6 +108,8 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         for action in self.core.handle(event, now_s=self.now_s):
             match action:
                 case ToWorker(worker_id, message):
+                    if isinstance(message, StartSequence):
+                        self.started(message)
                     if worker_id in self.workers:
                         self.workers[worker_id].inbox.append(message)
                 case Deliver(seq_id, first_index, tokens):
@@ -121,6 +124,17 @@ class RouterAgainstCluster(RuleBasedStateMachine):
                     self.ends[seq_id] = action
                 case _:
                     pass
+
+    def started(self, start: StartSequence) -> None:
+        """An attempt goes on behind what the client has; its epoch was never used before."""
+        prompt = self.submitted[start.seq_id].prompt
+        assert start.tokens == (*prompt, *self.delivered[start.seq_id])
+        assert start.prompt_token_count == len(prompt)
+        used = self.epochs.setdefault(start.seq_id, {})
+        assert start.epoch >= max(used, default=0)
+        legs = used.setdefault(start.epoch, [])
+        legs.append(start.leg)
+        assert len(legs) == len(set(legs))
 
     def join(self, name, role):
         self.workers[name] = FakeWorker(role)
@@ -294,8 +308,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "core"):
             return
-        for name in NAMES:
-            self.worker_is_lost(name)
+        # The others stay as they are, with whatever they hold.
         self.join("w0", Role.PREFILL)
         self.join("w1", Role.DECODE)
         self.run_without_faults()
@@ -303,19 +316,24 @@ class RouterAgainstCluster(RuleBasedStateMachine):
 
     def run_without_faults(self) -> None:
         for _ in range(2000):
-            for name, worker in self.workers.items():
-                while worker.inbox:
-                    self.take_in(name, None)
-                for seq_id in list(worker.running):
-                    self.compute(name, seq_id, 2, True)
-                while worker.outbox:
-                    self.say(name)
-                self.accounts_agree()
+            self.everybody_takes_a_turn()
+            self.accounts_agree()
             if self.core.is_idle and not any(w.inbox for w in self.workers.values()):
                 return
             self.now_s = max(self.now_s, min(self.core.next_tick_s or 0.0, self.now_s + 0.1))
             self.do(Tick())
         raise AssertionError(f"still running: {self.core.status()}")
+
+    @rule()
+    def everybody_takes_a_turn(self):
+        for name, worker in list(self.workers.items()):
+            while worker.inbox:
+                self.take_in(name, None)
+            for seq_id in list(worker.running):
+                if seq_id in worker.running:
+                    self.compute(name, seq_id, 2, True)
+            while worker.outbox:
+                self.say(name)
 
     def everything_ended_well(self) -> None:
         self.the_client_has_the_right_tokens_and_no_others()

@@ -3,6 +3,7 @@
 import pytest
 
 from baton.config import EngineConfig
+from baton.core.hashing import block_hashes
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
     AskKV,
@@ -42,6 +43,7 @@ from baton.worker.events import (
     ToSource,
 )
 from tests.unit.worker.worker_pair import (
+    ROOT,
     ROUTER,
     Machine,
     expected_tokens,
@@ -377,6 +379,12 @@ def granted(worker, *, max_tokens=6, now_s=0.0):
     return next(a for a in actions if isinstance(a, StartRead))
 
 
+def fill(worker, read):
+    """What the read would have copied."""
+    for i, token in enumerate(PROMPT):
+        worker.memory[read.local_blocks[i // 4]][i % 4] = token
+
+
 def test_a_decode_leg_whose_source_is_lost_fails_and_frees(worker):
     tell(worker, start("s", PROMPT, leg=Leg.DECODE, source="p"))
     [failed] = of(worker.handle(SourceLost(WorkerId("p"), "gone"), 1.0), SequenceFailed)
@@ -409,3 +417,53 @@ def test_a_decode_leg_without_room_is_refused_in_time():
         tell(worker, start(name, PROMPT, leg=Leg.DECODE, source="p"))
     tick_until(worker, 5.0)
     assert [(f.seq_id, f.reason) for f in failures(worker)] == [("b", RefusalReason.NO_ROOM)]
+
+
+def test_the_blocks_of_a_decode_leg_are_all_found_again(worker):
+    read = granted(worker, max_tokens=8)
+    fill(worker, read)
+    worker.handle(ReadDone(read.read_id), 0.0)
+    run(worker)
+    tokens = [*PROMPT, *expected_tokens(PROMPT, SamplingParams(max_tokens=8), 64)]
+    hashes = block_hashes(ROOT, tokens[:-1], 4)  # the last token was never an input
+    assert len(hashes) == 4
+    assert set(worker.core._cache.snapshot()) == set(hashes)
+
+
+@pytest.mark.parametrize("joins_anew", [False, True])
+def test_a_change_that_came_before_a_snapshot_and_went_after_it_is_told(joins_anew):
+    """While a step runs, changes wait to be told; a router's snapshot must not be older than them."""
+    worker = Machine("w", block_count=8)
+    worker.handle(RouterJoined(ROUTER), 0.0)
+    tell(worker, start("long", (1,), leg=Leg.WHOLE, max_tokens=3))
+    assert worker.plan is not None
+    read = granted(worker)
+    tell(worker, start("s2", range(50, 52), leg=Leg.DECODE, source="p"))
+    fill(worker, read)
+    tell(worker, CancelSequence("s2", 0))
+    worker.handle(ReadDone(read.read_id), 0.0)  # two full blocks are stored
+    router = RouterId("r2") if joins_anew else ROUTER
+    snapshots = of(
+        worker.handle(RouterJoined(router), 0.0) if joins_anew else tell(worker, ResyncBlocks()), BlockEvents
+    )
+    assert len(snapshots[-1].stored) == 2
+    assert snapshots[-1].is_snapshot
+    tell(worker, CancelSequence("s", 0))
+    tell(worker, start("big", range(100, 120), leg=Leg.DECODE, source="p"))  # reuses one of them
+    assert len(worker.core._cache.snapshot()) == 1
+    worker.finish_step(0.0)
+    for heard in {ROUTER, router}:
+        assert known_hashes(worker, heard) == set(worker.core._cache.snapshot())
+    assert next(m.is_snapshot for r, m in worker.told_to if r == router and isinstance(m, BlockEvents))
+
+
+def test_small_decode_legs_do_not_starve_a_large_sequence():
+    worker = Machine("w", block_count=8)
+    worker.handle(RouterJoined(ROUTER), 0.0)
+    tell(worker, start("running", range(8), leg=Leg.WHOLE, max_tokens=8))
+    tell(worker, start("large", range(100, 124), leg=Leg.WHOLE, max_tokens=1))
+    worker.finish_step(0.0)
+    assert of(tell(worker, start("small", (1,), leg=Leg.DECODE, source="p")), AskKV) == []
+    while not worker.outputs("large"):
+        worker.finish_step(0.0)
+    assert worker.core.status().intake_count == 1

@@ -112,6 +112,7 @@ class Machine:
         self.plan: StepPlan | None = None
         self.reads: dict[int, StartRead] = {}
         self.told: list = []  # messages to routers
+        self.told_to: list = []  # the same, with the router
         self.out: deque = deque()  # ToSource and ToAsker not delivered yet
 
     def handle(self, event, now_s):
@@ -124,8 +125,9 @@ class Machine:
                     self.plan = plan
                 case StartRead():
                     self.reads[action.read_id] = action
-                case ToRouter(_, message):
+                case ToRouter(router_id, message):
                     self.told.append(message)
+                    self.told_to.append((router_id, message))
                 case ToSource() | ToAsker():
                     self.out.append(action)
         self.core.check()
@@ -294,10 +296,11 @@ def failures(machine):
     return [m for m in machine.told if isinstance(m, SequenceFailed | SequenceRefused)]
 
 
-def known_hashes(machine):
+def known_hashes(machine, router_id=ROUTER):
     """What a router would believe of the machine's cache, from its block events alone."""
     known: set[bytes] = set()
-    for number, events in enumerate(machine.told_of(BlockEvents)):
+    events_heard = [m for r, m in machine.told_to if r == router_id and isinstance(m, BlockEvents)]
+    for number, events in enumerate(events_heard):
         assert events.sequence_number == number
         known = (
             set(events.stored) if events.is_snapshot else (known | set(events.stored)) - set(events.removed)

@@ -1,0 +1,83 @@
+"""`baton bench …`"""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from baton.bench import handover as handover_bench
+
+app = typer.Typer(
+    name="bench",
+    help="Parts of Baton against their limits, as ratios measured in one run.\n\n"
+    "Example: baton bench handover --model models/baton-demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def handover(
+    model: Annotated[str, typer.Option(help="Hugging Face folder or hub id.")],
+    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "128,512,2048",
+    requests: Annotated[int, typer.Option(min=1, max=10_000, help="Requests per length.")] = 100,
+    step_tokens: Annotated[int, typer.Option(min=1, help="Prefill chunk in tokens.")] = 512,
+    sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Last prefill chunk done to request in the decode batch, beside the raw transfer of its bytes.
+
+    Example: baton bench handover --model models/baton-demo --lengths 512,2048
+    """
+    notes = Console(stderr=True)
+    results = asyncio.run(
+        handover_bench.run(
+            model,
+            prompt_lengths=[int(n) for n in lengths.split(",")],
+            requests=requests,
+            step_tokens=step_tokens,
+            settings=sets,
+            progress=notes.print,
+        )
+    )
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(results)).decode())
+        return
+    table = Table(title="Hand-over, ms")
+    for column in (
+        "prompt",
+        "MB",
+        "last chunk MB",
+        "p50",
+        "p99",
+        "raw, last chunk",
+        "raw, all",
+        "over raw p50",
+    ):
+        table.add_column(column, justify="right")
+    for r in results:
+        times = (r.handover_p50_s, r.handover_p99_s, r.raw_last_chunk_s, r.raw_all_s, r.overhead_p50_s)
+        sizes = (f"{r.all_bytes / 1e6:.1f}", f"{r.last_chunk_bytes / 1e6:.1f}")
+        table.add_row(str(r.prompt_tokens), *sizes, *(f"{t * 1e3:.2f}" for t in times))
+    Console().print(table)
+
+
+@app.command()
+def transfer(
+    block_bytes: Annotated[int, typer.Option(min=1)] = 524_288,
+    blocks: Annotated[int, typer.Option(min=1)] = 512,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600)] = 5.0,
+) -> None:
+    """Reads between two processes: as the worker does them, raw NIXL, and memcpy, in one run.
+
+    Example: baton bench transfer --block-bytes 524288 --blocks 512
+    """
+    from kv_transfer.bench import run
+
+    print(run(block_bytes=block_bytes, block_count=blocks, seconds=seconds))

@@ -1,0 +1,270 @@
+"""Production decisions, broken on purpose. Each names the promise it breaks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from baton.core.ids import BlockHash, BlockId, SeqKey
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduler import Scheduler
+from baton.sim import reads
+from baton.worker import core as worker_core
+from baton.worker.core import WorkerCore
+from baton.worker.events import WorkerAction
+from decode_worker.intake import Intake
+from prefill_worker.leases import LeaseBook
+from router import core as router_core
+from router.core import RouterCore
+from router.flow import Flow
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    apply: Callable[[Patch], None]
+    invariants: frozenset[int]
+    """Those that may be the first to be seen broken."""
+
+
+def _lease_book_ignores_readers(patch: Patch) -> None:
+    """A cancelled hand-over is freed at once, whoever reads it."""
+
+    def close(self: LeaseBook, key: SeqKey, why: str, *, now_s: float) -> list[object]:
+        handover = self._handovers.get(key)
+        if handover is not None:
+            self._end(handover, why, now_s=now_s)
+        return []
+
+    patch.setattr(LeaseBook, "close", close)
+
+
+def _lease_book_holds_nothing(patch: Patch) -> None:
+    """Granted blocks are the sequence's alone: gone when it is."""
+    patch.setattr(LeaseBook, "_hold", lambda self, handover, blocks: None)
+
+
+def _lease_never_lapses(patch: Patch) -> None:
+    """Blocks of a reader that died are held for ever."""
+    patch.setattr(
+        LeaseBook, "_lapse", lambda self, handover, *, now_s: setattr(handover, "lease_end_s", now_s + 1)
+    )
+
+
+def _intake_ignores_lease_end(patch: Patch) -> None:
+    """Reads go on after the lease."""
+    extend = Intake._extend_lease
+
+    def for_ever(self: Intake, pull: object, grant: object) -> None:
+        extend(self, pull, grant)
+        pull.lease_end_s += 1000.0
+
+    patch.setattr(Intake, "_extend_lease", for_ever)
+
+
+def _intake_counts_lease_from_the_grant(patch: Patch) -> None:
+    """As above, by the length of a renewal and the network's delay: the lease starts at the grant."""
+    granted = Intake.granted
+
+    def from_now(self: Intake, source: object, grant: object, *, now_s: float) -> list[object]:
+        pull = self._pull_from(source, SeqKey(grant.seq_id, grant.epoch))
+        if pull is not None:
+            pull.asked_s = dict.fromkeys(pull.asked_s, now_s + self._config.lease_slack_s)
+        return granted(self, source, grant, now_s=now_s)
+
+    patch.setattr(Intake, "granted", from_now)
+
+
+def _intake_trusts_unsettled_reads(patch: Patch) -> None:
+    """Blocks that a lost read may still write into are used again."""
+    read_done = Intake.read_done
+
+    def at_once(self: Intake, read_id: object, error: str, *, is_settled: bool, is_stale: bool, now_s: float):
+        actions = read_done(self, read_id, error, is_settled=True, is_stale=is_stale, now_s=now_s)
+        return actions
+
+    patch.setattr(Intake, "read_done", at_once)
+    patch.setattr(Intake, "read_settled", _settled_once(Intake.read_settled))
+
+
+def _settled_once(settled: Callable[..., list[object]]) -> Callable[..., list[object]]:
+    def read_settled(self: Intake, read_id: object) -> list[object]:
+        return settled(self, read_id) if read_id in self._reads else []
+
+    return read_settled
+
+
+def _generations_not_compared(patch: Patch) -> None:
+    """A read is good when its bytes have arrived."""
+    patch.setattr(reads, "generations_match", lambda current, action: True)
+
+
+def _generation_does_not_rise(patch: Patch) -> None:
+    """A block given out again looks as it did before."""
+
+    def take_one(self: BlockPool) -> BlockId:
+        block, _ = (self._blank or self._kept).popitem(last=False)
+        if block in self._remembered:
+            self._remembered.remove(block)
+            if self._forget is not None:
+                self._forget(block)
+        self._shares[block] = 1
+        return block
+
+    patch.setattr(BlockPool, "_take_one", take_one)
+
+
+def _double_free(patch: Patch) -> None:
+    """A shared block is free as soon as one of its holders is done."""
+
+    def give_back(self: BlockPool, blocks: Sequence[BlockId]) -> None:
+        for block in reversed(blocks):
+            if self._shares.pop(block, None) is not None:
+                (self._kept if block in self._remembered else self._blank)[block] = None
+
+    patch.setattr(BlockPool, "give_back", give_back)
+
+
+def _dropped_blocks_leak(patch: Patch) -> None:
+    """A sequence cancelled during a step never gives its blocks back."""
+    release = Scheduler._release
+
+    def only_living(self: Scheduler, seq: object) -> None:
+        if not seq.is_dropped:
+            release(self, seq)
+
+    patch.setattr(Scheduler, "_release", only_living)
+
+
+def _freed_during_a_step(patch: Patch) -> None:
+    """A sequence cancelled during a step gives its blocks back while the step still writes them."""
+    remove = Scheduler.remove
+
+    def at_once(self: Scheduler, seq: object) -> None:
+        remove(self, seq)
+        if seq.is_dropped:
+            blocks, seq.block_ids = seq.block_ids, []
+            self._pool.give_back(blocks)
+
+    patch.setattr(Scheduler, "remove", at_once)
+    patch.setattr(Scheduler, "_seal", lambda self, seq: None)
+
+
+def _sealed_before_computed(patch: Patch) -> None:
+    """Blocks are offered to others when their computation begins."""
+    begin = Scheduler._begin
+
+    def seal_first(self: Scheduler, work: list[tuple[object, int]]) -> object:
+        plan = begin(self, work)
+        for seq, count in work:
+            full_count = (seq.computed_count + count) // self._block_tokens
+            for i, block_hash in enumerate(seq.hashes_of(full_count)[seq.sealed_count :], seq.sealed_count):
+                self._cache.insert(block_hash, seq.block_ids[i])
+            seq.sealed_count = full_count
+        return plan
+
+    patch.setattr(Scheduler, "_begin", seal_first)
+
+
+def _cache_ignores_the_salt(patch: Patch) -> None:
+    """All tenants share one hash chain."""
+    patch.setattr(router_core, "root_hash", lambda fingerprint, salt: BlockHash(bytes(16)))
+
+
+def _reused_block_stays_indexed(patch: Patch) -> None:
+    """The prefix cache finds blocks that hold something else by now."""
+    patch.setattr(PrefixCache, "_forget", lambda self, block: None)
+
+
+def _epoch_does_not_rise(patch: Patch) -> None:
+    """A new attempt looks like the old one."""
+    requeue = Flow._requeue
+
+    def same_epoch(self: Flow, *args: object, **kwargs: object) -> list[object]:
+        actions = requeue(self, *args, **kwargs)
+        self.epoch -= 1
+        return actions
+
+    patch.setattr(Flow, "_requeue", same_epoch)
+
+
+def _router_ignores_indices(patch: Patch) -> None:
+    """Whatever a worker says is new: stale outputs and the repeated first token go to the client."""
+
+    def accept(self: Flow, output: object) -> object:
+        self.generated.extend(output.tokens)
+        return output.finish
+
+    patch.setattr(Flow, "_accept", accept)
+
+
+def _worker_forgets_epochs(patch: Patch) -> None:
+    """A worker takes a start that it has seen before, or a lower epoch, for a new one."""
+    patch.setattr(worker_core.Epochs, "highest", lambda self, seq_id: -1)
+    patch.setattr(worker_core.Epochs, "was_started", lambda self, key: False)
+
+
+def _lost_router_is_not_noticed(patch: Patch) -> None:
+    """Sequences of a dead router run on."""
+    patch.setattr(WorkerCore, "_cancel_all_of", lambda self, router_id, why, now_s: None)
+
+
+def _cancel_is_ignored(patch: Patch) -> None:
+    """A client that left is served to the end."""
+    patch.setattr(WorkerCore, "_cancel", lambda self, key, why, now_s: None)
+
+
+def _lost_worker_is_not_noticed(patch: Patch) -> None:
+    """The router waits for a worker that is gone."""
+    lose = RouterCore._lose
+
+    def only_new_sessions(self: RouterCore, worker_id: object, reason: str) -> list[object]:
+        return lose(self, worker_id, reason) if reason == "a new session began" else []
+
+    patch.setattr(RouterCore, "_lose", only_new_sessions)
+
+
+def _step_result_is_lost(patch: Patch) -> None:
+    """Now and then a step's tokens do not reach the router."""
+    handle = WorkerCore.handle
+
+    def forgetful(self: WorkerCore, event: object, *, now_s: float) -> list[WorkerAction]:
+        actions = handle(self, event, now_s=now_s)
+        outputs = [a for a in actions if type(getattr(a, "message", None)).__name__ == "StepOutput"]
+        if outputs and int(now_s * 1e6) % 50 == 0:
+            actions.remove(outputs[0])
+        return actions
+
+    patch.setattr(WorkerCore, "handle", forgetful)
+
+
+def _any(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+MUTANTS = (
+    Mutant("lease book ignores readers", _lease_book_ignores_readers, _any(0, 3, 5)),
+    Mutant("lease book holds nothing", _lease_book_holds_nothing, _any(0, 3, 5)),
+    Mutant("lease never lapses", _lease_never_lapses, _any(3)),
+    Mutant("intake ignores the lease's end", _intake_ignores_lease_end, _any(5)),
+    Mutant("intake counts the lease from the grant", _intake_counts_lease_from_the_grant, _any(5)),
+    Mutant("intake trusts unsettled reads", _intake_trusts_unsettled_reads, _any(2, 7)),
+    Mutant("generations are not compared", _generations_not_compared, _any(4)),
+    Mutant("a generation does not rise", _generation_does_not_rise, _any(2, 4, 7)),
+    Mutant("double free", _double_free, _any(0, 2, 3, 5, 7)),
+    Mutant("dropped blocks leak", _dropped_blocks_leak, _any(3)),
+    Mutant("freed during a step", _freed_during_a_step, _any(2, 3, 5, 7)),
+    Mutant("sealed before computed", _sealed_before_computed, _any(2, 3, 7)),
+    Mutant("cache ignores the salt", _cache_ignores_the_salt, _any(7)),
+    Mutant("a reused block stays indexed", _reused_block_stays_indexed, _any(0, 2, 3, 7)),
+    Mutant("the epoch does not rise", _epoch_does_not_rise, _any(6)),
+    Mutant("the router ignores indices", _router_ignores_indices, _any(2)),
+    Mutant("the worker forgets epochs", _worker_forgets_epochs, _any(0, 2, 3, 6)),
+    Mutant("a lost router is not noticed", _lost_router_is_not_noticed, _any(6)),
+    Mutant("cancel is ignored", _cancel_is_ignored, _any(6)),
+    Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
+    Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
+)
