@@ -143,7 +143,7 @@ class _Request:
         try:
             parts = await self._parts(call)
             if not exchange.is_gone:
-                exchange.submit(parts, choices_per_prompt=call.n)
+                exchange.submit(parts, choices_per_prompt=call.n, with_token_ids=call.return_token_ids)
                 await self._answer(call, exchange, scope, send)
         finally:
             exchange.close()

@@ -36,7 +36,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints have. `top_k`, `ignore_eos` and `stop_token_ids` are extensions."""
+    """What both endpoints have. `top_k`, `ignore_eos`, `stop_token_ids` and `return_token_ids` are
+    extensions, named as in vLLM."""
 
     model: str
     n: int | None = None
@@ -50,6 +51,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     user: str | None = None
 
 
@@ -90,6 +92,7 @@ class Call(msgspec.Struct, frozen=True):
     stops: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    return_token_ids: bool
     max_tokens_field: str = "max_tokens"
 
 
@@ -217,6 +220,7 @@ def _call(
         stops=_check_stops(body.stop),
         stop_token_ids=_check_stop_tokens(body.stop_token_ids or [], limits.card.vocab_size),
         ignore_eos=bool(body.ignore_eos),
+        return_token_ids=bool(body.return_token_ids),
         max_tokens_field=max_tokens_field,
     )
 

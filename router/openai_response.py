@@ -70,13 +70,15 @@ class AnswerFormat:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return b"%b%d%b%b" % (self._chunk_head, index, role, self._chunk_tail)
 
-    def chunk(self, index: int, text: str) -> bytes:
-        return b"%b%d%b%b%bnull%b" % (
+    def chunk(self, index: int, text: str, token_ids: Sequence[int] | None = None) -> bytes:
+        """`token_ids` None: the client did not ask for them."""
+        return b"%b%d%b%b%bnull%b%b" % (
             self._chunk_head,
             index,
             self._text_key,
             orjson.dumps(text),
             self._text_end,
+            b"" if token_ids is None else b',"token_ids":' + orjson.dumps(token_ids),
             self._chunk_tail,
         )
 
@@ -93,19 +95,15 @@ class AnswerFormat:
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._usage_head + orjson.dumps(usage.as_dict()) + b"}\n\n"
 
-    def whole(self, choices: Sequence[tuple[str, str]], usage: Usage) -> bytes:
-        """`choices`: (text, finish reason) by index."""
-        return orjson.dumps(
-            self._head
-            | {
-                "choices": [self._choice(i, text, reason) for i, (text, reason) in enumerate(choices)],
-                "usage": usage.as_dict(),
-            }
-        )
+    def whole(self, choices: Sequence[tuple[str, str, list[int] | None]], usage: Usage) -> bytes:
+        """`choices`: (text, finish reason, token ids if asked for) by index."""
+        answers = [self._choice(i, *choice) for i, choice in enumerate(choices)]
+        return orjson.dumps(self._head | {"choices": answers, "usage": usage.as_dict()})
 
-    def _choice(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, reason: str, token_ids: list[int] | None) -> dict[str, Any]:
         answer = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        return {"index": index, **answer, "logprobs": None, "finish_reason": reason}
+        ids = {} if token_ids is None else {"token_ids": token_ids}
+        return {"index": index, **answer, "logprobs": None, "finish_reason": reason, **ids}
 
 
 # --- errors ---------------------------------------------------------------------------------------

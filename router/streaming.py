@@ -47,6 +47,8 @@ class Choice:
         self.submit = submit
         self.deltas: list[str] = []
         """Text that is not sent yet."""
+        self.unsent_ids: list[int] | None = None
+        """Token ids that are not sent yet; None: the client does not want any."""
         self.unsent_tokens = 0
         self.is_opened = False
         """The client was told that this choice begins."""
@@ -70,6 +72,8 @@ class Choice:
         self.last_token_s = now_s
         self.token_count += len(tokens)
         self.unsent_tokens += len(tokens)
+        if self.unsent_ids is not None:
+            self.unsent_ids += tokens
         if text := self._detokenizer.push(tokens):
             self.deltas.append(text)
         if self._detokenizer.found_stop_string:
@@ -91,11 +95,14 @@ class Choice:
     def on_failed(self, failed: Failed) -> None:
         self._exchange.fail(error_for(failed))
 
-    def take_text(self) -> str:
-        text = "".join(self.deltas)
+    def take(self) -> tuple[str, list[int] | None]:
+        """Text and, if wanted, token ids that are not sent yet; they count as sent."""
+        text, ids = "".join(self.deltas), self.unsent_ids
         self.deltas.clear()
         self.unsent_tokens = 0
-        return text
+        if ids is not None:
+            self.unsent_ids = []
+        return text, ids
 
 
 class Exchange:
@@ -123,10 +130,18 @@ class Exchange:
 
     # --- what the driver and the connection say ---------------------------------------------------
 
-    def submit(self, parts: Sequence[tuple[Submit, Detokenizer]], *, choices_per_prompt: int = 1) -> None:
+    def submit(
+        self,
+        parts: Sequence[tuple[Submit, Detokenizer]],
+        *,
+        choices_per_prompt: int = 1,
+        with_token_ids: bool = False,
+    ) -> None:
         """Raises NoCapacity while the router drains."""
         self._choices_per_prompt = choices_per_prompt
         self.choices = [Choice(self, i, submit, detok) for i, (submit, detok) in enumerate(parts)]
+        for choice in self.choices:
+            choice.unsent_ids = [] if with_token_ids else None
         for choice in self.choices:
             if self.error is None:  # the first refusal ends the request
                 self._driver.submit(choice.submit, choice)
@@ -182,7 +197,7 @@ class Exchange:
         await self._until(lambda: self.is_complete)
         if self.is_gone:
             return b""
-        parts = [(choice.take_text(), str(choice.finish)) for choice in self.choices]
+        parts = [(text, str(c.finish), ids) for c in self.choices for text, ids in (c.take(),)]
         return self._answer.whole(parts, self.usage())
 
     async def stream(self, write: Write, *, include_usage: bool, on_drop: Callable[[], None]) -> None:
@@ -231,8 +246,9 @@ class Exchange:
             if not choice.is_opened:
                 choice.is_opened = True
                 events.append(answer.first_chunk(choice.index))
-            if text := choice.take_text():
-                events.append(answer.chunk(choice.index, text))
+            text, ids = choice.take()
+            if text or ids:
+                events.append(answer.chunk(choice.index, text, ids))
             if choice.finish is not None:
                 choice.is_closed = True
                 events.append(answer.last_chunk(choice.index, choice.finish))

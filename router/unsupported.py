@@ -32,7 +32,6 @@ _BOTH: dict[str, Harmless] = {
     "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "add_special_tokens": (),
-    "return_token_ids": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),

@@ -212,6 +212,7 @@ class WorkerProcess:
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
         accounts["block_count"] = self._executor.kv.block_count
+        accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
         accounts |= self._metrics.totals()

@@ -67,12 +67,18 @@ def test_no_large_file_is_tracked():
     assert [p.name for p in tracked() if p.stat().st_size > TRACKED_BYTES_MAX] == []
 
 
+SLEEPERS = {
+    "baton/worker/registration.py",  # a heartbeat has a period
+    "control_plane/router_child.py",  # backoff before a restart
+    "kv_transfer/backends/faulty.py",  # delay is what it is for
+    "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
+    "router/sessions.py",  # backoff before dialling again
+    "tests/integration/test_worker_process.py",  # asks another process until it is idle
+}
+"""Files where waiting for a while is the behaviour itself."""
+
+
 def test_no_sleep_synchronises_a_test_and_no_loop_polls():
-    pattern = re.compile(r"\b(?:time|asyncio)\.sleep\(")
-    allowed = {"tests/tidy/test_tidy.py"}
-    found = [str(p.relative_to(ROOT)) for p in PYTHON if pattern.search(p.read_text())]
-    assert sorted(set(found) - allowed - SLEEPERS) == []
-
-
-SLEEPERS: set[str] = set()
-"""Files where waiting for a while is the behaviour itself, each with its reason beside it."""
+    pattern = re.compile(r"\b(?:time|asyncio)\.sleep\((?!0\))")  # sleep(0) only lets others run
+    found = {str(p.relative_to(ROOT)) for p in PYTHON if pattern.search(p.read_text())}
+    assert found - {"tests/tidy/test_tidy.py"} - SLEEPERS == set()

@@ -250,3 +250,15 @@ async def test_many_at_once_do_not_mix(folder, ids):
         answers = await asyncio.gather(*(client.chat.completions.create(**ASK) for _ in range(40)))
         assert {a.choices[0].message.content for a in answers} == {TEXT}
         assert len({a.id for a in answers}) == 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_come_along_when_asked_for(folder, ids, stream):
+    async with cluster(folder, FakeWorker(reply=ids())) as c:
+        ask = {"model": MODEL, "prompt": "x", "max_tokens": 100, "extra_body": {"return_token_ids": True}}
+        answer = await c.openai().completions.create(**ask, stream=stream)
+        chunks = [chunk async for chunk in answer] if stream else [answer]
+        got = [token for chunk in chunks for token in getattr(chunk.choices[0], "token_ids", [])]
+        assert got[: len(ids())] == ids()
+        plain = await c.openai().completions.create(model=MODEL, prompt="x", max_tokens=100)
+        assert not hasattr(plain.choices[0], "token_ids")
