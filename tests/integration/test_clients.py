@@ -91,15 +91,7 @@ def streamed_request(cluster, fields):
 
 def hang_up(cluster, *, when):
     """Open a streamed request on a bare socket and close it once `when` holds."""
-    body = json.dumps(
-        {
-            "model": cluster.model,
-            "prompt": a_prompt(when),
-            "max_tokens": 400,
-            "stream": True,
-            "ignore_eos": True,
-        }
-    ).encode()
+    body = {"prompt": a_prompt(when), "max_tokens": 400}
     with socket.create_connection(("127.0.0.1", cluster.port)) as s:
         s.sendall(streamed_request(cluster, body))
         if when == "decoding":
