@@ -14,7 +14,7 @@ from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-LONG = 2000
+LONG = 7000
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory):
     settings = {
         "model__dtype": "float32",
         "engine__block_tokens": 16,
-        "engine__step_tokens_max": 32,
+        "engine__step_tokens_max": 16,
         "router__output_buffer_tokens_max": 512,
     }
     with Cluster(path, **settings) as cluster:
@@ -103,7 +103,8 @@ def hang_up(cluster, *, when):
                 "prefilling": ("prefill", "running_count"),
                 "mid-transfer": ("decode", "intake_count"),
             }[when]
-            eventually(when, lambda: cluster.worker(role).accounts[account], timeout_s=20, every_s=0.002)
+            worker = cluster.worker(role)
+            eventually(when, lambda: cluster.accounts(worker)[account], timeout_s=20, every_s=0.001)
         # Reset, as a killed client's kernel would.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
 
