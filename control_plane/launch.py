@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 LAST_PROCESSES_S = 3.0
 """After Ray's shutdown, for its processes to end by themselves."""
 
+ROUTER_END_S = 5.0
+"""For the router to end after its own drain, which has the same limit as ours."""
+
 RouterCommand = Callable[[str], Sequence[str]]
 """The argv of a router that follows the directory at this address."""
 
@@ -236,7 +239,7 @@ class _Cluster:
             return
         timeout_s = self._config.cluster.drain_timeout_s
         log.info("draining, for at most %g s; Ctrl-C again ends at once", timeout_s)
-        stopping = asyncio.create_task(self._router.stop(timeout_s))
+        stopping = asyncio.create_task(self._router.stop(timeout_s + ROUTER_END_S))
         at_once = asyncio.create_task(self._shutdown.now.wait())
         await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopping, at_once):

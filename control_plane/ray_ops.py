@@ -140,11 +140,10 @@ class RayReplicas:
 
     def start(self, spec: WorkerSpec, *, threads: int) -> None:
         """Does not wait. How it went is told by the directory, or by `on_exit`."""
-        needs_gpu = self._config.model.device.startswith("cuda")
         options: dict[str, Any] = {
             "name": spec.worker_id,
             "num_cpus": 0 if self.is_local else max(1, threads),
-            "num_gpus": 1 if needs_gpu else 0,
+            "num_gpus": self._gpu_share(),
             "max_restarts": 0,  # when, and how often, is the reconciler's decision
             "max_task_retries": 0,
             "max_concurrency": 16,
@@ -153,6 +152,18 @@ class RayReplicas:
         handle = self._ray.remote(self._actor_class).options(**options).remote(spec)
         replica = self._replicas[spec.worker_id] = _Replica(handle)
         replica.watcher = asyncio.create_task(self._watch(spec.worker_id, replica), name=spec.worker_id)
+
+    def _gpu_share(self) -> float:
+        """Of one worker. "cuda:N" names a device of the machine, which Ray must not renumber; with
+        fewer devices than workers, workers share; with none, the worker says so better than Ray."""
+        if self._config.model.device != "cuda":
+            return 0.0
+        if not self.is_local:
+            return 1.0
+        cluster = self._config.cluster
+        count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+        device_count = float(self._ray.cluster_resources().get("GPU", 0.0))
+        return gpu_share(device_count, count)
 
     async def drain(self, worker_id: WorkerId) -> None:
         """Ask it to finish what it holds and end; whether it does is told by `on_exit`."""
@@ -196,6 +207,14 @@ class RayReplicas:
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
         self._on_exit(worker_id, reason)
+
+
+def gpu_share(device_count: float, worker_count: int) -> float:
+    """In Ray's resolution of 1/10000, rounded down so that all fit."""
+    if device_count >= worker_count:
+        return 1.0
+    per_device = -(-worker_count // max(1, int(device_count)))
+    return int(10_000 / per_device) / 10_000 if device_count else 0.0
 
 
 def _cause(error: Exception) -> BaseException:

@@ -61,30 +61,19 @@ def _health(url: str) -> dict[str, Any]:
 
 
 async def _ask_workers(health: Mapping[str, Any]) -> list[KnownWorker]:
-    listed = list(_listed(health))
-    statuses = await asyncio.gather(*(_status(entry["address"]) for entry in listed))
+    listed = [(Role(role), entry) for role, entries in health["workers"].items() for entry in entries]
+    statuses = await asyncio.gather(*(_status(entry["address"]) for _, entry in listed))
     return [
         KnownWorker(
-            worker_id=str(entry["worker_id"]),
-            role=Role(entry["role"]),
-            address=str(entry["address"]),
-            is_stale=bool(entry.get("stale")),
-            indexed_blocks=int(entry.get("indexed_blocks", 0)),
+            worker_id=entry["id"],
+            role=role,
+            address=entry["address"],
+            is_stale=entry["stale"],
+            indexed_blocks=entry["indexed_blocks"],
             status=status,
         )
-        for entry, status in zip(listed, statuses, strict=True)
+        for (role, entry), status in zip(listed, statuses, strict=True)
     ]
-
-
-def _listed(health: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The router lists its workers by role, or one by one with their role."""
-    workers: Any = health["workers"]
-    if isinstance(workers, Mapping):
-        for role, entries in workers.items():
-            for entry in entries:
-                yield {"role": role, "worker_id": entry.get("worker_id", entry.get("id")), **entry}
-    else:
-        yield from workers
 
 
 async def _status(address: str) -> WorkerStatusReply | None:

@@ -27,6 +27,7 @@ from baton.core.steps import StepPlan, StepResult
 from baton.engine.executor import Executor
 from baton.telemetry.tracing import spans_for
 from baton.wire.client import WorkerStatusReply
+from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.worker import events as e
 from baton.worker.core import WorkerCore
@@ -138,7 +139,7 @@ class WorkerProcess:
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
         host = self._config.cluster.worker_host
         server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
-        stack.push_async_callback(_stop_server, server)
+        stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
         metrics_port = await metrics.start(host)
         stack.push_async_callback(metrics.close)
@@ -157,7 +158,7 @@ class WorkerProcess:
                 self._control_address, self._current_member, period_s=self._config.cluster.heartbeat_s
             )
             stack.push_async_callback(registration.leave)
-            self._spawn(registration.run())
+            stack.callback(self._spawn(registration.run()).cancel)
         return self._member
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -248,6 +249,12 @@ class WorkerProcess:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _stop_server(self, server: grpc.aio.Server) -> None:
+        """What was said last is still delivered, for at most FLUSH_S."""
+        self._routers.hang_up()
+        self._askers.hang_up()
+        await server.stop(FLUSH_S)
+
     async def _close_engine(self) -> None:
         self._is_engine_stuck = not await self._engine.close(timeout_s=LAST_STEP_S)
 
@@ -278,8 +285,3 @@ class _Ports:
                 read.timeout_s,
             )
         )
-
-
-async def _stop_server(server: grpc.aio.Server) -> None:
-    """Sessions end now; a router or asker sees its stream break, as it would in a crash."""
-    await server.stop(0)

@@ -10,6 +10,7 @@ from baton.core.messages import Role, RouterMessage, WorkerMessage
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import LinkBroken
 from baton.wire.server import WorkerEnd
+from baton.wire.serving import serve_until
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ class RouterSessions:
 
     def __init__(self, *, sink: RouterSink, status: Callable[[], WorkerStatusReply]) -> None:
         self._sink, self._status = sink, status
-        self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Task[None] | None]] = {}
+        self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Event]] = {}
+        """The link, and what ends the session from our side when set."""
 
     @property
     def router_count(self) -> int:
@@ -42,17 +44,23 @@ class RouterSessions:
 
     async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
         self._drop(router_id, "replaced by a new session")
-        self._sessions[router_id] = (link, asyncio.current_task())
+        dropped = asyncio.Event()
+        self._sessions[router_id] = (link, dropped)
         log.info("router %s joined", router_id)
         self._sink.router_joined(router_id)
         try:
-            async for message in link:
-                self._sink.from_router(router_id, message)
+            await serve_until(dropped, self._read(router_id, link))
         finally:
             if self._is_current(router_id, link):
                 del self._sessions[router_id]
                 log.info("router %s left", router_id)
                 self._sink.router_lost(router_id)
+
+    async def _read(self, router_id: RouterId, link: WorkerEnd) -> None:
+        async for message in link:
+            if not self._is_current(router_id, link):
+                return
+            self._sink.from_router(router_id, message)
 
     def send(self, router_id: RouterId, message: WorkerMessage) -> None:
         """Dropped if the session is gone."""
@@ -63,6 +71,11 @@ class RouterSessions:
             session[0].send(message)
         except LinkBroken as error:
             self._drop(router_id, str(error))
+
+    def hang_up(self) -> None:
+        """End all sessions; what is queued for them is still sent."""
+        for router_id in list(self._sessions):
+            self._drop(router_id, "this worker ends")
 
     async def drain(self) -> None:
         self._sink.drain()
@@ -81,7 +94,6 @@ class RouterSessions:
         session = self._sessions.pop(router_id, None)
         if session is None:
             return
-        log.warning("router %s dropped: %s", router_id, because)
-        if session[1] is not None:
-            session[1].cancel()
+        log.info("router %s dropped: %s", router_id, because)
+        session[1].set()
         self._sink.router_lost(router_id)

@@ -118,6 +118,13 @@ class Cluster:
                     found.append(worker)
         return sorted(found, key=lambda w: w.worker_id)
 
+    @staticmethod
+    def accounts(worker: Worker) -> dict[str, float]:
+        """As they are now; a single call, to catch what does not last."""
+        with contextlib.suppress(LinkBroken):
+            worker.accounts = asyncio.run(worker_status(worker.address)).accounts
+        return worker.accounts
+
     def worker(self, role: str) -> Worker:
         return next(w for w in self.workers() if w.role == role)
 

@@ -14,7 +14,7 @@ from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-LONG = 2000
+LONG = 7000
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def cluster(tmp_path_factory):
     settings = {
         "model__dtype": "float32",
         "engine__block_tokens": 16,
-        "engine__step_tokens_max": 32,
+        "engine__step_tokens_max": 16,
         "router__output_buffer_tokens_max": 512,
     }
     with Cluster(path, **settings) as cluster:
@@ -91,15 +91,7 @@ def streamed_request(cluster, fields):
 
 def hang_up(cluster, *, when):
     """Open a streamed request on a bare socket and close it once `when` holds."""
-    body = json.dumps(
-        {
-            "model": cluster.model,
-            "prompt": a_prompt(when),
-            "max_tokens": 400,
-            "stream": True,
-            "ignore_eos": True,
-        }
-    ).encode()
+    body = {"prompt": a_prompt(when), "max_tokens": 400}
     with socket.create_connection(("127.0.0.1", cluster.port)) as s:
         s.sendall(streamed_request(cluster, body))
         if when == "decoding":
@@ -111,7 +103,8 @@ def hang_up(cluster, *, when):
                 "prefilling": ("prefill", "running_count"),
                 "mid-transfer": ("decode", "intake_count"),
             }[when]
-            eventually(when, lambda: cluster.worker(role).accounts[account], timeout_s=20, every_s=0.002)
+            worker = cluster.worker(role)
+            eventually(when, lambda: cluster.accounts(worker)[account], timeout_s=20, every_s=0.001)
         # Reset, as a killed client's kernel would.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
 

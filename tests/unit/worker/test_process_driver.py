@@ -1,0 +1,164 @@
+import asyncio
+
+import pytest
+
+from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.core.messages import KVReleased, PeerRef, ResyncBlocks, Role, SequenceFailed
+from baton.core.steps import StepPlan, StepResult
+from baton.worker import events as e
+from baton.worker.driver import CoreDriver
+
+ROUTER = RouterId("r")
+PLAN = StepPlan((), 7)
+HEARD = SequenceFailed("s/0", 1, "internal", "x")
+
+
+class ScriptedCore:
+    """Answers events by a table; remembers what it was told."""
+
+    def __init__(self, answers=None):
+        self.answers, self.told, self.ticks_s = answers or {}, [], []
+        self.is_idle, self.next_tick_s = True, None
+        self.ticked = asyncio.Event()
+
+    def handle(self, event, *, now_s):
+        self.told.append(event)
+        if isinstance(event, e.Tick):
+            self.ticks_s.append(now_s)
+            self.ticked.set()
+            self.next_tick_s = None
+        answer = self.answers.get(type(event), [])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Ports:
+    def __init__(self):
+        self.did, self.on_router = [], None
+
+    def to_router(self, router_id, message):
+        self.did.append((router_id, message))
+        if self.on_router:
+            self.on_router()
+
+    def to_asker(self, asker, message):
+        self.did.append((asker, message))
+
+    def to_source(self, source, message):
+        self.did.append((source, message))
+
+    def start_read(self, read):
+        self.did.append(read)
+
+
+async def no_step(plan):
+    raise AssertionError("no step was asked for")
+
+
+def driver_of(core, step=no_step, observers=()):
+    driver = CoreDriver(core, step=step, spawn=asyncio.create_task, observers=observers)
+    driver.ports = Ports()
+    return driver
+
+
+async def test_actions_go_where_they_belong_in_order():
+    source = PeerRef(WorkerId("p.1"), "h:1")
+    released = KVReleased(SequenceId("s/0"), 1, True)
+    read = e.StartRead(1, WorkerId("p.1"), (1,), (2,), (3,), 1.0)
+    core = ScriptedCore({e.Drain: [e.ToRouter(ROUTER, HEARD), e.ToSource(source, released), read]})
+    driver = driver_of(core)
+    driver.post(e.Drain())
+    assert driver.ports.did == [(ROUTER, HEARD), (source, released), read]
+    driver.close()
+
+
+async def test_an_event_caused_by_an_action_waits_until_all_actions_are_done():
+    core = ScriptedCore({e.Drain: [e.ToRouter(ROUTER, HEARD), e.ToRouter(ROUTER, HEARD)]})
+    driver = driver_of(core)
+    seen = []
+    driver.ports.on_router = lambda: (driver.post(e.RouterLost(ROUTER)), seen.append(len(core.told)))
+    driver.post(e.Drain())
+    assert seen == [1, 1]
+    assert core.told == [e.Drain(), e.RouterLost(ROUTER), e.RouterLost(ROUTER)]
+    driver.close()
+
+
+async def test_a_step_is_computed_and_its_result_comes_back():
+    done = asyncio.Event()
+    core = ScriptedCore({e.SetRole: [e.RunStep(PLAN)]})
+
+    async def step(plan):
+        done.set()
+        return StepResult(plan.step_number, (), 0.1)
+
+    driver = driver_of(core, step)
+    driver.post(e.SetRole(Role.BOTH))
+    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.sleep(0)
+    assert core.told[-1] == e.StepDone(StepResult(7, (), 0.1))
+    driver.close()
+
+
+async def test_a_step_that_fails_ends_the_process_with_its_story():
+    async def step(plan):
+        raise RuntimeError("device lost")
+
+    driver = driver_of(ScriptedCore({e.SetRole: [e.RunStep(PLAN)]}), step)
+    driver.post(e.SetRole(Role.BOTH))
+    error = await asyncio.wait_for(driver.crashed, 5)
+    assert isinstance(error, RuntimeError)
+    assert "in step 7" in error.__notes__[0]
+
+
+async def test_a_bug_in_the_core_ends_the_process_and_nothing_is_handled_afterwards():
+    core = ScriptedCore({e.Drain: AssertionError("blocks held by nobody")})
+    driver = driver_of(core)
+    driver.post(e.Drain())
+    driver.post(e.SetRole(Role.BOTH))
+    assert isinstance(await driver.crashed, AssertionError)
+    assert core.told == [e.Drain()]
+
+
+@pytest.mark.parametrize("delay_s", [-1.0, 0.02])
+async def test_the_core_is_called_no_earlier_than_it_asked(delay_s):
+    loop = asyncio.get_running_loop()
+    core = ScriptedCore()
+    driver = CoreDriver(core, step=no_step, spawn=asyncio.create_task, now=loop.time)
+    driver.ports = Ports()
+    due_s = core.next_tick_s = loop.time() + delay_s
+    driver.post(e.FromRouter(ROUTER, ResyncBlocks()))
+    await asyncio.wait_for(core.ticked.wait(), 5)
+    assert core.ticks_s[0] >= due_s - 0.001
+    driver.close()
+
+
+async def test_idle_follows_the_core():
+    core = ScriptedCore()
+    driver = driver_of(core)
+    core.is_idle = False
+    driver.post(e.Drain())
+    assert not driver.idle.is_set()
+    core.is_idle = True
+    driver.post(e.Drain())
+    assert driver.idle.is_set()
+    driver.close()
+
+
+async def test_observers_see_events_and_actions_in_order():
+    class Observer:
+        def __init__(self):
+            self.seen = []
+
+        def saw(self, event):
+            self.seen.append(event)
+
+        def did(self, action):
+            self.seen.append(action)
+
+    observer = Observer()
+    action = e.ToRouter(ROUTER, HEARD)
+    driver = driver_of(ScriptedCore({e.Drain: [action]}), observers=(observer,))
+    driver.post(e.Drain())
+    assert observer.seen == [e.Drain(), action]
+    driver.close()

@@ -1,0 +1,264 @@
+"""Sessions over real gRPC, in one process: routers, askers and sources, with cores that only listen."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from baton.core.errors import IncompatiblePeer, TransferFailed
+from baton.core.ids import ReadId, RouterId, SequenceId, WorkerId
+from baton.core.messages import (
+    AskKV,
+    KVGrant,
+    KVReleased,
+    LoadReport,
+    PeerHello,
+    PeerRef,
+    ResyncBlocks,
+    Role,
+    WorkerHello,
+)
+from baton.wire.client import WorkerStatusReply, drain_worker, set_worker_role, worker_session, worker_status
+from baton.wire.link import LinkBroken
+from baton.wire.server import start_server
+from baton.worker.service import RouterSessions
+from decode_worker.puller import Puller, Read
+from kv_transfer.manager import ReadOutcome
+from prefill_worker.service import AskerSessions
+
+ROUTER = RouterId("r")
+SOURCE = WorkerId("prefill-0.a")
+HELLO = WorkerHello(SOURCE, Role.PREFILL, "f", "m", 16, 8, 128)
+REPORT = LoadReport(Role.PREFILL, False, 8, 0, 0, 0, 0.0)
+ASK = AskKV(SequenceId("s/0"), 1, 0)
+GRANT = KVGrant(SequenceId("s/0"), 1, 0, (1, 2), (5, 6), 1.0)
+WAIT_S = 10.0
+
+
+class Ear:
+    """Every sink in one; `until` waits for what is wanted among what was heard."""
+
+    def __init__(self):
+        self.heard, self._more = [], asyncio.Event()
+        self.on_join = lambda router_id: None
+
+    def _note(self, *what):
+        self.heard.append(what)
+        self._more.set()
+
+    async def until(self, *what):
+        async with asyncio.timeout(WAIT_S):
+            while what not in self.heard:
+                self._more.clear()
+                await self._more.wait()
+
+    def router_joined(self, router_id):
+        self._note("joined", router_id)
+        self.on_join(router_id)
+
+    def from_router(self, router_id, message):
+        self._note("router", router_id, message)
+
+    def router_lost(self, router_id):
+        self._note("router lost", router_id)
+
+    def drain(self):
+        self._note("drain")
+
+    def set_role(self, role):
+        self._note("role", role)
+
+    def from_asker(self, asker, message):
+        self._note("asker", asker, message)
+
+    def asker_lost(self, asker):
+        self._note("asker lost", asker)
+
+    def from_source(self, source, message):
+        self._note("source", source, message)
+
+    def source_lost(self, source, message):
+        self._note("source lost", source)
+        self.why = message
+
+    def read_done(self, read_id, outcome):
+        self._note("read", read_id, outcome)
+
+    def read_settled(self, read_id):
+        self._note("settled", read_id)
+
+
+def status():
+    return WorkerStatusReply(SOURCE, Role.PREFILL, False, "f", {"held_blocks": 0.0})
+
+
+def peer_hello(worker_id=SOURCE, fingerprint="f"):
+    return PeerHello(worker_id, fingerprint, {"nixl": b"offer"})
+
+
+@contextlib.asynccontextmanager
+async def serving(**handlers):
+    server, port = await start_server("127.0.0.1", 0, **handlers)
+    try:
+        yield server, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def worker():
+    ear = Ear()
+    sessions = RouterSessions(sink=ear, status=status)
+    ear.on_join = lambda router_id: sessions.send(router_id, HELLO)
+    async with serving(worker=sessions) as (_, address):
+        yield ear, sessions, address
+
+
+async def test_a_router_is_greeted_heard_and_missed():
+    async with worker() as (ear, sessions, address):
+        async with worker_session(address, ROUTER) as (hello, link):
+            assert hello == HELLO
+            link.send(ResyncBlocks())
+            await ear.until("router", ROUTER, ResyncBlocks())
+            sessions.send(ROUTER, REPORT)
+            assert await anext(link) == REPORT
+        await ear.until("router lost", ROUTER)
+        sessions.send(ROUTER, REPORT)  # nobody is there: dropped
+        assert sessions.router_count == 0
+
+
+async def test_a_second_session_of_a_router_replaces_the_first_whose_end_is_told_before():
+    async with (
+        worker() as (ear, sessions, address),
+        worker_session(address, ROUTER) as (_, first),
+        worker_session(address, ROUTER) as (_, second),
+    ):
+        assert ear.heard == [("joined", ROUTER), ("router lost", ROUTER), ("joined", ROUTER)]
+        sessions.send(ROUTER, REPORT)
+        assert await anext(second) == REPORT
+        with pytest.raises((LinkBroken, StopAsyncIteration)):
+            await asyncio.wait_for(anext(first), WAIT_S)
+        assert sessions.router_count == 1
+
+
+async def test_a_router_that_does_not_read_is_dropped_and_the_worker_does_not_wait():
+    async with worker() as (ear, sessions, address), worker_session(address, ROUTER):
+        for _ in range(100_000):  # more than any buffer on the way holds
+            sessions.send(ROUTER, REPORT)
+            if sessions.router_count == 0:
+                break
+        assert ("router lost", ROUTER) in ear.heard
+
+
+async def test_operators_calls_reach_the_worker():
+    async with worker() as (ear, _, address):
+        await drain_worker(address)
+        await set_worker_role(address, Role.BOTH)
+        assert ear.heard == [("drain",), ("role", Role.BOTH)]
+        assert (await worker_status(address)) == status()
+
+
+class Transfer:
+    """Remembers peers; reads as it is told."""
+
+    def __init__(self, outcome=None, add_error=None):
+        self.peers, self.outcome, self.add_error = {}, outcome or ReadOutcome(bytes=1), add_error
+        self.landed = asyncio.Event()
+
+    async def add_peer(self, peer, offers):
+        if self.add_error:
+            raise self.add_error
+        self.peers[peer] = dict(offers)
+
+    async def remove_peer(self, peer):
+        self.peers.pop(peer, None)
+
+    async def read_checked(self, peer, source_blocks, local_blocks, generations, timeout_s):
+        return self.outcome
+
+    async def settled(self, local_blocks):
+        await self.landed.wait()
+
+
+@contextlib.asynccontextmanager
+async def peers(*, transfer=None, fingerprint="f", source_id=SOURCE):
+    """A source that serves, and a puller that pulls from it."""
+    source_ear, asker_ear = Ear(), Ear()
+    askers = AskerSessions(hello=lambda: peer_hello(source_id, fingerprint), sink=source_ear)
+    puller = Puller(
+        hello=lambda: peer_hello(WorkerId("decode-0.a")),
+        transfer=transfer or Transfer(),
+        sink=asker_ear,
+        spawn=asyncio.create_task,
+        connect_timeout_s=2.0,
+    )
+    async with serving(peer=askers) as (server, address):
+        try:
+            yield source_ear, askers, asker_ear, puller, PeerRef(SOURCE, address), server
+        finally:
+            puller.close()
+
+
+async def test_asks_arrive_in_order_and_grants_come_back_over_one_session():
+    transfer = Transfer()
+    async with peers(transfer=transfer) as (source_ear, askers, asker_ear, puller, ref, _):
+        asks = [AskKV(SequenceId("s/0"), 1, 0, n) for n in range(5)]
+        for ask in asks:
+            puller.send(ref, ask)
+        await source_ear.until("asker", "decode-0.a", asks[-1])
+        assert [heard[2] for heard in source_ear.heard] == asks
+        assert transfer.peers == {SOURCE: {"nixl": b"offer"}}
+        askers.send(WorkerId("decode-0.a"), GRANT)
+        await asker_ear.until("source", SOURCE, GRANT)
+        assert (askers.asker_count, puller.source_count) == (1, 1)
+
+
+async def test_a_source_that_ends_is_lost_once_and_the_next_message_tries_again():
+    transfer = Transfer()
+    async with peers(transfer=transfer) as (source_ear, _, asker_ear, puller, ref, server):
+        puller.send(ref, ASK)
+        await source_ear.until("asker", "decode-0.a", ASK)
+        await server.stop(0)
+        await asker_ear.until("source lost", SOURCE)
+        puller.send(ref, KVReleased(SequenceId("s/0"), 1, False))
+        asker_ear.heard.clear()
+        await asker_ear.until("source lost", SOURCE)  # nobody listens there any more
+        assert transfer.peers == {}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"fingerprint": "another"},
+        {"source_id": WorkerId("prefill-0.b")},
+        {"transfer": Transfer(add_error=IncompatiblePeer("block size"))},
+        {"transfer": Transfer(add_error=TransferFailed("no route"))},
+    ],
+    ids=["fingerprint", "another life", "no common transfer", "transfer cannot connect"],
+)
+async def test_a_source_that_cannot_be_read_from_is_lost_with_a_reason(trouble):
+    async with peers(**trouble) as (_, _, asker_ear, puller, ref, _):
+        puller.send(ref, ASK)
+        await asker_ear.until("source lost", SOURCE)
+        assert asker_ear.why
+        assert puller.source_count == 0
+
+
+async def test_a_lost_asker_is_reported_to_the_source():
+    async with peers() as (source_ear, askers, _, puller, ref, _):
+        puller.send(ref, ASK)
+        await source_ear.until("asker", "decode-0.a", ASK)
+        puller.close()
+        await source_ear.until("asker lost", "decode-0.a")
+        askers.send(WorkerId("decode-0.a"), GRANT)  # dropped
+        assert askers.asker_count == 0
+
+
+async def test_a_read_is_answered_once_and_settles_later_if_bytes_may_yet_land():
+    transfer = Transfer(ReadOutcome("out of time", is_settled=False))
+    async with peers(transfer=transfer) as (_, _, asker_ear, puller, _, _):
+        puller.start_read(Read(ReadId(3), SOURCE, (1,), (2,), (5,), 1.0))
+        await asker_ear.until("read", 3, transfer.outcome)
+        assert ("settled", 3) not in asker_ear.heard
+        transfer.landed.set()
+        await asker_ear.until("settled", 3)
