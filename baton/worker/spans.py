@@ -69,8 +69,7 @@ class LegSpans:
     def _output(self, output: SequenceOutput) -> None:
         key = SeqKey(output.seq_id, output.epoch)
         if output.finish is not None or key in self._prefills:
-            cached = output.cached_token_count
-            self._close(key, **({} if cached is None else {"cached_tokens": cached}))
+            self._close(key, cached_tokens=output.cached_token_count or 0)
 
     def _close(self, key: SeqKey, *, error: str = "", **attributes: Any) -> None:
         self._prefills.discard(key)

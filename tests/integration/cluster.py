@@ -162,7 +162,10 @@ class Cluster:
             roles = [w.role for w in self.workers()]
             return roles.count("prefill") == prefill and roles.count("decode") == decode
 
-        eventually(f"{prefill} prefill and {decode} decode workers", all_there, timeout_s=timeout_s)
+        try:
+            eventually(f"{prefill} prefill and {decode} decode workers", all_there, timeout_s=timeout_s)
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *self.log[-40:]])) from None
 
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         body = {"model": self.model, "prompt": prompt, "temperature": 0, **fields}
