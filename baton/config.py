@@ -123,6 +123,8 @@ class ClusterConfig(Section):
     control_host: str = "127.0.0.1"
     control_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """gRPC of the control plane (directory); 0: any free one."""
+    control_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Prometheus metrics of the control plane; 0: any free one."""
     worker_host: str = "127.0.0.1"
     """Interface the workers' gRPC and metrics servers listen on."""
 

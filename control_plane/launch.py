@@ -16,6 +16,7 @@ from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from baton.telemetry.exporter import MetricsServer
 from baton.wire.server import start_server
 from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
@@ -52,6 +53,15 @@ def _check_model(path: str) -> None:
             raise SetupError(f"{path} is not a model folder: it has no config.json")
     elif path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise SetupError(f"model folder {path} does not exist")
+
+
+def _has_chat_template(path: str) -> bool:
+    """Only of a folder; of a hub id it is not known here."""
+    folder = Path(path).expanduser()
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
 
 
 def _check_port(host: str, port: int) -> None:
@@ -161,6 +171,7 @@ class _Cluster:
         life = secrets.token_hex(2)
         self._plane = ControlPlane(config.cluster, life=life, replicas=self._workers, spawn=self._spawn)
         self._server: Any = None
+        self._metrics = MetricsServer(render=self._plane.meter.render, health=self._health)
         self._router: RouterChild | None = None
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -173,6 +184,8 @@ class _Cluster:
             cluster.control_host, cluster.control_port, directory=self._plane
         )
         self._workers.control_address = f"{cluster.control_host}:{port}"
+        await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
+        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
         counts = {
             Role.PREFILL: cluster.prefill_workers,
             Role.DECODE: cluster.decode_workers,
@@ -229,8 +242,11 @@ class _Cluster:
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
         url = self._router.url.result()
-        body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
-        curl = f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+        path, ask = "completions", '"prompt": "Once upon a time", "max_tokens": 32'
+        if _has_chat_template(self._config.model.path):
+            path, ask = "chat/completions", '"messages": [{"role": "user", "content": "What is a KV cache?"}]'
+        body = f'{{"model": "{model}", {ask}}}'
+        curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
         return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {curl}"
 
     async def drain(self) -> None:
@@ -255,9 +271,13 @@ class _Cluster:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._metrics.close()
         if self._server is not None:
             await self._server.stop(0)
         await asyncio.to_thread(_end_all, children)
+
+    def _health(self) -> dict[str, object]:
+        return {"status": "ok" if self._plane.reconciler.is_settled else "converging"}
 
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         self._plane.exited(worker_id, reason)

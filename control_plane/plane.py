@@ -66,7 +66,7 @@ class ControlPlane:
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
         self._replicas, self._spawn = replicas, spawn
-        self._meter = meter or Meter()
+        self.meter = meter or Meter()
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
@@ -147,7 +147,7 @@ class ControlPlane:
                 if because != "wanted":
                     log.info("starting %s: %s", worker_id, because)
                     replica = replica_name(worker_id)
-                    self._meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
+                    self.meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
                 self._replicas.start(worker_id, role)
             case rc.DrainReplica(worker_id, because):
                 log.info("draining %s: %s", worker_id, because)
@@ -167,7 +167,7 @@ class ControlPlane:
         for role in Role:
             for phase in rc.ReplicaPhase:
                 count = sum(s.role is role and s.phase is phase for s in status)
-                self._meter.set(catalogue.REPLICAS, count, role=role, state=phase)
+                self.meter.set(catalogue.REPLICAS, count, role=role, state=phase)
 
     def _reschedule(self) -> None:
         if self._timer is not None:

@@ -80,6 +80,8 @@ class LeaseBook:
         self._early_asks_max = early_asks_max
         self._handovers: dict[SeqKey, _Handover] = {}
         self._early: dict[SeqKey, _EarlyAsk] = {}
+        self.expired_count = 0
+        """Leases that ended without a release, since the start."""
 
     @property
     def count(self) -> int:
@@ -241,6 +243,7 @@ class LeaseBook:
         handover.held.update(dict.fromkeys(fresh))
 
     def _lapse(self, handover: _Handover, *, now_s: float) -> None:
+        self.expired_count += 1
         if handover.life.phase is not HandoverPhase.COMPUTING:
             self._end(handover, "lease over", now_s=now_s)
             return

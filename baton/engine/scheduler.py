@@ -103,6 +103,8 @@ class Scheduler:
         self._arrivals = 0
         self._step_number = 0
         self._is_head_blocked = False
+        self.preemption_count = 0
+        """Since the start."""
 
     # --- what others may know -------------------------------------------------------------------
 
@@ -259,6 +261,7 @@ class Scheduler:
         self._release(victim)
         insort(self._waiting, victim, key=_by_age)
         self._is_head_blocked = True
+        self.preemption_count += 1
         return victim
 
     def _admit(self, work: list[tuple[Sequence, int]], budget: int) -> None:

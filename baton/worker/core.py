@@ -148,6 +148,8 @@ class WorkerCore:
             intake_count=self._intake.count,
             reads_in_flight=self._intake.reads_in_flight,
             router_count=self._out.router_count,
+            preemption_count=self._scheduler.preemption_count,
+            expired_lease_count=self._leases.expired_count,
         )
 
     def check(self) -> None:

@@ -23,3 +23,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     intake_count: int
     reads_in_flight: int
     router_count: int
+    preemption_count: int
+    """Since the worker started."""
+    expired_lease_count: int
+    """Since the worker started: leases that ended without a release."""

@@ -1,25 +1,15 @@
-"""What a worker counts, and the small HTTP server that shows it."""
+"""What a worker counts."""
 
-import asyncio
-import logging
-from collections.abc import Callable, Mapping
-
-import msgspec
+from collections.abc import Mapping
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import StepOutput
 from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
 from baton.telemetry.catalogue import Metric
-from baton.telemetry.metrics import CONTENT_TYPE, Meter
+from baton.telemetry.metrics import Meter
 from baton.worker.events import ToRouter, WorkerAction, WorkerEvent
 from kv_transfer.manager import ReadOutcome, TransferCounters
-
-log = logging.getLogger(__name__)
-
-REQUEST_S = 5.0
-"""From connecting to the end of the answer."""
-REQUEST_BYTES_MAX = 16_384
 
 GAUGES: dict[str, Metric] = {
     "free_blocks": catalogue.FREE_BLOCKS,
@@ -31,6 +21,12 @@ GAUGES: dict[str, Metric] = {
 }
 """Account of the core's status -> metric."""
 
+COUNTERS: dict[str, Metric] = {
+    "preemption_count": catalogue.PREEMPTIONS,
+    "expired_lease_count": catalogue.LEASES_EXPIRED,
+}
+"""The same for accounts that only rise."""
+
 
 class WorkerMetrics:
     """Labelled with the replica's stable name, so that a restart continues its series."""
@@ -38,7 +34,7 @@ class WorkerMetrics:
     def __init__(self, worker_id: WorkerId) -> None:
         self.meter = Meter()
         self._worker = replica_name(worker_id)
-        self._bytes_seen: dict[str, int] = {}
+        self._totals_seen: dict[str, float] = {}
 
     def totals(self) -> dict[str, float]:
         """For the worker's accounts: what it has computed, by kind of work."""
@@ -74,54 +70,17 @@ class WorkerMetrics:
         self.meter.observe(catalogue.TRANSFER, outcome.seconds, worker=self._worker)
 
     def accounts(self, accounts: Mapping[str, float], transfer: Mapping[str, TransferCounters]) -> None:
-        """Gauges as they are now; bytes by backend as they have become."""
+        """Gauges as they are now; counters as they have become."""
         for name, metric in GAUGES.items():
             self.meter.set(metric, accounts.get(name, 0.0), worker=self._worker)
+        for name, metric in COUNTERS.items():
+            self.meter.inc(metric, self._risen(name, accounts[name]), worker=self._worker)
         for backend, counters in transfer.items():
-            new_bytes = counters.bytes_read - self._bytes_seen.get(backend, 0)
-            self._bytes_seen[backend] = counters.bytes_read
+            new_bytes = self._risen(backend, counters.bytes_read)
             self.meter.inc(catalogue.TRANSFER_BYTES, new_bytes, worker=self._worker, backend=backend)
 
-
-class MetricsServer:
-    """GET /metrics and /health, one answer per connection. Not for the public."""
-
-    def __init__(self, *, render: Callable[[], bytes], health: Callable[[], dict[str, object]]) -> None:
-        self._render, self._health = render, health
-        self._server: asyncio.Server | None = None
-
-    async def start(self, host: str) -> int:
-        """Returns the port."""
-        self._server = await asyncio.start_server(self._serve, host, 0, limit=REQUEST_BYTES_MAX)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(REQUEST_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # whoever asked has gone or talks nonsense
-        finally:
-            writer.close()
-
-    def _answer(self, head: bytes) -> bytes:
-        path = head.split(b" ", 2)[1:2]
-        match path[0].split(b"?")[0] if path else b"":
-            case b"/metrics":
-                return _response("200 OK", CONTENT_TYPE, self._render())
-            case b"/health" | b"/health/live" | b"/health/ready":
-                return _response("200 OK", "application/json", msgspec.json.encode(self._health()))
-            case _:
-                return _response("404 Not Found", "text/plain", b"try /metrics or /health\n")
-
-
-def _response(status: str, content_type: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
+    def _risen(self, name: str, total: float) -> float:
+        """By how much since the last call."""
+        risen = total - self._totals_seen.get(name, 0)
+        self._totals_seen[name] = total
+        return risen

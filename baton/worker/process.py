@@ -25,6 +25,7 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepPlan, StepResult
 from baton.engine.executor import Executor
+from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import FLUSH_S
@@ -33,7 +34,7 @@ from baton.worker import events as e
 from baton.worker.core import WorkerCore
 from baton.worker.driver import CoreDriver, CoreSink
 from baton.worker.engine_thread import EngineThread
-from baton.worker.metrics import MetricsServer, WorkerMetrics
+from baton.worker.metrics import WorkerMetrics
 from baton.worker.registration import Registration
 from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
@@ -141,7 +142,7 @@ class WorkerProcess:
         server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
         stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
-        metrics_port = await metrics.start(host)
+        await metrics.start(host)
         stack.push_async_callback(metrics.close)
         self._member = Member(
             worker_id=self._worker_id,
@@ -149,7 +150,7 @@ class WorkerProcess:
             address=f"{host}:{port}",
             model=executor.model_name,
             fingerprint=executor.fingerprint,
-            metrics_address=f"{host}:{metrics_port}",
+            metrics_address=metrics.address,
             host=socket.gethostname(),
             pid=os.getpid(),
         )
