@@ -114,6 +114,8 @@ class ClusterConfig(Section):
     restart_backoff_s: Seconds = 0.5
     """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
     restart_backoff_max_s: Seconds = 30.0
+    restart_stable_s: Seconds = 5.0
+    """A worker that served for this long is well: when it dies, it is started anew without backoff."""
     start_timeout_s: Seconds = 600.0
     """From starting a worker to its first heartbeat."""
     router_grace_s: Seconds = 2.0

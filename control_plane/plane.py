@@ -41,8 +41,7 @@ def restart_policy(config: ClusterConfig) -> rc.RestartPolicy:
         backoff_max_s=config.restart_backoff_max_s,
         start_timeout_s=config.start_timeout_s,
         drain_timeout_s=config.drain_timeout_s,
-        # One that outlived the longest wait is well again.
-        stable_s=config.restart_backoff_max_s,
+        stable_s=config.restart_stable_s,
     )
 
 
