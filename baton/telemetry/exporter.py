@@ -1,0 +1,62 @@
+"""The small HTTP server that shows a process's metrics to Prometheus."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from baton.core.errors import SetupError
+from baton.telemetry.metrics import CONTENT_TYPE
+
+REQUEST_S = 5.0
+"""From connecting to the end of the answer."""
+REQUEST_BYTES_MAX = 16_384
+
+
+class MetricsServer:
+    """GET /metrics and /health, one answer per connection. Not for the public."""
+
+    def __init__(self, *, render: Callable[[], bytes], health: Callable[[], dict[str, object]]) -> None:
+        self._render, self._health = render, health
+        self._server: asyncio.Server | None = None
+        self.address = ""
+        """host:port, once started."""
+
+    async def start(self, host: str, port: int = 0) -> None:
+        """`port` 0: any free one. Raises SetupError if the port is taken."""
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
+        except OSError as error:
+            raise SetupError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from None
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            pass  # whoever asked has gone or talks nonsense
+        finally:
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        path = head.split(b" ", 2)[1:2]
+        match path[0].split(b"?")[0] if path else b"":
+            case b"/metrics":
+                return _response("200 OK", CONTENT_TYPE, self._render())
+            case b"/health" | b"/health/live" | b"/health/ready":
+                return _response("200 OK", "application/json", msgspec.json.encode(self._health()))
+            case _:
+                return _response("404 Not Found", "text/plain", b"try /metrics or /health\n")
+
+
+def _response(status: str, content_type: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
