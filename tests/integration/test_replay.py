@@ -21,10 +21,7 @@ def mooncake_like(path, *, seed):
     rng = random.Random(seed)
     next_hash, sessions, lines = 1, [], []
     for i in range(REQUESTS):
-        if sessions and rng.random() < 0.5:
-            hashes = list(rng.choice(sessions))
-        else:
-            hashes = [0]
+        hashes = list(rng.choice(sessions)) if sessions and rng.random() < 0.5 else [0]
         for _ in range(rng.randint(1, 8)):
             hashes.append(next_hash)
             next_hash += 1
