@@ -62,7 +62,10 @@ async def worker_session(
         async with _hung_up(call):
             hello = pb.RouterHello(router_id=router_id, wire_version=m.WIRE_VERSION)
             first = await _first(call, pb.RouterEnvelope(hello=hello), address, connect_timeout_s)
-            message = codec.worker_from_pb(first)
+            try:
+                message = codec.worker_from_pb(first)
+            except codec.WireError as error:
+                raise LinkBroken(f"{address}: {error}") from None
             if not isinstance(message, m.WorkerHello) or message.wire_version != m.WIRE_VERSION:
                 raise LinkBroken(f"{address}: no hello of wire version {m.WIRE_VERSION}")
             link: RouterEnd = Link(

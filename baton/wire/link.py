@@ -64,8 +64,10 @@ class Link(Generic[Out, In]):
             message = await self._outbox.get()
             try:
                 await self._write(self._encode(message))
-            except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-                self._broken = describe(error)
+            except Exception as error:
+                # Whatever it was, also a message that can't be encoded: nothing more will be written,
+                # and whoever sends must hear of it.
+                self._broken = self._broken or describe(error)
                 return
             finally:
                 self._outbox.task_done()
@@ -79,7 +81,7 @@ class Link(Generic[Out, In]):
             if envelope is END:
                 raise StopAsyncIteration
             return self._decode(envelope)
-        except (grpc.RpcError, WireError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        except (grpc.RpcError, WireError, asyncio.InvalidStateError, grpc.aio.BaseError) as error:
             self._broken = self._broken or describe(error)
             raise LinkBroken(f"{self.peer}: {self._broken}") from error
 
@@ -90,8 +92,7 @@ class Link(Generic[Out, In]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._outbox.join(), FLUSH_S)
         self._writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._writer
+        await asyncio.wait({self._writer})  # unlike awaiting it, this never swallows our own cancellation
 
 
 def describe(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """The answering side of every service: servicers that turn protobuf into handler calls."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,9 @@ from baton.wire.link import END, Link, LinkBroken
 from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+
+HELLO_S = 5.0
+"""From opening a session to the caller's first message."""
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
 SourceEnd = Link[m.SourceMessage, m.AskerMessage]
@@ -56,7 +60,7 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
         self._handler = handler
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        first = await context.read()
+        first = await _first(context)
         if first is END or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
         if first.hello.wire_version != m.WIRE_VERSION:
@@ -95,7 +99,7 @@ class _PeerServicer(pb_grpc.PeerServicer):
         self._handler = handler
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        first = await context.read()
+        first = await _first(context)
         if first is END or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
         ours, theirs = self._handler.hello(), codec.peer_hello_from_pb(first.hello)
@@ -110,6 +114,15 @@ class _PeerServicer(pb_grpc.PeerServicer):
             decode=codec.asker_from_pb,
         )
         await _until_end(self._handler.serve_asker(theirs, link), link)
+
+
+async def _first(context: Any) -> Any:
+    """END too for one that opens a session and then says nothing."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            return await context.read()
+    except TimeoutError:
+        return END
 
 
 async def _until_end(serving: Any, link: Link[Any, Any]) -> None:

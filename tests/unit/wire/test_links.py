@@ -7,6 +7,7 @@ import pytest
 from baton.core import messages as m
 from baton.core.errors import IncompatiblePeer
 from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.wire import client, server
 from baton.wire.client import (
     DirectoryClient,
     WorkerStatusReply,
@@ -16,7 +17,9 @@ from baton.wire.client import (
     worker_session,
     worker_status,
 )
-from baton.wire.link import LinkBroken
+from baton.wire.link import Link, LinkBroken
+from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.proto import baton_pb2 as pb
 from baton.wire.server import start_server
 
 HELLO = m.WorkerHello(WorkerId("w.1"), m.Role.BOTH, "f", "model", 16, 8, 128)
@@ -159,3 +162,74 @@ async def test_directory_calls():
     with pytest.raises(LinkBroken):
         await client.renew(member)
     await client.close()
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+async def test_a_message_that_cannot_be_encoded_breaks_the_link_for_whoever_sends():
+    tried = asyncio.Event()
+
+    def encode(_):
+        tried.set()
+        raise ValueError("epoch out of range")
+
+    link = Link(peer="p", read=never, write=never, encode=encode, decode=lambda x: x)
+    link.send("one")
+    await asyncio.wait_for(tried.wait(), 5)
+    await asyncio.wait({link._writer}, timeout=5)
+    with pytest.raises(LinkBroken, match="out of range"):
+        link.send("two")
+    await link.close()
+
+
+async def test_closing_a_link_does_not_swallow_the_cancellation_of_who_closes():
+    async def stubborn(_):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+
+    link = Link(peer="p", read=never, write=stubborn, encode=lambda x: x, decode=lambda x: x)
+    link.send("one")
+    link._broken = "too slow"  # so that nothing is flushed
+    closing = asyncio.create_task(link.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+
+
+async def test_a_worker_whose_hello_makes_no_sense_is_an_unreachable_worker(monkeypatch):
+    class Odd(EchoWorker):
+        async def serve_router(self, router_id, link):
+            link._encode = lambda _: pb.WorkerEnvelope()  # no known message: a later version's, say
+            link.send(HELLO)
+            async for _ in link:
+                pass
+
+    served, port = await start_server("127.0.0.1", 0, worker=Odd())
+    with pytest.raises(LinkBroken):
+        async with worker_session(f"127.0.0.1:{port}", R):
+            pass
+    await served.stop(0)
+
+
+async def test_a_caller_that_never_says_hello_is_hung_up_on(served, monkeypatch):
+    monkeypatch.setattr(server, "HELLO_S", 0.05)
+    _, address, _ = served
+    async with client._channel(address) as channel:
+        for stub in (client.pb_grpc.WorkerStub, client.pb_grpc.PeerStub):
+            call = stub(channel).Session()
+            code = await asyncio.wait_for(call.code(), 5)
+            assert code is client.grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_peer_that_comes_back_is_dialled_within_seconds():
+    options = dict(CHANNEL_OPTIONS)
+    assert options["grpc.max_reconnect_backoff_ms"] <= 2000
+    assert options["grpc.min_reconnect_backoff_ms"] <= 5000
