@@ -95,6 +95,11 @@ class Driver:
         """Until cancelled. Raises what went wrong inside the core, if something does."""
         await asyncio.shield(self._crashed)
 
+    def crash(self, error: BaseException) -> None:
+        """Something that must not go wrong did: `run` raises it. The first counts."""
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
     # --- clients ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, sink: Sink) -> None:
@@ -160,7 +165,7 @@ class Driver:
                 for action in self._core.handle(self._events.popleft(), now_s=self._loop.time()):
                     self._perform(action)
         except Exception as error:
-            self._crashed.set_exception(error)
+            self.crash(error)
             raise
         finally:
             self._is_handling = False

@@ -132,6 +132,7 @@ class RouterProcess:
             router_id=router_id,
             silence_s=config.router.worker_silence_s,
             dial=dial,
+            model=model,
         )
         self._directory = DirectoryClient(control_address) if control_address else None
         self._watch = DirectoryWatch(self._directory, router_id) if self._directory else None

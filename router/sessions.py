@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Protocol, cast
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, IncompatiblePeer
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView, RouterMessage, WorkerHello, WorkerMessage
 from baton.wire.client import DirectoryClient
@@ -51,8 +51,17 @@ class WorkerSessions:
     """One task per wanted address. Use within `async with`."""
 
     def __init__(
-        self, driver: Driver, roster: Roster, *, router_id: RouterId, silence_s: float, dial: Dial
+        self,
+        driver: Driver,
+        roster: Roster,
+        *,
+        router_id: RouterId,
+        silence_s: float,
+        dial: Dial,
+        model: str = "",
     ) -> None:
+        """`model`: what clients ask for. A worker that serves another one is never used; empty: any."""
+        self._model = model
         self._driver, self._roster, self._dial = driver, roster, dial
         self._router_id, self._silence_s = router_id, silence_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -75,9 +84,16 @@ class WorkerSessions:
 
     def _follow_roster(self) -> None:
         for address in self._roster.addresses - self._tasks.keys():
-            self._tasks[address] = asyncio.create_task(self._keep(address), name=f"session {address}")
+            task = asyncio.create_task(self._keep(address), name=f"session {address}")
+            task.add_done_callback(self._ended)
+            self._tasks[address] = task
         for address in self._tasks.keys() - self._roster.addresses - self._open:
             self._tasks.pop(address).cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A defect must not leave a worker undialled for ever, unnoticed: it ends the router."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._driver.crash(error)
 
     async def _keep(self, address: str) -> None:
         backoff = Backoff()
@@ -91,6 +107,8 @@ class WorkerSessions:
 
     async def _one_session(self, address: str, backoff: Backoff) -> None:
         async with self._dial(address, self._router_id) as (hello, link):
+            if self._model and hello.model != self._model:
+                raise IncompatiblePeer(f"{hello.worker_id} serves {hello.model}, not {self._model}")
             log.info("worker %s (%s) answers at %s", hello.worker_id, hello.role, address)
             self._open.add(address)
             try:
@@ -103,13 +121,22 @@ class WorkerSessions:
         """Until the session ends; returns why."""
         reason = "its session was closed here"
         silence = asyncio.timeout(self._silence_s)
-        connection = Connection(hello, address, link.send, lambda: _end_now(silence))
+        is_broken_off = False
+
+        def break_off() -> None:
+            nonlocal is_broken_off
+            is_broken_off = True  # a message that is here already must not put the end off again
+            _end_now(silence)
+
+        connection = Connection(hello, address, link.send, break_off)
         try:
             async with silence:
                 if not self._driver.connected(connection):
                     return "it has a session under another address already"
                 backoff.succeeded()
                 async for message in link:
+                    if is_broken_off:
+                        return "it cannot be told anything"
                     silence.reschedule(self._driver.now_s() + self._silence_s)
                     self._driver.feed(FromWorker(hello.worker_id, message))
                 reason = "it closed the session"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from random import Random
 
+import msgspec
 import pytest
 
 from baton.config import RouterConfig
@@ -60,7 +61,7 @@ def make_driver(**config):
 
 
 @contextlib.asynccontextmanager
-async def with_workers(*workers, roster=None, silence_s=60.0, **config):
+async def with_workers(*workers, roster=None, silence_s=60.0, model="", **config):
     driver = make_driver(worker_silence_s=silence_s, **config)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
@@ -70,7 +71,9 @@ async def with_workers(*workers, roster=None, silence_s=60.0, **config):
         return by_address[address].session()
 
     roster = Roster(by_address) if roster is None else roster
-    sessions = WorkerSessions(driver, roster, router_id=RouterId("r"), silence_s=silence_s, dial=dial)
+    sessions = WorkerSessions(
+        driver, roster, router_id=RouterId("r"), silence_s=silence_s, dial=dial, model=model
+    )
     async with sessions:
         yield driver, sessions
     assert not driver.status().workers
@@ -150,6 +153,40 @@ async def test_a_worker_that_cannot_be_told_anything_is_lost():
         await soon(sink.ended)  # over a new session
         assert worker.link is not link
         assert sink.tokens == [10, 1]
+
+
+async def test_a_broken_session_ends_whatever_its_worker_still_says():
+    worker = FakeWorker(reply=[10])
+    async with with_workers(worker) as (driver, _):
+        await worker.until(lambda: worker.is_heard)
+        link = worker.link
+        # A heartbeat is there in the very moment in which the session turns out to be broken.
+        worker.tell(LoadReport(Role.BOTH, False, 100_000, 0, 0, 0, 0.01))
+        driver._connections[worker.hello.worker_id].break_off()
+        await worker.until(lambda: worker.link is not None and worker.link is not link)
+
+
+async def test_a_worker_with_another_model_is_never_used():
+    other, right = FakeWorker("other", reply=[10]), FakeWorker("right", reply=[11])
+    right.hello = msgspec.structs.replace(right.hello, model="wanted")
+    async with with_workers(other, right, model="wanted") as (driver, _):
+        await right.until(lambda: right.is_heard)
+        sink = submit(driver, max_tokens=1)
+        await soon(sink.ended)
+        assert sink.tokens == [11]
+        assert [w.worker_id for w in driver.status().workers] == [right.hello.worker_id]
+
+
+async def test_a_defect_in_a_session_ends_the_router_instead_of_losing_the_worker_for_ever():
+    driver = make_driver()
+
+    def dial(address, _):
+        raise ZeroDivisionError(address)
+
+    roster = Roster(["a:1"])
+    async with WorkerSessions(driver, roster, router_id=RouterId("r"), silence_s=60.0, dial=dial):
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(driver.run(), BOUND_S)
 
 
 async def test_draining_refuses_and_waits_for_what_runs():
