@@ -14,6 +14,10 @@ from kv_transfer.selection import choose_backend
 log = logging.getLogger(__name__)
 
 
+READ_GRACE_S = 0.5
+"""Beyond a read's own time, for the backend to say how it ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
     """`error` empty: the bytes are in place and the source's generations still matched after the copy.
@@ -123,7 +127,8 @@ class TransferManager:
     ) -> ReadOutcome:
         """Read source_blocks[i] of the peer into local_blocks[i] and compare its generation, as it is
         after the copy, with generations[i]. Never raises for what a peer or the network does; cancelled, it
-        leaves the read behind: call `settled` then.
+        leaves the read behind: call `settled` then. Returns within `timeout_s` and READ_GRACE_S, even if the
+        backend does not.
 
         Checking after the copy is enough: a generation rises before the first byte of new content is
         written, and never falls.
@@ -133,7 +138,11 @@ class TransferManager:
             return ReadOutcome(error=f"{peer} is not a transfer peer")
         began_s = time.monotonic()
         try:
-            found = await backend.read(peer, source_blocks, local_blocks, timeout_s=timeout_s)
+            # The backend keeps the deadline itself, unless its thread hangs (a driver, a staging copy).
+            async with asyncio.timeout(timeout_s + READ_GRACE_S):
+                found = await backend.read(peer, source_blocks, local_blocks, timeout_s=timeout_s)
+        except TimeoutError:
+            outcome = ReadOutcome(f"{peer}: the transfer backend {backend.name} hangs", is_settled=False)
         except PeerFailure as error:
             settled = not (isinstance(error, TransferFailed) and error.may_still_land)
             outcome = ReadOutcome(str(error) or type(error).__name__, is_settled=settled)

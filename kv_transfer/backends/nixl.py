@@ -12,6 +12,7 @@ until it completes or fails, and only then do `settled` and a postponed `remove_
 
 import asyncio
 import contextlib
+import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import cover
 
 _T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
 
 OFFER_VERSION = 1
 OFFER_BYTES_MAX = 64 * 1024
@@ -143,10 +146,11 @@ class NixlBackend:
         self._by_agent.clear()
 
     def _shut(self, thread: TransferThread) -> None:
-        thread.close()
+        if not thread.close():
+            log.error("a call into NIXL hangs: its memory stays registered until this process ends")
+            return
         for peer in self._by_agent.values():
-            self._agent.release_pieces(peer.blocks)
-            self._agent.release_pieces(peer.generations)
+            self._release_pieces(peer)
         for scratch in self._free_scratch:
             self._agent.release_pieces(scratch.pieces)
         self._agent.release_pieces(self._local)
@@ -195,7 +199,7 @@ class NixlBackend:
             except ValueError as error:
                 self._call_soon(_set_error, connected, IncompatiblePeer(f"{worker_id}: {error}"))
             else:
-                self._call_soon(_set_result, connected, peer)
+                self._call_soon(self._connected, connected, peer)
 
         self._submit(connect)
         try:
@@ -203,6 +207,16 @@ class NixlBackend:
                 return await connected
         except TimeoutError:
             raise TransferFailed(f"NIXL did not take up {worker_id} in time") from None
+
+    def _connected(self, waiting: "asyncio.Future[_Peer]", peer: _Peer) -> None:
+        if not waiting.done():
+            waiting.set_result(peer)
+            return
+        # Nobody waits any more. Another attempt at the same agent may be under way, or have succeeded: then
+        # only our own handles go.
+        is_wanted = self._peers_lock.locked() or peer.offer.agent_name in self._by_agent
+        with contextlib.suppress(TransferFailed):  # closed: all goes with the agent
+            self._submit(lambda: self._release_pieces(peer) if is_wanted else self._unload(peer))
 
     def _load(self, worker_id: WorkerId, offer: NixlOffer) -> _Peer:
         """On the transfer thread. Raises ValueError."""
@@ -240,9 +254,12 @@ class NixlBackend:
             self._submit(lambda: self._unload(peer))
 
     def _unload(self, peer: _Peer) -> None:
+        self._release_pieces(peer)
+        self._agent.remove_remote(peer.offer.agent_name)
+
+    def _release_pieces(self, peer: _Peer) -> None:
         self._agent.release_pieces(peer.blocks)
         self._agent.release_pieces(peer.generations)
-        self._agent.remove_remote(peer.offer.agent_name)
 
     # --- reads ------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ intervals; with none in flight the thread sleeps until it is given work. Reads w
 inside `post`, so their first look is the last.
 """
 
+import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -18,6 +20,11 @@ WATCH_MAX_S = 1e-3
 WATCH_ABANDONED_S = 20e-3
 """Nobody waits for the result, only for the end of it."""
 COMMANDS_MAX = 4096
+
+CLOSE_S = 5.0
+"""For a call into NIXL that is under way to return."""
+
+log = logging.getLogger(__name__)
 
 Steps = Generator[Request, None, list[int]]
 """Yields requests to be posted, one at a time; each is resumed when it is complete, and told by
@@ -61,11 +68,14 @@ class TransferThread:
         except queue.Full:
             raise Refused(f"{COMMANDS_MAX} transfer commands are waiting") from None
 
-    def close(self) -> None:
-        """Waits for the thread's end. Jobs in flight are ended: the agent must be closed next."""
+    def close(self, *, timeout_s: float = CLOSE_S) -> bool:
+        """Waits for the thread's end. Jobs in flight are ended: the agent must be closed next. False: a
+        call into NIXL hangs, and neither the agent nor its memory may be touched or freed any more."""
         if self._thread.is_alive():
-            self._commands.put(None)
-            self._thread.join()
+            with contextlib.suppress(queue.Full):
+                self._commands.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         wait_s = WATCH_MIN_S
@@ -124,6 +134,9 @@ class TransferThread:
                 return self._end(job)
             except PeerLost as error:
                 return self._fail(job, error)
+            except Exception as error:  # ours: the job ends, but not every read after it
+                log.exception("a transfer job failed")
+                return self._end(job, error=f"{type(error).__name__}: {error}")
             if not is_done:
                 self._running.append(job)
                 return None

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
+from kv_transfer import manager
 from kv_transfer.backend import KVMemory
 from kv_transfer.backends.faulty import Fault, FaultPlan, FaultyBackend
 from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
@@ -109,6 +110,20 @@ async def test_a_late_read_is_unsettled_until_its_bytes_have_landed():
         await pair.manager.settled([3])
         assert (pair.target.blocks[3] == 7).all()
         assert (pair.counters.reads_failed, pair.counters.reads_unsettled) == (1, 1)
+
+
+async def test_a_read_is_answered_in_time_even_when_the_backend_hangs(monkeypatch):
+    monkeypatch.setattr(manager, "READ_GRACE_S", 0.01)
+    async with Pair() as pair:
+
+        async def hang(*_, timeout_s):
+            await asyncio.Event().wait()
+
+        pair.near.read = hang
+        outcome = await pair.manager.read_checked("prefill.1", [1], [3], [0], 0.01)
+        assert "hangs" in outcome.error
+        assert not outcome.is_settled
+        assert pair.counters.reads_unsettled == 1
 
 
 @pytest.mark.parametrize(

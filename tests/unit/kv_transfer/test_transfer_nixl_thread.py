@@ -1,0 +1,107 @@
+"""The thread that talks to NIXL, over an agent of ours: it outlives bad jobs, and its end is bounded."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kv_transfer.backends import nixl
+from kv_transfer.backends.nixl import NixlBackend, NixlOffer
+from kv_transfer.backends.nixl_thread import Job, TransferThread
+
+
+class Agent:
+    """Every request completes when posted."""
+
+    def post(self, request):
+        return True
+
+    def is_done(self, request):
+        return True
+
+    def release(self, request):
+        pass
+
+
+class Ended:
+    def __init__(self):
+        self.job, self.event = None, threading.Event()
+
+    def __call__(self, job):
+        self.job = job
+        self.event.set()
+
+
+def good(ended):
+    def steps():
+        yield 1
+        return [7]
+
+    return Job(steps(), on_end=ended)
+
+
+@pytest.fixture
+def thread():
+    made = TransferThread(Agent(), name="under test")
+    made.start()
+    yield made
+    assert made.close()
+
+
+def test_a_job_that_raises_fails_alone(thread):
+    def steps():
+        yield 1
+        raise ZeroDivisionError("a bug of ours")
+
+    first, second = Ended(), Ended()
+    thread.submit(Job(steps(), on_end=first))
+    thread.submit(good(second))
+    assert first.event.wait(5)
+    assert second.event.wait(5)
+    assert "a bug of ours" in first.job.error
+    assert (second.job.error, second.job.result) == ("", [7])
+
+
+def test_closing_does_not_wait_for_a_call_that_hangs():
+    hangs = threading.Event()
+    thread = TransferThread(Agent(), name="under test")
+    thread.start()
+    thread.submit(lambda: hangs.wait(30) and None)
+    assert not thread.close(timeout_s=0.01)
+    hangs.set()
+    assert thread.close(timeout_s=5)
+
+
+async def test_a_peer_taken_up_too_late_leaves_no_handles_behind(monkeypatch):
+    monkeypatch.setattr(nixl, "CONTROL_TIMEOUT_S", 0.01)
+    held, changed, release = set(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Handles(Agent):
+        def add_remote(self, metadata):
+            release.wait(5)
+            held.add("remote")
+            return "a"
+
+        def remove_remote(self, name):
+            held.discard("remote")
+            loop.call_soon_threadsafe(changed.set)
+
+        def pieces(self, owner, address, *_):
+            held.add(address)
+            return address
+
+        def release_pieces(self, pieces):
+            held.discard(pieces)
+
+    backend = NixlBackend("w.1", memory=None)
+    backend._agent, backend._loop = Handles(), loop
+    backend._thread = TransferThread(backend._agent, name="under test")
+    backend._thread.start()
+    offer = NixlOffer(1, "a", b"", 4096, 32, 4, 8192, "cpu")
+    with pytest.raises(nixl.TransferFailed, match="in time"):
+        await backend._connect("p.1", offer)
+    release.set()
+    await asyncio.wait_for(changed.wait(), 5)
+    assert not held
+    assert backend._thread.close()
