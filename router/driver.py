@@ -37,7 +37,7 @@ Send = Callable[[RouterMessage], None]
 class Sink(Protocol):
     """Where the tokens of one sequence go. It must not wait, and may call the driver back."""
 
-    def on_tokens(self, tokens: tuple[int, ...]) -> None: ...
+    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None: ...
 
     def on_finished(self, finished: Finished) -> None: ...
 
@@ -173,9 +173,9 @@ class Driver:
 
     def _perform(self, action: RouterAction) -> None:
         match action:
-            case Deliver(seq_id, _, tokens):
+            case Deliver(seq_id, _, tokens, cached_token_count):
                 if (sink := self._sinks.get(seq_id)) is not None:
-                    sink.on_tokens(tokens)
+                    sink.on_tokens(tokens, cached_token_count=cached_token_count)
             case ToWorker(worker_id, message):
                 self._send(worker_id, message)
             case Finished():

@@ -86,6 +86,21 @@ class Deliver(msgspec.Struct, frozen=True):
     seq_id: SequenceId
     first_index: int
     tokens: tuple[int, ...]
+    cached_token_count: int = 0
+    """As in Finished, as far as it is known: a stop string may end the sequence before that comes."""
+
+
+class RetryCause(StrEnum):
+    """Why an attempt was lost, for metrics: closed, while `Note.because` is free text."""
+
+    WORKER_LOST = auto()
+    TRANSFER = auto()
+    SOURCE_LOST = auto()
+    SOURCE_REFUSED = auto()
+    DRAINED = auto()
+    INTERNAL = auto()
+    STALE_EPOCH = auto()
+    TOKENS_MISSING = auto()
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -132,6 +147,8 @@ class Note(msgspec.Struct, frozen=True):
     worker_ids: tuple[WorkerId, ...] = ()
     seconds: float = 0.0
     bytes: int = 0
+    cause: RetryCause | None = None
+    """Of `retried` only."""
 
 
 RouterAction = ToWorker | Deliver | Finished | Failed | Note

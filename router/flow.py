@@ -23,7 +23,17 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.sampling import FinishReason, finish_after
-from router.events import Deliver, Failed, FailureKind, Finished, Note, RouterAction, Submit, ToWorker
+from router.events import (
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    Note,
+    RetryCause,
+    RouterAction,
+    Submit,
+    ToWorker,
+)
 
 HELD_TOKENS_MAX = 1024
 """Tokens kept of one sequence while earlier ones are missing; more, and the attempt is given up."""
@@ -124,6 +134,10 @@ class Flow:
         return self.submit.sampling.max_tokens - len(self.generated) <= 1
 
     @property
+    def _cached_tokens(self) -> int:
+        return min(self._cached_token_count or 0, len(self.submit.prompt))
+
+    @property
     def _wait_ends_s(self) -> float:
         return self._waiting_since_s + self._queue_wait_s
 
@@ -206,7 +220,9 @@ class Flow:
         first_index = len(self.generated)
         reason = self._accept(output)
         if len(self._held) > HELD_TOKENS_MAX:
-            return self._lost(None, {worker_id}, "earlier tokens are missing", now_s=now_s)
+            return self._lost(
+                None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
+            )
         if output.tokens:
             self._moved_on(leg, now_s=now_s)
         actions: list[RouterAction] = []
@@ -216,7 +232,8 @@ class Flow:
             has_ended = output.finish is not None and leg is not Leg.PREFILL
             actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
         elif self._turned_away and output.tokens:
-            actions += self._lost(None, {worker_id}, self._turned_away, now_s=now_s)
+            cause = RetryCause.SOURCE_REFUSED
+            actions += self._lost(None, {worker_id}, cause, self._turned_away, now_s=now_s)
         return actions
 
     def on_joined(self, worker_id: WorkerId, joined: SequenceJoined, *, now_s: float) -> list[RouterAction]:
@@ -245,7 +262,8 @@ class Flow:
                 self._holds_nothing(worker_id)
                 return [note, *self.refuse(FailureKind.TOO_LONG, because, now_s=now_s)]
             case RefusalReason.STALE_EPOCH:
-                return [note, *self._lost(worker_id, {worker_id}, because, now_s=now_s)]
+                cause = RetryCause.STALE_EPOCH
+                return [note, *self._lost(worker_id, {worker_id}, cause, because, now_s=now_s)]
             case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
                 # Not counted as a loss: what bounds it is the wait for a place, which goes on.
                 self._refusals += 1
@@ -263,12 +281,14 @@ class Flow:
             self._holds_nothing(worker_id)
             self._turned_away = because
             return []
-        return self._lost(worker_id, self._suspects(worker_id, failed.reason), because, now_s=now_s)
+        suspects, cause = self._suspects(worker_id, failed.reason), RetryCause(failed.reason)
+        return self._lost(worker_id, suspects, cause, because, now_s=now_s)
 
     def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
         if worker_id not in self.legs:
             return []
-        return self._lost(worker_id, {worker_id}, f"{worker_id} lost: {reason}", now_s=now_s)
+        because = f"{worker_id} lost: {reason}"
+        return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, because, now_s=now_s)
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -305,7 +325,7 @@ class Flow:
 
     def _delivered(self, worker_id: WorkerId, first_index: int, *, now_s: float) -> list[RouterAction]:
         tokens = tuple(self.generated[first_index:])
-        actions: list[RouterAction] = [Deliver(self.submit.seq_id, first_index, tokens)]
+        actions: list[RouterAction] = [Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens)]
         if first_index == 0:
             waited_s = now_s - self._submitted_at_s
             leg = str(self._part[worker_id])
@@ -317,8 +337,7 @@ class Flow:
             self._holds_nothing(ended_at)
         actions = self._let_go()
         self._life.to(Phase.DONE, now_s=now_s, cause=str(reason))
-        cached = min(self._cached_token_count or 0, len(self.submit.prompt))
-        actions.append(Finished(self.submit.seq_id, reason, len(self.generated), cached))
+        actions.append(Finished(self.submit.seq_id, reason, len(self.generated), self._cached_tokens))
         return actions
 
     def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
@@ -341,7 +360,13 @@ class Flow:
                 return {worker_id}
 
     def _lost(
-        self, worker_id: WorkerId | None, suspects: Set[WorkerId], because: str, *, now_s: float
+        self,
+        worker_id: WorkerId | None,
+        suspects: Set[WorkerId],
+        cause: RetryCause,
+        because: str,
+        *,
+        now_s: float,
     ) -> list[RouterAction]:
         self._losses += 1
         if self._losses >= self._attempts_max:
@@ -349,7 +374,7 @@ class Flow:
             message = f"lost {self._losses} times, at last: {because}"
             return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
         self._waiting_since_s = now_s
-        note = self._note("retried", because, tuple(self._part))
+        note = self._note("retried", because, tuple(self._part), cause=cause)
         return [note, *self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)]
 
     def _requeue(
@@ -381,8 +406,9 @@ class Flow:
         *,
         seconds: float = 0.0,
         bytes_moved: int = 0,
+        cause: RetryCause | None = None,
     ) -> Note:
-        return Note(self.submit.seq_id, what, because, worker_ids, seconds, bytes_moved)
+        return Note(self.submit.seq_id, what, because, worker_ids, seconds, bytes_moved, cause)
 
     def _holds_nothing(self, worker_id: WorkerId | None) -> None:
         self.legs = {w: leg for w, leg in self.legs.items() if w != worker_id}

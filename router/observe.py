@@ -44,7 +44,8 @@ class Observer:
             case "fallback":
                 self.meter.inc(c.PLACEMENTS, kind="fallback")
             case "retried":
-                self.meter.inc(c.RETRIES, cause="worker")
+                assert note.cause is not None
+                self.meter.inc(c.RETRIES, cause=note.cause.value)
             case "joined":
                 self.meter.observe(c.HANDOVER, note.seconds)
             case _:

@@ -64,9 +64,10 @@ class Choice:
     def seq_id(self) -> SequenceId:
         return self.submit.seq_id
 
-    def on_tokens(self, tokens: tuple[int, ...]) -> None:
+    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int = 0) -> None:
         if self.finish is not None:
             return
+        self.cached_token_count = cached_token_count
         now_s = self._exchange.now_s()
         self.first_token_s = self.first_token_s or now_s
         self.last_token_s = now_s

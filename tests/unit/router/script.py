@@ -29,6 +29,7 @@ from router.events import (
     Finished,
     FromWorker,
     Note,
+    RetryCause,
     RouterAction,
     RouterEvent,
     Submit,
@@ -194,6 +195,9 @@ class Script:
 
     def notes(self) -> list[str]:
         return [a.what for a in self.actions if isinstance(a, Note)]
+
+    def retry_causes(self) -> list[RetryCause | None]:
+        return [a.cause for a in self.actions if isinstance(a, Note) and a.what == "retried"]
 
     def in_flight(self) -> dict[str, int]:
         return {w.worker_id: w.in_flight_count for w in self.core.status().workers}

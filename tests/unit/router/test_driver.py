@@ -29,7 +29,7 @@ class Collected:
         self.end = None
         self.ended = asyncio.Event()
 
-    def on_tokens(self, tokens):
+    def on_tokens(self, tokens, *, cached_token_count):
         self.tokens += tokens
 
     def on_finished(self, finished):

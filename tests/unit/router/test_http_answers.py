@@ -111,6 +111,7 @@ async def test_a_stop_string_is_not_sent_and_ends_the_work(folder, ids, stream):
         else:
             text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
             assert answer.usage.completion_tokens < len(ids())
+            assert answer.usage.prompt_tokens_details.cached_tokens == 3
         assert (text, reason) == (TEXT.partition("capital of")[0], "stop")
         await c.nothing_in_flight()
         assert len(c.worker.cancelled) == 1

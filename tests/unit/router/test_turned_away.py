@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.messages import FailureReason, Leg, RefusalReason, Role
 from baton.core.sampling import FinishReason
-from router.events import Finished
+from router.events import Finished, RetryCause
 from tests.unit.router.script import Script
 
 
@@ -37,7 +37,7 @@ def test_want_of_room_at_the_source_is_a_wait_and_not_a_loss(script):
 def test_a_first_token_after_all_begins_anew_and_is_kept(script):
     script.failed("d", FailureReason.SOURCE_REFUSED)
     script.output("p", 0, 7)
-    assert "retried" in script.notes()
+    assert script.retry_causes() == [RetryCause.SOURCE_REFUSED]
     assert script.cancelled() == {"p": 0}
     assert script.delivered["s"] == [7]
     assert script.starts["s"]["p"].tokens[-1] == 7
@@ -52,4 +52,11 @@ def test_a_source_that_has_spoken_is_not_waited_for(script):
 def test_a_source_lost_meanwhile_is_a_loss(script):
     script.failed("d", FailureReason.SOURCE_REFUSED)
     script.lose("p")
-    assert "retried" in script.notes()
+    assert script.retry_causes() == [RetryCause.WORKER_LOST]
+
+
+@pytest.mark.parametrize("reason", sorted(set(FailureReason) - {FailureReason.DEADLINE}))
+def test_every_loss_has_a_cause_that_can_be_counted(script, reason):
+    script.output("p", 0, 7)
+    script.failed("d", reason)
+    assert [cause.value for cause in script.retry_causes()] == [reason.value]
