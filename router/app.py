@@ -216,10 +216,11 @@ class _Request:
         return submit, detokenizer
 
     async def _answer(self, call: Call, exchange: Exchange, scope: Scope, send: Send) -> None:
+        abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
         if not call.stream:
             body = await exchange.whole()
             if not exchange.is_gone:
-                await respond(send, 200, body, JSON)
+                await exchange.last_words(respond(send, 200, body, JSON), on_drop=abort)
             return
         await exchange.begin()
         if exchange.is_gone:
@@ -229,10 +230,9 @@ class _Request:
             await send({"type": "http.response.body", "body": events, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
         await exchange.stream(write, include_usage=call.include_usage, on_drop=abort)
         if not exchange.is_gone:
-            await send({"type": "http.response.body", "body": b""})
+            await exchange.last_words(send({"type": "http.response.body", "body": b""}), on_drop=abort)
 
     def _outcome(self, exchange: Exchange) -> Outcome:
         observer = self._service.observer

@@ -227,6 +227,15 @@ class Exchange:
             self.is_gone = self.is_too_slow = True
             on_drop()
 
+    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
+        """Await it, like every other write no longer than the request may take."""
+        try:
+            async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):
+                await writing
+        except TimeoutError:
+            self.is_gone = self.is_too_slow = True
+            on_drop()
+
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):

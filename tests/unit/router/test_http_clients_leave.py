@@ -15,6 +15,7 @@ from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from router.process import listening_socket, run_router
+from router.streaming import DEADLINE_GRACE_S, Exchange
 from router.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, called, cluster, make_folder, soon
 
@@ -110,6 +111,18 @@ async def test_leaving_while_decoding(folder, letters, stream):
         await client.close()
         await decode.until(lambda: len(decode.cancelled) == 2)
         await c.nothing_in_flight()
+
+
+async def test_a_client_that_never_takes_its_whole_answer_is_dropped_after_its_deadline():
+    async def written_to_nobody():
+        await asyncio.Event().wait()
+
+    dropped = asyncio.Event()
+    deadline_s = asyncio.get_running_loop().time() - DEADLINE_GRACE_S
+    exchange = Exchange(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
+    await exchange.last_words(written_to_nobody(), on_drop=dropped.set)
+    assert dropped.is_set()
+    assert exchange.is_too_slow
 
 
 async def test_leaving_before_the_body_is_complete(folder):
