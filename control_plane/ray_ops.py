@@ -177,7 +177,13 @@ class RayReplicas:
         if replica is None:
             return
         _sigkill(replica.process)
-        self._ray.kill(replica.handle, no_restart=True)
+        self._kill_actor(replica)
+
+    def _kill_actor(self, replica: _Replica) -> None:
+        try:
+            self._ray.kill(replica.handle, no_restart=True)
+        except Exception as error:  # Ray's own trouble must not keep a replica from being started anew
+            log.warning("Ray does not kill an actor: %s", _first_line(error))
 
     async def close(self) -> None:
         """Kill what is left and, if it was ours, stop Ray. Idempotent."""
@@ -203,7 +209,7 @@ class RayReplicas:
         except Exception as error:
             reason = _cause(error)
         _sigkill(replica.process)  # Ray may call it dead while it still exists
-        self._ray.kill(replica.handle, no_restart=True)
+        self._kill_actor(replica)
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
         self._on_exit(worker_id, reason)

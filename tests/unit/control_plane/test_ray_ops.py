@@ -1,0 +1,64 @@
+"""What happens around an actor, with a stand-in for Ray."""
+
+import asyncio
+
+from baton.config import Config
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from control_plane.ray_ops import RayReplicas, WorkerSpec
+
+
+class Method:
+    def __init__(self, answer):
+        self._answer = answer
+
+    async def remote(self):
+        return await self._answer()
+
+
+class Handle:
+    def __init__(self):
+        self.died = asyncio.Event()
+        self.identity, self.serve = Method(self._identity), Method(self._serve)
+
+    async def _identity(self):
+        return "another-host", 1
+
+    async def _serve(self):
+        await self.died.wait()
+        raise RuntimeError("its device broke")
+
+
+class Ray:
+    """`remote(actor_class).options(…).remote(spec)` gives the handle."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def remote(self, what):
+        return self._handle if isinstance(what, WorkerSpec) else self
+
+    def options(self, **_):
+        return self
+
+    def kill(self, handle, *, no_restart):
+        raise RuntimeError("Ray has lost its head")
+
+    def is_initialized(self):
+        return False
+
+
+async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble():
+    handle = Handle()
+    ended = asyncio.get_running_loop().create_future()
+    replicas = RayReplicas(
+        object, config=Config(), on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason))
+    )
+    replicas._ray = Ray(handle)
+    spec = WorkerSpec(WorkerId("decode-0.1"), Role.DECODE, "", {})
+    replicas.start(spec, threads=1)
+    handle.died.set()
+    worker_id, reason = await asyncio.wait_for(ended, 5)
+    assert worker_id == spec.worker_id
+    assert "its device broke" in str(reason)
+    await replicas.close()
