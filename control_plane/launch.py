@@ -17,6 +17,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.telemetry.exporter import MetricsServer
+from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
 from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
@@ -183,7 +184,7 @@ class _Cluster:
         self._server, port = await start_server(
             cluster.control_host, cluster.control_port, directory=self._plane
         )
-        self._workers.control_address = f"{cluster.control_host}:{port}"
+        self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
         log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
         counts = {

@@ -21,6 +21,7 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
         self.address = ""
         """host:port, once started."""
+        self.port = 0
 
     async def start(self, host: str, port: int = 0) -> None:
         """`port` 0: any free one. Raises SetupError if the port is taken."""
@@ -28,7 +29,8 @@ class MetricsServer:
             self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
         except OSError as error:
             raise SetupError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from None
-        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.address = f"{host}:{self.port}"
 
     async def close(self) -> None:
         if self._server is not None:

@@ -11,6 +11,7 @@ from baton.core import messages as m
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.wire import codec
+from baton.wire.address import host_port
 from baton.wire.client import WorkerStatusReply, disagreement
 from baton.wire.link import END, Link, LinkBroken
 from baton.wire.options import SERVER_OPTIONS
@@ -169,7 +170,7 @@ async def start_server(
     if directory is not None:
         pb_grpc.add_DirectoryServicer_to_server(_DirectoryServicer(directory), server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError:
         raise SetupError(f"cannot listen on {host}:{port}: the port is in use or not ours") from None
     await server.start()

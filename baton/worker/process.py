@@ -27,6 +27,7 @@ from baton.core.steps import StepPlan, StepResult
 from baton.engine.executor import Executor
 from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
+from baton.wire.address import host_port, reachable_host
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
@@ -83,7 +84,8 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
             await self._engine.run(executor.warm_up)
-            transfer = transfer_manager(self._worker_id, executor.kv, self._config)
+            self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
+            transfer = transfer_manager(self._worker_id, executor.kv, self._config, host=self._host)
             stack.push_async_callback(transfer.close)
             await transfer.start()
             self._spans = spans_for(self._worker_id, self._config.telemetry)
@@ -147,10 +149,10 @@ class WorkerProcess:
         self._member = Member(
             worker_id=self._worker_id,
             role=self._role,
-            address=f"{host}:{port}",
+            address=host_port(self._host, port),
             model=executor.model_name,
             fingerprint=executor.fingerprint,
-            metrics_address=metrics.address,
+            metrics_address=host_port(self._host, metrics.port),
             host=socket.gethostname(),
             pid=os.getpid(),
         )

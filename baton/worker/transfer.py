@@ -9,8 +9,8 @@ from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.manager import TransferManager
 
 
-def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config) -> TransferManager:
-    """Not started yet."""
+def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host: str) -> TransferManager:
+    """Not started yet. `host`: this machine, as peers reach it."""
     memory = KVMemory(
         base_address=pool.base_address,
         block_bytes=pool.block_bytes,
@@ -24,5 +24,5 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config) -> Trans
             case "nixl":
                 backends.append(NixlBackend(worker_id, memory))
             case "tcp":
-                backends.append(TcpBackend(worker_id, memory, host=config.cluster.worker_host))
+                backends.append(TcpBackend(worker_id, memory, host=host))
     return TransferManager(backends, block_bytes=pool.block_bytes)

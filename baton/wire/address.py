@@ -1,0 +1,40 @@
+"""Addresses as they are listened on, and as others reach them."""
+
+import ipaddress
+import socket
+
+from baton.core.errors import SetupError
+
+_SOMEWHERE_ELSE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Of the networks reserved for documentation: only its route is looked up, nothing is sent there."""
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable_host(host: str, *, towards: str = "") -> str:
+    """What to tell others of a server that listens on `host`. That is `host`, unless it means all
+    interfaces ("0.0.0.0", "::"): then the address of the interface that leads to `towards` (host:port of
+    a peer; empty: to other networks).
+
+    Raises SetupError if there is none.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host  # a name
+    if not address.is_unspecified:
+        return host
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    far_host, _, far_port = towards.rpartition(":")
+    far = (far_host.strip("[]") or _SOMEWHERE_ELSE[family], int(far_port or 9))
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(far)  # of a datagram socket: chooses the route, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise SetupError(
+            f"listening on all interfaces ({host}), but none of them leads to {far[0]} "
+            f"({error.strerror or error}): name the address that other hosts should use"
+        ) from error
