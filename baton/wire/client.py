@@ -195,7 +195,7 @@ class DirectoryClient:
         try:
             async for view in call:
                 yield codec.view_from_pb(view)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, codec.WireError) as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
         finally:
             call.cancel()

@@ -219,6 +219,27 @@ async def test_a_worker_whose_hello_makes_no_sense_is_an_unreachable_worker(monk
     await served.stop(0)
 
 
+async def test_a_view_that_makes_no_sense_is_a_directory_that_is_away(monkeypatch):
+    """A later version's directory may know roles that this router does not: it goes on with what it knows."""
+
+    class Directory:
+        async def watch(self, _):
+            yield m.MembershipView("a", 1, ())
+            await asyncio.Event().wait()
+
+    def odd(_):
+        raise client.codec.WireError("role 9")
+
+    served, port = await start_server("127.0.0.1", 0, directory=Directory())
+    monkeypatch.setattr(client.codec, "view_from_pb", odd)
+    directory = DirectoryClient(f"127.0.0.1:{port}")
+    with pytest.raises(LinkBroken, match="role 9"):
+        async for _ in directory.watch(R):
+            pass
+    await directory.close()
+    await served.stop(0)
+
+
 async def test_a_caller_that_never_says_hello_is_hung_up_on(served, monkeypatch):
     monkeypatch.setattr(server, "HELLO_S", 0.05)
     _, address, _ = served
