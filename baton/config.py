@@ -40,6 +40,8 @@ class EngineConfig(Section):
     """KV pool of one worker."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Token budget of one engine step, prompt chunks and decodes together."""
+    step_timeout_s: Seconds = 60.0
+    """One engine step; a worker whose step takes longer ends, and is started anew: its device hangs."""
     batch_sequences_max: Annotated[int, Field(ge=1, le=4096)] = 64
     """Sequences in one step."""
     waiting_sequences_max: Annotated[int, Field(ge=1)] = 256

@@ -30,6 +30,10 @@ TICK_MIN_S = 0.001
 """Resolution of the loop's timers; a tick that is due is not scheduled closer than that."""
 
 
+class StepOverdue(Exception):
+    pass
+
+
 class Core(Protocol):
     """What this adapter needs of `baton.worker.core.WorkerCore`."""
 
@@ -76,6 +80,7 @@ class CoreDriver:
         *,
         step: Callable[[StepPlan], Coroutine[Any, Any, StepResult]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        step_timeout_s: float,
         observers: Sequence[Observer] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +90,7 @@ class CoreDriver:
         """Set while the core holds nothing for anybody."""
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._step, self._spawn, self._now = step, spawn, now
+        self._step_timeout_s = step_timeout_s
         self._line: deque[e.WorkerEvent] = deque()
         self._is_handling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -139,9 +145,14 @@ class CoreDriver:
                 assert_never(action)
 
     async def _run_step(self, plan: StepPlan) -> None:
+        # Heartbeats go on while the device hangs, and so would everybody's trust in this worker.
+        limit = asyncio.timeout(self._step_timeout_s)
         try:
-            result = await self._step(plan)
-        except Exception as error:
+            async with limit:
+                result = await self._step(plan)
+        except Exception as raised:
+            overdue = StepOverdue(f"the device hangs: a step takes longer than {self._step_timeout_s:g} s")
+            error = overdue if limit.expired() else raised
             keys = ", ".join(str(item.key) for item in plan.items)
             error.add_note(f"in step {plan.step_number}, {plan.token_count} tokens of {keys}")
             self.crash(error)

@@ -106,6 +106,7 @@ class WorkerProcess:
             self._core,
             step=self._step,
             spawn=self._spawn,
+            step_timeout_s=self._config.engine.step_timeout_s,
             observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)

@@ -56,8 +56,10 @@ async def no_step(plan):
     raise AssertionError("no step was asked for")
 
 
-def driver_of(core, step=no_step, observers=()):
-    driver = CoreDriver(core, step=step, spawn=asyncio.create_task, observers=observers)
+def driver_of(core, step=no_step, observers=(), step_timeout_s=60.0):
+    driver = CoreDriver(
+        core, step=step, spawn=asyncio.create_task, step_timeout_s=step_timeout_s, observers=observers
+    )
     driver.ports = Ports()
     return driver
 
@@ -82,6 +84,19 @@ async def test_an_event_caused_by_an_action_waits_until_all_actions_are_done():
     assert seen == [1, 1]
     assert core.told == [e.Drain(), e.RouterLost(ROUTER), e.RouterLost(ROUTER)]
     driver.close()
+
+
+async def test_a_step_that_never_ends_is_the_end_of_the_worker():
+    core = ScriptedCore({e.SetRole: [e.RunStep(PLAN)]})
+
+    async def step(plan):
+        await asyncio.Event().wait()
+
+    driver = driver_of(core, step, step_timeout_s=0.01)
+    driver.post(e.SetRole(Role.BOTH))
+    cause = await asyncio.wait_for(driver.crashed, 5)
+    assert "the device hangs" in str(cause)
+    assert any("step 7" in note for note in cause.__notes__)
 
 
 async def test_a_step_is_computed_and_its_result_comes_back():
@@ -124,7 +139,7 @@ async def test_a_bug_in_the_core_ends_the_process_and_nothing_is_handled_afterwa
 async def test_the_core_is_called_no_earlier_than_it_asked(delay_s):
     loop = asyncio.get_running_loop()
     core = ScriptedCore()
-    driver = CoreDriver(core, step=no_step, spawn=asyncio.create_task, now=loop.time)
+    driver = CoreDriver(core, step=no_step, spawn=asyncio.create_task, step_timeout_s=60.0, now=loop.time)
     driver.ports = Ports()
     due_s = core.next_tick_s = loop.time() + delay_s
     driver.post(e.FromRouter(ROUTER, ResyncBlocks()))
