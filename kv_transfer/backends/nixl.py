@@ -250,8 +250,14 @@ class NixlBackend:
     def _forget_if_idle(self, peer: _Peer) -> None:
         if not peer.is_removed or peer.job_count or self._thread is None:
             return
-        if self._by_agent.pop(peer.offer.agent_name, None) is not None:
+        if peer.offer.agent_name not in self._by_agent:
+            return
+        try:
             self._submit(lambda: self._unload(peer))
+        except TransferFailed as error:  # overfull, or ended: what stays is let go of by `close`
+            log.warning("NIXL keeps peer %s: %s", peer.worker_id, error)
+        else:
+            del self._by_agent[peer.offer.agent_name]
 
     def _unload(self, peer: _Peer) -> None:
         self._release_pieces(peer)

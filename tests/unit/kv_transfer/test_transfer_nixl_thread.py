@@ -72,6 +72,16 @@ def test_closing_does_not_wait_for_a_call_that_hangs():
     assert thread.close(timeout_s=5)
 
 
+async def test_removing_a_peer_never_fails_and_what_cannot_be_let_go_of_now_is_not_forgotten():
+    backend = NixlBackend("w.1", memory=None)
+    backend._thread = TransferThread(Agent(), name="never started, takes no work")
+    peer = nixl._Peer("p.1", NixlOffer(1, "a", b"", 4096, 32, 4, 8192, "cpu"), 1, 2)
+    backend._peers["p.1"] = backend._by_agent["a"] = peer
+    await backend.remove_peer("p.1")
+    assert "p.1" not in backend._peers
+    assert backend._by_agent == {"a": peer}
+
+
 async def test_a_peer_taken_up_too_late_leaves_no_handles_behind(monkeypatch):
     monkeypatch.setattr(nixl, "CONTROL_TIMEOUT_S", 0.01)
     held, changed, release = set(), asyncio.Event(), threading.Event()
