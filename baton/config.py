@@ -88,8 +88,9 @@ class RouterConfig(Section):
     """Deadline of a request, made when it arrives."""
     attempts_max: Annotated[int, Field(ge=1, le=100)] = 8
     """Times one sequence is placed before the client gets a 503."""
-    worker_silence_s: Seconds = 2.0
-    """A worker whose session is silent for this long is lost; its sequences are placed again."""
+    worker_silence_s: Seconds = 3.0
+    """A worker whose session is silent for this long is suspected: its sequences are placed again. Much
+    shorter than `cluster.member_lease_s`, since being wrong costs little."""
     body_bytes_max: Annotated[int, Field(gt=0)] = 8 * 2**20
     """Largest request body; more is refused with 413."""
     output_buffer_tokens_max: Annotated[int, Field(ge=16)] = 4096
@@ -111,8 +112,9 @@ class ClusterConfig(Section):
     """Ray cluster to join; empty: start one on this machine."""
     heartbeat_s: Seconds = 0.25
     """Between two reports of a worker to routers and directory."""
-    member_lease_s: Seconds = 2.0
-    """A worker silent for this long is lost: killed, and started anew."""
+    member_lease_s: Seconds = 8.0
+    """A worker silent for this long is dead: killed, and started anew. A machine short of cores can
+    hold up a healthy process for seconds, and routers have long stopped using it by then."""
     restart_backoff_s: Seconds = 0.5
     """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
     restart_backoff_max_s: Seconds = 30.0

@@ -1,0 +1,1 @@
+"""Which workers exist and in which role: directory, leases, reconciliation, Ray."""

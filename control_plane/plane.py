@@ -120,7 +120,8 @@ class ControlPlane:
         for change in self.book.handle(event, now_s=time.monotonic()):
             match change:
                 case mb.Appeared(member):
-                    log.info("worker %s joined at %s", member.worker_id, member.address)
+                    where = (member.worker_id, member.address, member.metrics_address)
+                    log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
                     self._replica_event(rc.MemberSeen(member.worker_id))
                 case mb.Lapsed(member):
                     log.warning("worker %s is silent", member.worker_id)

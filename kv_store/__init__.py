@@ -1,0 +1,1 @@
+"""The tiered KV store (host memory, SSD) is not built yet; nothing imports this package."""

@@ -1,0 +1,1 @@
+"""`baton replay`: production traces, replayed open loop against any OpenAI endpoint."""

@@ -61,6 +61,7 @@ class Target:
             body["prompt"] = prompts.text(request)
         else:
             body["prompt"] = prompts.tokens(request)
+            body["return_token_ids"] = True  # else a token without visible text cannot be timed
         path = "/v1/chat/completions" if self.api is Api.CHAT else "/v1/completions"
         return request_bytes(self.server, path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 

@@ -42,7 +42,7 @@ class Record:
     sent_s: float | None = None
     """When this program began to connect."""
     token_instants_s: list[float] = field(default_factory=list[float])
-    """Arrival of every event that carried text."""
+    """Arrival of every event that carried text or token ids."""
     ended_s: float | None = None
     outcome: Outcome | None = None
     error: ErrorKind | None = None

@@ -53,7 +53,8 @@ class OpenAIStream:
         if event.get("error") is not None:
             raise StreamFault(ErrorKind.STREAM_ERROR, error_text(event))
         choice = _first_choice(event)
-        if _text_of(choice):
+        # Token ids come, where the server knows `return_token_ids`, with tokens that show no text too.
+        if _text_of(choice) or choice.get("token_ids"):
             self._record.token_instants_s.append(now_s)
         reason = choice.get("finish_reason")
         if isinstance(reason, str):

@@ -279,6 +279,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         "created": service.created,
         "owned_by": "baton",
         "max_model_len": service.limits.card.context_tokens,
+        "vocab_size": service.limits.card.vocab_size,
     }
 
     @app.get("/v1/models")

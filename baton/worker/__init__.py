@@ -1,0 +1,1 @@
+"""One worker process: the pure core, and the asyncio adapters around it."""

@@ -30,6 +30,9 @@ UCX_MODULES = "^efa"
 """UCX's EFA module loads the system's rdma libraries beside the bundled ones, and the process then
 crashes at exit wherever rdma-core is installed. UCX reads the variable when it is loaded."""
 
+BINDINGS = ("nixl._bindings", "nixl_cu13._bindings", "nixl_cu12._bindings")
+"""The package `nixl` picks the wheel that fits this machine's CUDA; without it, the wheel that is there."""
+
 
 class PeerLost(Exception):
     """The request can never complete; nothing of it lands any more."""
@@ -38,11 +41,13 @@ class PeerLost(Exception):
 def load_bindings() -> Any:
     """Raises SetupError if NIXL is not installed or cannot be loaded."""
     os.environ.setdefault("UCX_MODULES", UCX_MODULES)
-    try:
-        # The package picks the wheel that fits this machine's CUDA.
-        return importlib.import_module("nixl")._bindings
-    except (ImportError, OSError) as error:
-        raise SetupError(f"NIXL cannot be loaded: {error}") from error
+    reasons: list[str] = []
+    for name in BINDINGS:
+        try:
+            return importlib.import_module(name)
+        except (ImportError, OSError) as error:
+            reasons.append(f"{name}: {error}")
+    raise SetupError(f"NIXL cannot be loaded: {'; '.join(reasons)}")
 
 
 class NixlAgent:

@@ -65,6 +65,10 @@ def _pair(fitting: Sequence[WorkerView], choose: Chooser, fallback: bool) -> Pla
     decode, why_decode = choose(Leg.DECODE, partners)
     if decode.worker_id == prefill.worker_id:
         return Placement(prefill, None, f"both legs on one worker: {why_prefill}")
+    if prefill.role is Role.BOTH and decode.role is Role.BOTH:
+        # Nothing is gained between equals, and two that decode for each other, both full, would each
+        # wait for the other's prefill.
+        return Placement(decode, None, f"both legs on one worker: {why_decode}")
     return Placement(prefill, decode, f"prefill: {why_prefill}; decode: {why_decode}")
 
 

@@ -17,7 +17,7 @@ NEW_TOKENS = 48
 PROMPT_TOKENS = 4000
 RECOVER_S = 10.0
 """From the fault being detectable to the stream being complete."""
-DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 2.0}
+DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 3.0}
 
 
 @pytest.fixture(scope="module")

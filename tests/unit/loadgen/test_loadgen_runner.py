@@ -5,6 +5,7 @@ import json
 import threading
 from itertools import pairwise
 
+import orjson
 import pytest
 import typer
 import uvicorn
@@ -13,9 +14,10 @@ from typer.testing import CliRunner
 from loadgen.cli import replay
 from loadgen.client import parse_url, request_bytes, send
 from loadgen.lengths import PlannedRequest
-from loadgen.records import ErrorKind, Outcome
+from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.report import Slo
 from loadgen.runner import Observer, replay_plan
+from loadgen.sse import OpenAIStream
 
 SILENT = Observer(lambda record: None, lambda record: None)
 EVENT = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
@@ -282,3 +284,11 @@ def test_help_has_an_example():
     result = CliRunner().invoke(command(), ["--help"])
     assert result.exit_code == 0
     assert "baton replay" in result.output
+
+
+def test_a_token_without_text_is_timed_when_its_id_comes():
+    record = Record(index=0, planned_s=0.0)
+    stream = OpenAIStream(record)
+    for at_s, choice in ((1.0, {"text": "", "token_ids": [7]}), (2.0, {"text": "a"}), (3.0, {"text": ""})):
+        stream.feed(b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n", now_s=at_s)
+    assert record.token_instants_s == [1.0, 2.0]

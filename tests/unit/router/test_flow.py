@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.config import RouterConfig
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     FailureReason,
@@ -292,7 +293,7 @@ def test_a_drained_sequence_goes_on_elsewhere(pair):
 
 def test_a_silent_worker_is_used_only_when_nothing_else_is_left(pair):
     pair.join("d2", Role.DECODE)
-    pair.now_s = 2.5
+    pair.now_s = RouterConfig().worker_silence_s + 0.5
     pair.report("d2", Role.DECODE, running=50)
     pair.submit("a")
     assert "d2" in pair.legs()

@@ -123,6 +123,14 @@ def test_one_worker_of_both_roles_chosen_twice_runs_it_whole():
     assert not found.is_fallback
 
 
+def test_nothing_is_handed_over_between_two_workers_of_both_roles():
+    prefill_only = worker("p", load=9000.0)
+    found = placed(prefill_only, worker("b1", Role.BOTH, load=10.0), worker("b2", Role.BOTH, load=20.0))
+    assert found.legs in ({"b1": Leg.WHOLE}, {"b2": Leg.WHOLE})
+    again = placed(worker("b1", Role.BOTH, has_room=False), worker("b2", Role.BOTH), worker("p", load=9000.0))
+    assert again.legs == {"b2": Leg.WHOLE}
+
+
 def test_too_long_for_all_is_final():
     assert placed(worker("p", fits=False), worker("d", Role.DECODE, fits=False)).is_final
     assert not placed(worker("p", is_draining=True)).is_final
