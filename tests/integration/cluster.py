@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,23 @@ def eventually(what: str, holds: Callable[[], Any], *, timeout_s: float, every_s
             return value
         assert time.monotonic() < ends_s, f"not within {timeout_s} s: {what}; last: {value!r}"
         pause.wait(every_s)
+
+
+class _Loop:
+    """One event loop in a thread of its own for all our gRPC calls: grpc.aio does not like to see loops
+    come and go in one process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+
+@functools.cache
+def loop() -> _Loop:
+    return _Loop()
 
 
 def free_port() -> int:
@@ -114,7 +132,7 @@ class Cluster:
             for w in listed:
                 worker = Worker(w["id"], role, w["address"])
                 with contextlib.suppress(LinkBroken):
-                    worker.accounts = asyncio.run(worker_status(worker.address)).accounts
+                    worker.accounts = loop().run(worker_status(worker.address)).accounts
                     found.append(worker)
         return sorted(found, key=lambda w: w.worker_id)
 
@@ -122,7 +140,7 @@ class Cluster:
     def accounts(worker: Worker) -> dict[str, float]:
         """As they are now; a single call, to catch what does not last."""
         with contextlib.suppress(LinkBroken):
-            worker.accounts = asyncio.run(worker_status(worker.address)).accounts
+            worker.accounts = loop().run(worker_status(worker.address)).accounts
         return worker.accounts
 
     def worker(self, role: str) -> Worker:
