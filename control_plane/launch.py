@@ -16,6 +16,7 @@ from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from baton.engine.model_check import check_machine, check_model, check_tokenizer
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
@@ -36,24 +37,37 @@ RouterCommand = Callable[[str], Sequence[str]]
 """The argv of a router that follows the directory at this address."""
 
 
-def check_setup(config: Config) -> None:
+def check_setup(config: Config, *, with_router: bool) -> None:
     """Raises SetupError for what can be known before anything is started."""
-    _check_model(config.model.path)
     cluster = config.cluster
-    if cluster.prefill_workers + cluster.decode_workers + cluster.both_workers == 0:
+    worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+    if worker_count == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
-    _check_port(config.router.host, config.router.port)
+    folder = _model_folder(config.model.path)
+    if folder is not None:
+        check_model(folder, config.model, config.engine)
+        if with_router:
+            check_tokenizer(folder)
+    if not cluster.ray_address:
+        check_machine(config.model, config.engine, worker_count=worker_count)
+    _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
+    _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
+    if with_router:
+        _check_port(config.router.host, config.router.port, knob="--port")
 
 
-def _check_model(path: str) -> None:
+def _model_folder(path: str) -> Path | None:
+    """None for a hub id, which the workers resolve. Raises SetupError: neither of the two."""
     if not path:
         raise SetupError("no model: name a folder or hub id with --model")
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SetupError(f"{path} is not a model folder: it has no config.json")
-    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return folder
+    if folder.exists():
+        raise SetupError(f"{path} is a file; --model takes a Hugging Face folder or hub id")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise SetupError(f"model folder {path} does not exist")
+    return None
 
 
 def _has_chat_template(path: str) -> bool:
@@ -65,7 +79,7 @@ def _has_chat_template(path: str) -> bool:
     return config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, *, knob: str) -> None:
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -74,7 +88,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             reason = error.strerror or str(error)
-            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another --port)") from None
+            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another {knob})") from None
 
 
 class Shutdown:
@@ -148,12 +162,13 @@ async def run_cluster(
     `router_command` None: workers and directory only. `announce` gets the one ready text.
     Raises SetupError, before the ready text, for what the operator must change.
     """
-    check_setup(config)
+    check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
         cluster = _Cluster(config, actor_class, router_command, shutdown)
         try:
             if await cluster.start():
+                cluster.log_addresses()
                 announce(cluster.ready_text())
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
@@ -186,7 +201,6 @@ class _Cluster:
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
-        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
         counts = {
             Role.PREFILL: cluster.prefill_workers,
             Role.DECODE: cluster.decode_workers,
@@ -196,6 +210,9 @@ class _Cluster:
         if self._router_command is not None:
             self._start_router(self._router_command(self._workers.control_address))
         return await self._until_ready()
+
+    def log_addresses(self) -> None:
+        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
 
     def _start_router(self, argv: Sequence[str]) -> None:
         self._router = RouterChild(

@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 READY_PREFIX = "ready "
 """The router's one line on standard output: this, then its URL."""
 
+SETUP_ERROR_PREFIX = "setup error "
+"""Instead of that line: this, then what a person must change; `SETUP_ERROR_STATUS` follows."""
+
 SETUP_ERROR_STATUS = 2
 START_S = 60.0
 """From starting the router to its ready line."""
@@ -46,6 +49,7 @@ class RouterChild:
         self._argv, self._environment, self._policy = list(argv), dict(environment), policy
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
+        self._setup_error = ""
         self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Of the first start. SetupError if that fails for want of something only a person can give."""
 
@@ -57,7 +61,7 @@ class RouterChild:
             if self._is_stopping:
                 return
             if status == SETUP_ERROR_STATUS and not self.url.done():
-                self.url.set_exception(SetupError("the router cannot start, it says why above"))
+                self.url.set_exception(SetupError(self._setup_error or "the router cannot start"))
                 return
             was_stable = time.monotonic() - started_s >= self._policy.stable_s
             deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
@@ -92,7 +96,10 @@ class RouterChild:
                 if not self.url.done():
                     self.url.set_result(text.removeprefix(READY_PREFIX))
                 return
-            print(text, file=sys.stderr)
+            if text.startswith(SETUP_ERROR_PREFIX):
+                self._setup_error = text.removeprefix(SETUP_ERROR_PREFIX)
+            else:
+                print(text, file=sys.stderr)
 
     async def _drop_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

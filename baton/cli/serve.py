@@ -48,6 +48,7 @@ def serve_router(
     config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
 ) -> None:
     """Raises SetupError."""
+    from control_plane.router_child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
@@ -56,14 +57,19 @@ def serve_router(
         die_with_parent()
     if not control_address and not workers:
         raise SetupError("no workers: name a directory with --control, or workers with --worker")
-    _run(
-        run_router(
-            config,
-            control_address=control_address,
-            workers=list(workers),
-            on_ready=lambda url: print(f"ready {url}", flush=True),
-        )
+    running = run_router(
+        config,
+        control_address=control_address,
+        workers=list(workers),
+        on_ready=lambda url: print(f"{READY_PREFIX}{url}", flush=True),
     )
+    try:
+        _run(running)
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
 def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
