@@ -223,13 +223,14 @@ def gpu_share(device_count: float, worker_count: int) -> float:
     return int(10_000 / per_device) / 10_000 if device_count else 0.0
 
 
-def _cause(error: Exception) -> BaseException:
-    """What the actor's own code raised; Ray wraps it together with the actor's traceback."""
+def _cause(error: Exception) -> BaseException | str:
+    """What the actor's own code raised, which Ray wraps together with the actor's traceback; or in
+    words, that the process is gone."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
     if "died" in type(error).__name__.lower() or "ActorDied" in type(error).__name__:
-        return ProcessLookupError("its process died")
+        return "its process died"
     return error
 
 
