@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from baton.config import Config
-from baton.core.errors import SetupError
+from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
@@ -23,6 +23,7 @@ from baton.wire.server import start_server
 from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChild, child_environment
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,8 @@ async def run_cluster(
     """Runs until told to stop by a signal (or `shutdown`), and leaves no process behind.
 
     `router_command` None: workers and directory only. `announce` gets the one ready text.
-    Raises SetupError, before the ready text, for what the operator must change.
+    Raises SetupError, before the ready text, for what the operator must change; PlatformLost if the Ray
+    that was started here dies, after which the caller should `os._exit`: Ray's own clean-up would hang.
     """
     check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
@@ -189,12 +191,17 @@ class _Cluster:
         self._server: Any = None
         self._metrics = MetricsServer(render=self._plane.meter.render, health=self._health)
         self._router: RouterChild | None = None
+        self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
         log.debug("starting Ray")
+        if self._ray.is_local:
+            adopt_orphans()
         await self._ray.open()
+        if self._ray.is_local:
+            self._ray_watch.start()
         cluster = self._config.cluster
         self._server, port = await start_server(
             cluster.control_host, cluster.control_port, directory=self._plane
@@ -216,7 +223,10 @@ class _Cluster:
 
     def _start_router(self, argv: Sequence[str]) -> None:
         self._router = RouterChild(
-            argv, environment=child_environment(self._config), policy=restart_policy(self._config.cluster)
+            argv,
+            environment=child_environment(self._config),
+            policy=restart_policy(self._config.cluster),
+            silence_s=self._config.cluster.router_silence_s,
         )
         self._spawn(self._router.run())
 
@@ -280,7 +290,15 @@ class _Cluster:
             task.cancel()
         await asyncio.gather(stopping, at_once, return_exceptions=True)
 
+    def _ray_died(self, text: str) -> None:
+        """Workers cannot be started any more, and those that run end by themselves."""
+        self._ray.lost()
+        self._plane.close()
+        if not self._crash.done():
+            self._crash.set_exception(PlatformLost(text))
+
     async def close(self) -> None:
+        self._ray_watch.close()
         self._plane.close()
         if self._router is not None:
             self._router.kill()

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from baton.config import Config
-from baton.core.errors import SetupError
+from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
@@ -34,14 +34,19 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
         return [*command, "--exit-with-parent"]
 
-    asyncio.run(
-        run_cluster(
-            config,
-            actor_class=WorkerActor,
-            router_command=router_command if with_router else None,
-            announce=lambda text: print(text, flush=True),
-        )
+    running = run_cluster(
+        config,
+        actor_class=WorkerActor,
+        router_command=router_command if with_router else None,
+        announce=lambda text: print(text, flush=True),
     )
+    try:
+        asyncio.run(running)
+    except PlatformLost as error:
+        log.critical("%s, ending: this process has to be started anew", error)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)  # Ray's clean-up at exit waits for what is dead
 
 
 def serve_router(
