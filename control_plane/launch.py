@@ -270,12 +270,13 @@ class _Cluster:
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
         url = self._router.url.result()
-        path, ask = "completions", '"prompt": "Once upon a time", "max_tokens": 32'
+        path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(self._config.model.path):
-            path, ask = "chat/completions", '"messages": [{"role": "user", "content": "What is a KV cache?"}]'
+            path, curl = "chat/completions", "curl -N"
+            ask = '"stream": true, "messages": [{"role": "user", "content": "What is a KV cache?"}]'
         body = f'{{"model": "{model}", {ask}}}'
-        curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
-        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {curl}"
+        command = f"{curl} {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
+        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}"
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""
