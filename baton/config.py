@@ -124,6 +124,8 @@ class ClusterConfig(Section):
     """From starting a worker to its first heartbeat."""
     router_grace_s: Seconds = 2.0
     """How long a worker keeps the sequences of a router whose session broke."""
+    router_silence_s: Seconds = 8.0
+    """A router that does not answer /health/live for this long hangs: killed, and started anew."""
     drain_timeout_s: Seconds = 30.0
     """How long running sequences may finish after Ctrl-C."""
     control_host: str = "127.0.0.1"

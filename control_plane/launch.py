@@ -13,15 +13,17 @@ from typing import Any
 import psutil
 
 from baton.config import Config
-from baton.core.errors import SetupError
+from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from baton.engine.model_check import check_machine, check_model, check_tokenizer
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
 from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChild, child_environment
 
 log = logging.getLogger(__name__)
@@ -36,24 +38,37 @@ RouterCommand = Callable[[str], Sequence[str]]
 """The argv of a router that follows the directory at this address."""
 
 
-def check_setup(config: Config) -> None:
+def check_setup(config: Config, *, with_router: bool) -> None:
     """Raises SetupError for what can be known before anything is started."""
-    _check_model(config.model.path)
     cluster = config.cluster
-    if cluster.prefill_workers + cluster.decode_workers + cluster.both_workers == 0:
+    worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+    if worker_count == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
-    _check_port(config.router.host, config.router.port)
+    folder = _model_folder(config.model.path)
+    if folder is not None:
+        check_model(folder, config.model, config.engine)
+        if with_router:
+            check_tokenizer(folder)
+    if not cluster.ray_address:
+        check_machine(config.model, config.engine, worker_count=worker_count)
+    _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
+    _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
+    if with_router:
+        _check_port(config.router.host, config.router.port, knob="--port")
 
 
-def _check_model(path: str) -> None:
+def _model_folder(path: str) -> Path | None:
+    """None for a hub id, which the workers resolve. Raises SetupError: neither of the two."""
     if not path:
         raise SetupError("no model: name a folder or hub id with --model")
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SetupError(f"{path} is not a model folder: it has no config.json")
-    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+        return folder
+    if folder.exists():
+        raise SetupError(f"{path} is a file; --model takes a Hugging Face folder or hub id")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise SetupError(f"model folder {path} does not exist")
+    return None
 
 
 def _has_chat_template(path: str) -> bool:
@@ -65,7 +80,7 @@ def _has_chat_template(path: str) -> bool:
     return config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, *, knob: str) -> None:
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -74,7 +89,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             reason = error.strerror or str(error)
-            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another --port)") from None
+            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another {knob})") from None
 
 
 class Shutdown:
@@ -146,14 +161,16 @@ async def run_cluster(
     """Runs until told to stop by a signal (or `shutdown`), and leaves no process behind.
 
     `router_command` None: workers and directory only. `announce` gets the one ready text.
-    Raises SetupError, before the ready text, for what the operator must change.
+    Raises SetupError, before the ready text, for what the operator must change; PlatformLost if the Ray
+    that was started here dies, after which the caller should `os._exit`: Ray's own clean-up would hang.
     """
-    check_setup(config)
+    check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
         cluster = _Cluster(config, actor_class, router_command, shutdown)
         try:
             if await cluster.start():
+                cluster.log_addresses()
                 announce(cluster.ready_text())
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
@@ -174,19 +191,23 @@ class _Cluster:
         self._server: Any = None
         self._metrics = MetricsServer(render=self._plane.meter.render, health=self._health)
         self._router: RouterChild | None = None
+        self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
         log.debug("starting Ray")
+        if self._ray.is_local:
+            adopt_orphans()
         await self._ray.open()
+        if self._ray.is_local:
+            self._ray_watch.start()
         cluster = self._config.cluster
         self._server, port = await start_server(
             cluster.control_host, cluster.control_port, directory=self._plane
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
-        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
         counts = {
             Role.PREFILL: cluster.prefill_workers,
             Role.DECODE: cluster.decode_workers,
@@ -197,9 +218,15 @@ class _Cluster:
             self._start_router(self._router_command(self._workers.control_address))
         return await self._until_ready()
 
+    def log_addresses(self) -> None:
+        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
+
     def _start_router(self, argv: Sequence[str]) -> None:
         self._router = RouterChild(
-            argv, environment=child_environment(self._config), policy=restart_policy(self._config.cluster)
+            argv,
+            environment=child_environment(self._config),
+            policy=restart_policy(self._config.cluster),
+            silence_s=self._config.cluster.router_silence_s,
         )
         self._spawn(self._router.run())
 
@@ -243,12 +270,13 @@ class _Cluster:
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
         url = self._router.url.result()
-        path, ask = "completions", '"prompt": "Once upon a time", "max_tokens": 32'
+        path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(self._config.model.path):
-            path, ask = "chat/completions", '"messages": [{"role": "user", "content": "What is a KV cache?"}]'
+            path, curl = "chat/completions", "curl -N"
+            ask = '"stream": true, "messages": [{"role": "user", "content": "What is a KV cache?"}]'
         body = f'{{"model": "{model}", {ask}}}'
-        curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
-        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {curl}"
+        command = f"{curl} {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
+        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}"
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""
@@ -263,7 +291,15 @@ class _Cluster:
             task.cancel()
         await asyncio.gather(stopping, at_once, return_exceptions=True)
 
+    def _ray_died(self, text: str) -> None:
+        """Workers cannot be started any more, and those that run end by themselves."""
+        self._ray.lost()
+        self._plane.close()
+        if not self._crash.done():
+            self._crash.set_exception(PlatformLost(text))
+
     async def close(self) -> None:
+        self._ray_watch.close()
         self._plane.close()
         if self._router is not None:
             self._router.kill()

@@ -122,6 +122,8 @@ class ControlPlane:
                 case mb.Appeared(member):
                     where = (member.worker_id, member.address, member.metrics_address)
                     log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
+                    for note in member.notes:
+                        log.warning("worker %s: %s", member.worker_id, note)
                     self._replica_event(rc.MemberSeen(member.worker_id))
                 case mb.Lapsed(member):
                     log.warning("worker %s is silent", member.worker_id)
@@ -154,6 +156,8 @@ class ControlPlane:
                 self._spawn(self._replicas.drain(worker_id))
             case rc.KillReplica(worker_id, because):
                 log.warning("killing %s: %s", worker_id, because)
+                # Nobody should use it any more, and what it still says does not bring it back.
+                self._member_event(mb.Left(worker_id))
                 self._spawn(self._replicas.kill(worker_id))
             case _:
                 assert_never(action)

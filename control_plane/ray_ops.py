@@ -95,6 +95,7 @@ class RayReplicas:
         self._actor_class, self._config, self._on_exit = actor_class, config, on_exit
         self._ray: Any = None
         self._replicas: dict[WorkerId, _Replica] = {}
+        self._is_lost = False
 
     async def open(self) -> None:
         """Start Ray here, or join the cluster at `ray_address`. Raises SetupError."""
@@ -138,6 +139,10 @@ class RayReplicas:
         """This process started Ray, and nobody else uses it."""
         return not self._config.cluster.ray_address
 
+    def lost(self) -> None:
+        """Ray is dead: it is not called any more, since its calls would wait for it for minutes."""
+        self._is_lost = True
+
     def start(self, spec: WorkerSpec, *, threads: int) -> None:
         """Does not wait. How it went is told by the directory, or by `on_exit`."""
         options: dict[str, Any] = {
@@ -180,6 +185,8 @@ class RayReplicas:
         self._kill_actor(replica)
 
     def _kill_actor(self, replica: _Replica) -> None:
+        if self._is_lost:
+            return
         try:
             self._ray.kill(replica.handle, no_restart=True)
         except Exception as error:  # Ray's own trouble must not keep a replica from being started anew
@@ -193,7 +200,7 @@ class RayReplicas:
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        if self._ray is not None and self._ray.is_initialized():
+        if self._ray is not None and not self._is_lost and self._ray.is_initialized():
             await asyncio.to_thread(self._ray.shutdown)
 
     async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
@@ -223,13 +230,14 @@ def gpu_share(device_count: float, worker_count: int) -> float:
     return int(10_000 / per_device) / 10_000 if device_count else 0.0
 
 
-def _cause(error: Exception) -> BaseException:
-    """What the actor's own code raised; Ray wraps it together with the actor's traceback."""
+def _cause(error: Exception) -> BaseException | str:
+    """What the actor's own code raised, which Ray wraps together with the actor's traceback; or in
+    words, that the process is gone."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
     if "died" in type(error).__name__.lower() or "ActorDied" in type(error).__name__:
-        return ProcessLookupError("its process died")
+        return "its process died"
     return error
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import httpx
 import msgspec
 
 from baton.config import Config
@@ -19,9 +20,16 @@ log = logging.getLogger(__name__)
 READY_PREFIX = "ready "
 """The router's one line on standard output: this, then its URL."""
 
+SETUP_ERROR_PREFIX = "setup error "
+"""Instead of that line: this, then what a person must change; `SETUP_ERROR_STATUS` follows."""
+
 SETUP_ERROR_STATUS = 2
+LIVE_PATH = "/health/live"
 START_S = 60.0
 """From starting the router to its ready line."""
+
+PROBE_S = 1.0
+"""Between two looks whether the router answers, and for the answer."""
 
 KILL_S = 2.0
 """From SIGKILL to the end of the process."""
@@ -38,16 +46,36 @@ def child_environment(config: Config) -> dict[str, str]:
     return {**kept, **ours}
 
 
+async def _answers(url: str) -> bool:
+    """Within PROBE_S, whatever it says."""
+    try:
+        async with asyncio.timeout(PROBE_S), httpx.AsyncClient(trust_env=False, timeout=None) as client:
+            await client.get(url)
+    except (httpx.HTTPError, TimeoutError):
+        return False
+    return True
+
+
 class RouterChild:
     """Starts the router, starts it anew when it dies, stops it. `run` is one task; cancelling it
     leaves the process to `stop`."""
 
-    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
+    ) -> None:
+        """`silence_s`: a router that was ready and does not answer for this long is killed."""
         self._argv, self._environment, self._policy = list(argv), dict(environment), policy
+        self._silence_s = silence_s
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
+        self._setup_error = ""
         self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Of the first start. SetupError if that fails for want of something only a person can give."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the current process; None before the first start."""
+        return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
         deaths_in_a_row = 0
@@ -57,7 +85,7 @@ class RouterChild:
             if self._is_stopping:
                 return
             if status == SETUP_ERROR_STATUS and not self.url.done():
-                self.url.set_exception(SetupError("the router cannot start, it says why above"))
+                self.url.set_exception(SetupError(self._setup_error or "the router cannot start"))
                 return
             was_stable = time.monotonic() - started_s >= self._policy.stable_s
             deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
@@ -77,22 +105,46 @@ class RouterChild:
         )
         try:
             async with asyncio.timeout(START_S):
-                await self._await_ready(self._process)
+                url = await self._await_ready(self._process)
         except TimeoutError:
             log.error("router not ready after %g s", START_S)
             self._process.kill()
-        await self._drop_output(self._process)
-        return await self._process.wait()
+            url = None
+        watch = asyncio.create_task(self._watch(self._process, url)) if url else None
+        try:
+            await self._drop_output(self._process)
+            return await self._process.wait()
+        finally:
+            if watch is not None:
+                watch.cancel()
 
-    async def _await_ready(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, url: str) -> None:
+        """Kills it once it has been silent for long. Silence is counted in looks and not by the clock:
+        a pause of this very process says nothing about the router."""
+        unanswered, loop = 0, asyncio.get_running_loop()
+        while unanswered * PROBE_S < self._silence_s:
+            looked_s = loop.time()
+            unanswered = 0 if await _answers(f"{url}{LIVE_PATH}") else unanswered + 1
+            await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
+        log.error("the router has not answered for %g s, killing it", self._silence_s)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _await_ready(self, process: asyncio.subprocess.Process) -> str | None:
+        """Its URL; None if it ended before it was ready."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").strip()
             if text.startswith(READY_PREFIX):
+                url = text.removeprefix(READY_PREFIX)
                 if not self.url.done():
-                    self.url.set_result(text.removeprefix(READY_PREFIX))
-                return
-            print(text, file=sys.stderr)
+                    self.url.set_result(url)
+                return url
+            if text.startswith(SETUP_ERROR_PREFIX):
+                self._setup_error = text.removeprefix(SETUP_ERROR_PREFIX)
+            else:
+                print(text, file=sys.stderr)
+        return None
 
     async def _drop_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -190,14 +190,14 @@ def replay(
 
     Example, for a small model on one machine:
 
-    baton replay conversation.jsonl --duration 120 --length-scale 1/16 --time-scale 4 --ttft-slo 2
+    baton replay conversation.jsonl --url http://127.0.0.1:8000 --length-scale 1/16 --time-scale 4
     """
     asked = Options(**locals())
     try:
         report, was_stopped = _replay(asked)
         publish(report, json_to=json_to)
     except SetupError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(2) from None
     if was_stopped:
         raise typer.Exit(INTERRUPTED_STATUS)

@@ -101,7 +101,7 @@ class WorkerSessions:
             try:
                 await self._one_session(address, backoff)
             except (LinkBroken, BatonError, OSError) as error:
-                log.info("worker at %s: %s", address, error)
+                log.info("worker at %s: %s", address, str(error).removeprefix(f"{address}: "))
             await asyncio.sleep(backoff.next_s())
         self._tasks.pop(address, None)
 
@@ -143,7 +143,7 @@ class WorkerSessions:
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"
         except LinkBroken as error:
-            reason = str(error)
+            reason = str(error).removeprefix(f"{hello.worker_id}: ")
         finally:
             self._driver.disconnected(connection, reason)
         return reason

@@ -86,7 +86,7 @@ async def _status(address: str) -> WorkerStatusReply | None:
 def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     """Pure."""
     yield from _router(health)
-    yield from _pools(workers)
+    yield from _pools(workers, is_served=health.get("status") in ("ok", "degraded"))
     yield from _compatibility(workers)
     yield from _remote_prefill(workers)
     yield from _caches(workers)
@@ -103,15 +103,18 @@ def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("ok", text) if directory == "current" else Finding("bad", text)
 
 
-def _pools(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Finding]:
+    """`is_served`: the router finds a place for requests."""
     for role in Role:
         count = sum(w.role is role for w in workers)
         if count:
             yield Finding("ok", f"{count} {role} worker{'s' * (count > 1)}")
-    if not any(w.role.prefills for w in workers):
-        yield Finding("bad", "nobody can prefill")
-    if not any(w.role.decodes for w in workers):
-        yield Finding("bad", "nobody can decode")
+    can_prefill = any(w.role.prefills for w in workers)
+    can_decode = any(w.role.decodes for w in workers)
+    if not can_prefill:
+        yield _missing("prefill", "decode", falls_back=is_served and can_decode)
+    if not can_decode:
+        yield _missing("decode", "prefill", falls_back=is_served and can_prefill)
     for worker in workers:
         if worker.status is None:
             yield Finding("bad", f"{worker.worker_id} at {worker.address} does not answer")
@@ -119,6 +122,12 @@ def _pools(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
             yield Finding("bad", f"{worker.worker_id} has not reported for a while")
         elif worker.status.is_draining:
             yield Finding("note", f"{worker.worker_id} is draining")
+
+
+def _missing(role: str, other: str, *, falls_back: bool) -> Finding:
+    if falls_back:
+        return Finding("note", f"no {role} worker: everything is served on the {other} pool, degraded")
+    return Finding("bad", f"nobody can {role}")
 
 
 def _compatibility(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
@@ -134,7 +143,9 @@ def _compatibility(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
 
 
 def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
-    if all(w.role is Role.BOTH for w in workers):
+    yield from _notes(workers)
+    roles = {w.role for w in workers}
+    if not roles & {Role.PREFILL, Role.BOTH} or not roles & {Role.DECODE, Role.BOTH} or roles == {Role.BOTH}:
         yield Finding("note", "no separate pools: KV has nowhere to move")
         return
     bytes_by_backend: dict[str, int] = {}
@@ -151,8 +162,17 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
         yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved")
     else:
         yield Finding("note", "no KV has moved yet: send a request of at least one block of tokens")
-    if "nixl" not in bytes_by_backend:
-        yield Finding("note", "NIXL does not work here; KV moves over TCP, which is slower")
+
+
+def _notes(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    """What the workers themselves say, each thing once."""
+    by_note: dict[str, list[str]] = {}
+    for worker in workers:
+        for note in worker.status.notes if worker.status else ():
+            by_note.setdefault(note, []).append(worker.worker_id)
+    for note, ids in by_note.items():
+        who = "all workers" if len(ids) == len(workers) else ", ".join(ids)
+        yield Finding("note", f"{who}: {note}")
 
 
 def _prefilled(workers: Sequence[KnownWorker]) -> bool:

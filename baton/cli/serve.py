@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from baton.config import Config
-from baton.core.errors import SetupError
+from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
@@ -34,20 +34,26 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
         return [*command, "--exit-with-parent"]
 
-    asyncio.run(
-        run_cluster(
-            config,
-            actor_class=WorkerActor,
-            router_command=router_command if with_router else None,
-            announce=lambda text: print(text, flush=True),
-        )
+    running = run_cluster(
+        config,
+        actor_class=WorkerActor,
+        router_command=router_command if with_router else None,
+        announce=lambda text: print(text, flush=True),
     )
+    try:
+        asyncio.run(running)
+    except PlatformLost as error:
+        log.critical("%s, ending: this process has to be started anew", error)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)  # Ray's clean-up at exit waits for what is dead
 
 
 def serve_router(
     config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
 ) -> None:
     """Raises SetupError."""
+    from control_plane.router_child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
@@ -56,14 +62,19 @@ def serve_router(
         die_with_parent()
     if not control_address and not workers:
         raise SetupError("no workers: name a directory with --control, or workers with --worker")
-    _run(
-        run_router(
-            config,
-            control_address=control_address,
-            workers=list(workers),
-            on_ready=lambda url: print(f"ready {url}", flush=True),
-        )
+    running = run_router(
+        config,
+        control_address=control_address,
+        workers=list(workers),
+        on_ready=lambda url: print(f"{READY_PREFIX}{url}", flush=True),
     )
+    try:
+        _run(running)
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
 def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:

@@ -15,6 +15,7 @@ BatonError
 │   ├── StaleBlocks           the source's blocks were given to somebody else
 │   ├── IncompatiblePeer      fingerprints differ
 │   └── WorkerLost
+├── PlatformLost              what all processes here stand on is gone -> exit status 1, to be restarted
 └── SetupError                the operator must change something   -> one line, exit status 2
 
 Programming errors are plain AssertionError / IllegalTransition: they crash the worker, on purpose.
@@ -107,6 +108,10 @@ class IncompatiblePeer(PeerFailure):
 
 class WorkerLost(PeerFailure):
     pass
+
+
+class PlatformLost(BatonError):
+    """What all processes of the cluster stand on has died; only a fresh start of everything helps."""
 
 
 class SetupError(BatonError):

@@ -308,6 +308,8 @@ class Member(msgspec.Struct, frozen=True):
     metrics_address: str = ""
     host: str = ""
     pid: int = 0
+    notes: tuple[str, ...] = ()
+    """What people should know of it, such as a transfer backend that does not work there."""
 
 
 class MembershipView(msgspec.Struct, frozen=True):

@@ -19,14 +19,16 @@ import json
 import math
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -37,6 +39,7 @@ from baton.core.errors import SetupError
 from baton.engine.demo_text import Turn, conversations
 
 BUDGET_S = 120.0
+LINE_S = 10.0
 VOCAB_TOKENS = 2048
 CONTEXT_TOKENS_MAX = 16_384
 FOLDER_BYTES_MAX = 8 * 2**20
@@ -353,17 +356,39 @@ def _silent(share: float, steps: int, loss: float) -> None:
     """For callers that show nothing."""
 
 
-def make_with_progress_bar(out: Path, *, budget_s: float = BUDGET_S, seed: int = 0) -> None:
-    """`make_demo_model` with a bar on standard error."""
+class _Lines:
+    """Progress for a log: one line every LINE_S seconds."""
+
+    def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock_s = write, clock_s
+        self._due_s = clock_s() + LINE_S
+
+    def show(self, share: float, steps: int, loss: float) -> None:
+        if self._clock_s() >= self._due_s:
+            self._due_s += LINE_S
+            self._write(f"training the demo model: {share:.0%}, step {steps}, loss {loss:.3f}")
+
+
+def make_with_progress(out: Path, *, budget_s: float = BUDGET_S, seed: int = 0) -> None:
+    """`make_demo_model` with a bar on standard error, or lines if that is no terminal."""
+    _check(out, budget_s=budget_s)  # before anything is drawn
+    console = Console(stderr=True)
+    disable_progress_bar()  # of transformers, which would draw its own over ours
+    if console.is_terminal:
+        _make_with_bar(out, console, budget_s=budget_s, seed=seed)
+    else:
+        lines = _Lines(lambda line: print(line, file=sys.stderr, flush=True))
+        make_demo_model(out, budget_s=budget_s, seed=seed, progress=lines.show)
+    console.print(f"demo model written to {out}")
+
+
+def _make_with_bar(out: Path, console: Console, *, budget_s: float, seed: int) -> None:
     columns = (
         TextColumn("training the demo model"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %  step {task.fields[steps]}  loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )
-    _check(out, budget_s=budget_s)  # before the bar is drawn
-    console = Console(stderr=True)
-    disable_progress_bar()  # of transformers, which would draw its own over ours
     smooth = math.nan
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("train", total=1.0, steps=0, loss=math.nan)
@@ -374,15 +399,16 @@ def make_with_progress_bar(out: Path, *, budget_s: float = BUDGET_S, seed: int =
             bar.update(task, completed=share, steps=steps, loss=smooth)
 
         make_demo_model(out, budget_s=budget_s, seed=seed, progress=show)
-    console.print(f"demo model written to {out}")
 
 
-def demo_model(out: Path, budget_s: float = BUDGET_S, seed: int = 0) -> None:
-    """Make the small demo model in folder OUT: trained here, for BUDGET_S seconds; nothing is downloaded.
-
-    Raises SetupError if OUT exists or cannot be written.
-    """
+def demo_model(
+    out: Annotated[Path, typer.Argument(help="Folder to make; it must not exist yet.")],
+    budget_s: Annotated[float, typer.Option(help="Seconds of training.")] = BUDGET_S,
+    seed: Annotated[int, typer.Option(help="Of the texts and the first weights.")] = 0,
+) -> None:
+    """Make the small demo model: trained here, nothing is downloaded."""
+    # SetupError for what the operator must change, as from every command.
     try:
-        make_with_progress_bar(out, budget_s=budget_s, seed=seed)
+        make_with_progress(out, budget_s=budget_s, seed=seed)
     except (OSError, ValueError) as error:
         raise SetupError(f"no demo model: {error}") from error

@@ -8,8 +8,7 @@ import msgspec
 import torch
 
 from baton.config import EngineConfig, ModelConfig
-from baton.core.errors import SetupError
-from baton.core.geometry import DTypeName, KVGeometry, fingerprint
+from baton.core.geometry import KVGeometry, fingerprint
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import WIRE_VERSION
 from baton.core.sampling import SamplingParams
@@ -22,6 +21,7 @@ from baton.engine.models.dense import DenseModel, Progress, load_weights
 from baton.engine.models.rope import frequencies
 from baton.engine.models.spec import ModelSpec, load_spec
 from baton.engine.sampler import Draw, sample
+from baton.engine.sizes import context_tokens, kv_geometry
 from baton.engine.weights import Checkpoint, resolve_model
 
 
@@ -67,24 +67,25 @@ class Executor:
         device = torch_device(model.device)
         folder = resolve_model(model.path, model.revision)
         spec = load_spec(folder)
-        context_tokens = _context_tokens(spec, model)
-        dtype: DTypeName = spec.dtype if model.dtype == "auto" else model.dtype
-        geometry = KVGeometry(spec.layer_count, spec.kv_head_count, spec.head_dim, engine.block_tokens, dtype)
+        tokens = context_tokens(spec, model)
+        geometry = kv_geometry(spec, model, engine)
         checkpoint = Checkpoint(folder)
-        weights = load_weights(spec, checkpoint, dtype=TORCH_DTYPES[dtype], device=device, progress=progress)
+        weights = load_weights(
+            spec, checkpoint, dtype=TORCH_DTYPES[geometry.dtype], device=device, progress=progress
+        )
         kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
-        rope = frequencies(spec.rope, spec.head_dim, context_tokens=context_tokens, device=device)
+        rope = frequencies(spec.rope, spec.head_dim, context_tokens=tokens, device=device)
         name = model.name or _default_name(model.path, folder)
         return cls(
             spec=spec,
             model_name=name,
             fingerprint=fingerprint(
                 model=name,
-                weights_digest=_model_digest(spec, checkpoint, context_tokens),
+                weights_digest=_model_digest(spec, checkpoint, tokens),
                 geometry=geometry,
                 wire_version=WIRE_VERSION,
             ),
-            max_model_tokens=min(context_tokens, kv.block_count * geometry.block_tokens),
+            max_model_tokens=min(tokens, kv.block_count * geometry.block_tokens),
             kv=kv,
             model=DenseModel(spec, weights, TorchKernels(kv), rope),
             step_tokens_max=engine.step_tokens_max,
@@ -165,26 +166,16 @@ class Executor:
         self._model = None
 
 
-def _context_tokens(spec: ModelSpec, model: ModelConfig) -> int:
-    asked = model.context_tokens_max
-    if asked > spec.context_tokens_limit:
-        raise SetupError(
-            f"model.context_tokens_max={asked} is more than the model's context of "
-            f"{spec.context_tokens_limit} tokens"
-        )
-    return asked or spec.context_tokens
-
-
 def _default_name(path: str, folder: Path) -> str:
     """The last part of what was asked for: a downloaded snapshot's folder is named by its commit."""
     return Path(path).name or folder.resolve().name
 
 
-def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, context_tokens: int) -> str:
+def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int) -> str:
     """Whatever changes a key or value: the weights, and how config.json says to use them."""
     facts = msgspec.structs.asdict(spec)
     if spec.rope.kind == "dynamic":
-        facts["rope_context_tokens"] = max(context_tokens, spec.rope.original_context_tokens)
+        facts["rope_context_tokens"] = max(tokens, spec.rope.original_context_tokens)
     for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):
         del facts[name]
     text = f"{checkpoint.digest()} {sorted(facts.items())!r}"

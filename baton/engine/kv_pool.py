@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.engine.devices import TORCH_DTYPES
+from baton.engine.sizes import pool_block_count
 
 _ALIGNMENT_BYTES = 2 * 2**20
 """Of the first block: a 2 MiB page, hence also a 4 KiB one."""
@@ -31,12 +32,7 @@ class KVPool:
         """Raises SetupError if `kv_bytes` holds no block, or the device has not that much memory."""
         self.geometry, self.device = geometry, device
         self.block_bytes = geometry.block_bytes
-        self.block_count = kv_bytes // self.block_bytes
-        if self.block_count < 1:
-            raise SetupError(
-                f"engine.kv_bytes={kv_bytes} holds no KV block: one block of {geometry.block_tokens} tokens "
-                f"has {self.block_bytes} bytes"
-            )
+        self.block_count = pool_block_count(geometry, kv_bytes)
         size = self.block_count * self.block_bytes
         _check_room(size, device)
         self._memory = _allocate(size, device)

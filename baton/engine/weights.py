@@ -6,19 +6,16 @@ not fused into larger matrices here: fusing would copy most of the model into ev
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
+from baton.engine.safetensors_files import TensorEntry, read_header, weight_files
 
-_HEADER_BYTES_MAX = 100 * 2**20
-"""The safetensors format's own limit."""
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -27,16 +24,6 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_TENSOR = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    """Offset in the file."""
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +40,9 @@ class Checkpoint:
         """Raises SetupError: files missing, truncated or malformed."""
         self.folder = folder
         self._files: dict[Path, _Mapped] = {}
-        self._entries: dict[str, _Entry] = {}
-        for file in _weight_files(folder):
-            header, entries = _read_header(file)
+        self._entries: dict[str, TensorEntry] = {}
+        for file in weight_files(folder):
+            header, entries = read_header(file)
             self._files[file] = _Mapped(_map(file), header)
             self._entries.update(entries)
 
@@ -114,62 +101,9 @@ def _samples(start: int, end: int) -> list[tuple[int, int]]:
     return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    single = folder / "model.safetensors"
-    index = folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise SetupError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SetupError(f"{index} is not a safetensors index: {error!r}") from error
-    files = [folder / str(name) for name in sorted(names)]
-    for file in files:
-        # Names come from a downloaded file: they must not lead out of the folder.
-        if file.parent != folder or not file.is_file():
-            raise SetupError(f"{index} names {file.name}, which is not in {folder}")
-    return files
-
-
 def _map(file: Path) -> Tensor:
     # Copy-on-write: torch warns about read-only arrays, and nothing here writes.
     return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _read_header(file: Path) -> tuple[bytes, dict[str, _Entry]]:
-    """https://github.com/huggingface/safetensors#format"""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            if size < 8 or header_bytes > min(size - 8, _HEADER_BYTES_MAX):
-                raise SetupError(f"{file} is truncated or is not a safetensors file")
-            header = stream.read(header_bytes)
-        content = cast(dict[str, Any], json.loads(header))
-        content.pop("__metadata__", None)
-        entries = {name: _entry(file, value, 8 + header_bytes) for name, value in content.items()}
-    except OSError as error:
-        raise SetupError(f"cannot read {file}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SetupError(f"{file} is not a safetensors file: {error!r}") from error
-    end = max((entry.end for entry in entries.values()), default=0)
-    if end > size:
-        raise SetupError(f"{file} is truncated: its header tells of {end} bytes, the file has {size}")
-    return header, entries
-
-
-def _entry(file: Path, value: dict[str, Any], data_start: int) -> _Entry:
-    start, end = (int(offset) for offset in value["data_offsets"])
-    shape = tuple(int(length) for length in value["shape"])
-    dtype = str(value["dtype"])
-    stored = _DTYPES.get(dtype)
-    if start < 0 or end < start or any(length < 0 for length in shape):
-        raise ValueError(f"offsets {start}, {end}, shape {shape}")
-    if stored is not None and int(np.prod(shape, dtype=np.int64)) * stored.itemsize != end - start:
-        raise ValueError(f"shape {shape} of {dtype} is not {end - start} bytes")
-    return _Entry(file, dtype, shape, data_start + start, data_start + end)
 
 
 def resolve_model(path_or_hub_id: str, revision: str = "main") -> Path:

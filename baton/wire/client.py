@@ -37,6 +37,8 @@ class WorkerStatusReply(msgspec.Struct, frozen=True):
     is_draining: bool
     fingerprint: str
     accounts: dict[str, float]
+    notes: tuple[str, ...] = ()
+    """What people should know and no number says, such as a transfer backend that does not work here."""
 
 
 def _channel(address: str) -> grpc.aio.Channel:
@@ -165,6 +167,7 @@ async def worker_status(address: str) -> WorkerStatusReply:
         is_draining=reply.is_draining,
         fingerprint=reply.fingerprint,
         accounts=dict(reply.accounts),
+        notes=tuple(reply.notes),
     )
 
 

@@ -421,6 +421,7 @@ def member_to_pb(x: m.Member) -> pb.Member:
         metrics_address=x.metrics_address,
         host=x.host,
         pid=x.pid,
+        notes=x.notes,
     )
 
 
@@ -435,6 +436,7 @@ def member_from_pb(x: pb.Member) -> m.Member:
         metrics_address=x.metrics_address,
         host=x.host,
         pid=x.pid,
+        notes=tuple(x.notes),
     )
 
 

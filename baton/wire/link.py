@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,10 @@ OUTBOX_MESSAGES_MAX = 4096
 
 FLUSH_S = 1.0
 """How long closing waits for messages already queued to be written."""
+
+
+_WHERE = re.compile(r"^failed to connect to all addresses; last error: \w+: (ipv4|ipv6|unix):\S+: ")
+"""gRPC's own preamble; whoever tells of the error names the address."""
 
 
 class LinkBroken(Exception):
@@ -98,5 +103,5 @@ class Link(Generic[Out, In]):
 def describe(error: BaseException) -> str:
     """One line for logs and for a peer: gRPC's own text where there is one."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {_WHERE.sub('', error.details() or '')}"
     return f"{type(error).__name__}: {error}"

@@ -92,6 +92,7 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
             is_draining=status.is_draining,
             fingerprint=status.fingerprint,
             accounts=status.accounts,
+            notes=status.notes,
         )
 
 

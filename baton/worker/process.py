@@ -156,6 +156,7 @@ class WorkerProcess:
             metrics_address=host_port(self._host, metrics.port),
             host=socket.gethostname(),
             pid=os.getpid(),
+            notes=self._notes(),
         )
         if self._control_address:
             registration = Registration(
@@ -209,7 +210,11 @@ class WorkerProcess:
             is_draining=status.is_draining,
             fingerprint=self._executor.fingerprint,
             accounts=self._accounts(),
+            notes=self._notes(),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(f"KV transfer without {name}: {why}" for name, why in self._transfer.left_out.items())
 
     def _accounts(self) -> dict[str, float]:
         facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())

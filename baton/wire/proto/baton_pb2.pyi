@@ -301,7 +301,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "role", "is_draining", "fingerprint", "accounts")
+    __slots__ = ("worker_id", "role", "is_draining", "fingerprint", "accounts", "notes")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -314,12 +314,14 @@ class StatusReply(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     is_draining: bool
     fingerprint: str
     accounts: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
@@ -417,7 +419,7 @@ class SourceEnvelope(_message.Message):
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., grant: _Optional[_Union[KVGrant, _Mapping]] = ..., refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid")
+    __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid", "notes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +429,7 @@ class Member(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -436,7 +439,8 @@ class Member(_message.Message):
     metrics_address: str
     host: str
     pid: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenewReply(_message.Message):
     __slots__ = ()

@@ -5,10 +5,10 @@ from baton.wire.client import WorkerStatusReply
 HEALTH = {"status": "ok", "model": "m", "directory": "current"}
 
 
-def worker(role, *, fingerprint="f", answers=True, indexed_blocks=0, **accounts):
+def worker(role, *, fingerprint="f", answers=True, indexed_blocks=0, notes=(), **accounts):
     name = f"{role}-0.a"
     names = {key.replace("__", "."): float(value) for key, value in accounts.items()}
-    status = WorkerStatusReply(name, role, False, fingerprint, names) if answers else None
+    status = WorkerStatusReply(name, role, False, fingerprint, names, notes) if answers else None
     return KnownWorker(name, role, "h:1", False, indexed_blocks, status)
 
 
@@ -55,3 +55,21 @@ def test_an_unused_cluster_is_noted_and_not_blamed():
     workers = [worker(Role.PREFILL), worker(Role.DECODE, transfer__nixl__bytes_read=0)]
     assert bad(HEALTH, workers) == []
     assert "note: no KV has moved yet" in texts(workers)
+
+
+def test_a_pool_that_the_other_stands_in_for_is_noted_and_not_blamed():
+    degraded = {**HEALTH, "status": "degraded"}
+    for there, missing in ((Role.DECODE, "prefill"), (Role.PREFILL, "decode")):
+        workers = [worker(there, step_tokens__prefill=100)]
+        assert bad(degraded, workers) == []
+        said = [f.text for f in diagnose(degraded, workers) if f.level == "note"]
+        assert f"no {missing} worker: everything is served on the {there} pool, degraded" in said
+        assert f"nobody can {missing}" in bad({**HEALTH, "status": "unavailable"}, workers)
+
+
+def test_what_a_worker_left_out_is_said_with_its_reason():
+    why = "KV transfer without nixl: no such plugin"
+    prefill, decode = worker(Role.PREFILL, notes=(why,)), worker(Role.DECODE, notes=(why,))
+    assert texts([prefill, decode]).count(why) == 1
+    assert f"note: all workers: {why}" in texts([prefill, decode])
+    assert f"note: prefill-0.a: {why}" in texts([prefill, worker(Role.DECODE)])

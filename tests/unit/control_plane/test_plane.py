@@ -1,5 +1,7 @@
 import asyncio
 
+import msgspec
+
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
@@ -60,6 +62,33 @@ async def test_a_dead_process_leaves_the_view_at_once_and_its_last_renewal_does_
     plane.exited(worker_id, "its process died")
     plane.renew(member(worker_id, Role.PREFILL))
     assert plane.book.view.members == ()
+    plane.close()
+
+
+async def test_a_life_that_is_being_killed_does_not_join_again(caplog):
+    caplog.set_level("INFO")
+    replicas = Replicas()
+    plane = plane_of(replicas)
+    plane.want({Role.DECODE: 1})
+    worker_id = replicas.started[0][0]
+    plane.renew(member(worker_id))
+    watch = plane.watch(RouterId("r"))
+    assert (await anext(watch)).members
+    assert (await asyncio.wait_for(anext(watch), 5)).members == ()
+    assert "its lease lapsed" in caplog.text
+    caplog.clear()
+    plane.renew(member(worker_id))
+    assert plane.book.view.members == ()
+    assert "joined" not in caplog.text
+    plane.close()
+
+
+async def test_what_a_worker_goes_without_is_logged_when_it_joins(caplog):
+    plane = plane_of(Replicas())
+    plane.renew(
+        msgspec.structs.replace(member("decode-0.x1"), notes=("KV transfer without nixl: no plugin",))
+    )
+    assert "worker decode-0.x1: KV transfer without nixl: no plugin" in caplog.text
     plane.close()
 
 

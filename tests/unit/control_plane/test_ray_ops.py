@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
@@ -16,8 +18,13 @@ class Method:
         return await self._answer()
 
 
+class ActorDiedError(Exception):
+    """Named like Ray's."""
+
+
 class Handle:
-    def __init__(self):
+    def __init__(self, error):
+        self.error = error
         self.died = asyncio.Event()
         self.identity, self.serve = Method(self._identity), Method(self._serve)
 
@@ -26,7 +33,7 @@ class Handle:
 
     async def _serve(self):
         await self.died.wait()
-        raise RuntimeError("its device broke")
+        raise self.error
 
 
 class Ray:
@@ -48,8 +55,15 @@ class Ray:
         return False
 
 
-async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble():
-    handle = Handle()
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("its device broke"), "its device broke"),
+        (ActorDiedError("a paragraph"), "its process died"),
+    ],
+)
+async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, told):
+    handle = Handle(error)
     ended = asyncio.get_running_loop().create_future()
     replicas = RayReplicas(
         object, config=Config(), on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason))
@@ -60,5 +74,5 @@ async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble():
     handle.died.set()
     worker_id, reason = await asyncio.wait_for(ended, 5)
     assert worker_id == spec.worker_id
-    assert "its device broke" in str(reason)
+    assert str(reason) == told
     await replicas.close()

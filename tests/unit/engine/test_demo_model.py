@@ -166,3 +166,16 @@ def test_what_cannot_be_made_says_why(tmp_path):
         with pytest.raises(SetupError, match="no demo model"):
             demo_model.demo_model(out, budget_s)
     assert not (tmp_path / "new").exists()
+
+
+def test_progress_in_a_log_is_a_line_every_ten_seconds():
+    now_s, lines = 0.0, []
+    progress = demo_model._Lines(lines.append, lambda: now_s)
+    for tenths in range(1, 301):
+        now_s = tenths / 10
+        progress.show(tenths / 300, tenths, 2.0)
+    assert lines == [
+        "training the demo model: 33%, step 100, loss 2.000",
+        "training the demo model: 67%, step 200, loss 2.000",
+        "training the demo model: 100%, step 300, loss 2.000",
+    ]

@@ -276,7 +276,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, arguments, complaint):
     result = CliRunner().invoke(command(), [trace_file(tmp_path), *arguments])
     assert result.exit_code == 2
     assert complaint in result.stderr
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("baton: ")
     assert result.stderr.count("\n") == 1
 
 

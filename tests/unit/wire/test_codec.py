@@ -98,7 +98,8 @@ grants = st.integers(0, 5).flatmap(
     )
 )
 source_messages = st.one_of(grants, st.builds(m.KVRefused, text, u31, text))
-members = st.builds(m.Member, text, roles, text, text, text, st.booleans(), text, text, u31)
+notes = st.lists(text, max_size=2).map(tuple)
+members = st.builds(m.Member, text, roles, text, text, text, st.booleans(), text, text, u31, notes)
 
 
 @given(router_messages)

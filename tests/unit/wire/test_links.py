@@ -254,3 +254,11 @@ def test_a_peer_that_comes_back_is_dialled_within_seconds():
     options = dict(CHANNEL_OPTIONS)
     assert options["grpc.max_reconnect_backoff_ms"] <= 2000
     assert options["grpc.min_reconnect_backoff_ms"] <= 5000
+
+
+async def test_an_unreachable_peer_is_named_once():
+    address = "127.0.0.1:9"
+    with pytest.raises(LinkBroken) as caught:
+        await worker_status(address)
+    assert str(caught.value).count(address) == 1
+    assert "refused" in str(caught.value)

@@ -1,0 +1,154 @@
+"""What is wrong with a setup is found before anything is started, in words that name it."""
+
+import json
+import shutil
+import socket
+
+import pytest
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.engine import model_check
+from control_plane.launch import check_setup
+from tests.models import make_model
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("m") / "good", "llama", shard=True)
+
+
+@pytest.fixture
+def model(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "m")
+
+
+def config_of(path, *, router_port=0, **sections):
+    model = {"path": str(path), **sections.pop("model", {})}
+    return Config(model=model, router={"port": router_port}, **sections)
+
+
+def refused(path, *, with_router=True, **sections):
+    with pytest.raises(SetupError) as caught:
+        check_setup(config_of(path, **sections), with_router=with_router)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit(folder, **fields):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_a_good_model_passes_in_both_forms(good, tmp_path):
+    check_setup(config_of(good), with_router=True)
+    check_setup(config_of(make_model(tmp_path / "one", "qwen3")), with_router=True)
+    check_setup(config_of("org/on-the-hub"), with_router=True)
+
+
+def test_config_json(model):
+    (model / "config.json").write_text("{")
+    assert "config.json" in refused(model)
+    (model / "config.json").unlink()
+    assert "no config.json" in refused(model)
+
+
+def test_a_gpt2_folder_is_refused_for_its_architecture(model):
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
+    (model / "config.json").write_text(json.dumps(gpt2))
+    said = refused(model)
+    assert "architecture GPT2LMHeadModel is not supported; supported are LlamaForCausalLM, " in said
+
+
+def test_no_architecture(model):
+    edit(model, architectures=None)
+    assert "architecture none is not supported" in refused(model)
+
+
+def test_weights_that_are_missing_truncated_or_padded(model):
+    shard = sorted(model.glob("model-*.safetensors"))[1]
+    whole = shard.read_bytes()
+    for content, says in (
+        (whole[:-1], "truncated"),
+        (whole[:100], "truncated"),
+        (b"", "truncated"),
+        (whole + b"\0", "damaged"),
+    ):
+        shard.write_bytes(content)
+        said = refused(model)
+        assert says in said
+        assert shard.name in said
+    shard.unlink()
+    assert f"names {shard.name}, which is not in" in refused(model)
+    (model / "model.safetensors.index.json").unlink()
+    assert "no model.safetensors" in refused(model)
+
+
+def test_no_tokenizer_matters_to_the_router_alone(model):
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+    assert "has no tokenizer" in refused(model)
+    check_setup(config_of(model), with_router=False)
+
+
+def test_pools_too_small_and_too_large(good):
+    assert "engine.kv_bytes=64 holds no KV block" in refused(good, engine={"kv_bytes": 64})
+    said = refused(good, engine={"kv_bytes": 2**50})
+    assert "engine.kv_bytes" in said
+    assert "memory" in said
+
+
+def test_a_pool_that_fits_once_but_not_for_every_worker(good):
+    half = model_check.psutil.virtual_memory().total // 2
+    assert "each of 3 workers" in refused(good, engine={"kv_bytes": half}, cluster={"decode_workers": 2})
+
+
+def test_more_context_than_the_model_has(good):
+    assert "context_tokens_max" in refused(good, model={"context_tokens_max": 10**6})
+
+
+@pytest.mark.parametrize(
+    ("build", "device", "says"),
+    [
+        ("cpu", "cuda", "torch is installed without CUDA"),
+        ("cu130", "cuda", "shows 0 CUDA devices"),
+        ("cu130", "cuda:x", "'cuda:x' does not exist"),
+        ("cu130", "tpu", "use cpu, cuda or cuda:N"),
+    ],
+)
+def test_devices(good, monkeypatch, build, device, says):
+    monkeypatch.setattr(model_check, "_torch_build", lambda: build)
+    monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 0)
+    assert says in refused(good, model={"device": device})
+    # Whether another machine has the device is not known here.
+    check_setup(config_of(good, model={"device": device}, cluster={"ray_address": "h:1"}), with_router=True)
+
+
+def test_cuda_devices_are_counted_from_zero(good, monkeypatch):
+    monkeypatch.setattr(model_check, "_torch_build", lambda: "cu130")
+    monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 2)
+    for device in ("cuda", "cuda:1"):
+        check_setup(config_of(good, model={"device": device}), with_router=True)
+    assert "2 CUDA devices" in refused(good, model={"device": "cuda:2"})
+
+
+def test_paths_to_nothing(tmp_path):
+    assert "no model" in refused("")
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "does not exist" in refused("nowhere")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused(tmp_path / "file")
+
+
+def test_nobody_to_serve(good):
+    assert "no workers" in refused(good, cluster={"prefill_workers": 0, "decode_workers": 0})
+
+
+def test_ports_that_somebody_else_has(good):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refused(good, router_port=port)
+        check_setup(config_of(good, router_port=port), with_router=False)
+        assert "cluster.control_port" in refused(good, cluster={"control_port": port})
