@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from baton.core.messages import FailureReason, SequenceFailed
+from router import openai_api
 from router.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, cluster, make_folder
 
@@ -39,6 +40,11 @@ BAD = [
     (without(chat(), "messages"), 400, "messages", "missing_required_parameter", "messages"),
     (chat(model=3), 400, "model", "invalid_type", "int"),
     (chat(messages=[]), 400, "messages", None, "empty"),
+    (chat(messages=USER * 8193), 400, "messages", None, "8192"),
+    (
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 8193}]),
+        400, "messages[0].content", None, "8192",
+    ),
     (chat(messages="hi"), 400, "messages", "invalid_type", "array"),
     (chat(messages=["hi"]), 400, "messages[0]", "invalid_type", "object"),
     (chat(messages=[{"content": "x"}]), 400, "messages[0].role", None, "role"),
@@ -96,6 +102,7 @@ BAD = [
     (completion(prompt=[512]), 400, "prompt", None, "511"),
     (completion(prompt=[-1]), 400, "prompt", None, "-1"),
     (completion(prompt=[[3], [999]]), 400, "prompt[1]", None, "999"),
+    (completion(prompt=[-1] * CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
     (completion(prompt=["a"] * 17), 400, "prompt", None, "16"),
     (completion(prompt=[7] * CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
     (completion(max_tokens=CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
@@ -275,3 +282,10 @@ async def test_a_model_without_template_says_so(tmp_path):
         answer = await http.post(CHAT, json=chat()[1])
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
         assert (await http.post(COMPLETION, json=completion()[1])).status_code == 200
+
+
+def test_no_two_seeds_become_one():
+    seeds = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1]
+    used = [openai_api._check_seed(seed) for seed in seeds]
+    assert len(set(used)) == len(seeds)
+    assert all(0 <= seed < 2**64 for seed in used)
