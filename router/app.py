@@ -35,6 +35,7 @@ from router.asgi import (
     respond_and_linger,
     until_disconnected,
 )
+from router.defects import Defects
 from router.detokenizer import Detokenizer
 from router.driver import Driver
 from router.events import Submit
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 CONTEXT_TOKENS = 5
 """Prompt tokens that decide how the first generated ones are spaced."""
+
+READ = ["GET", "HEAD"]
 
 Parse = Callable[[bytes, Limits], Call]
 
@@ -265,7 +268,7 @@ def make_app(service: Service) -> App:
     _add_models(app, service)
     _add_health(app, service)
     _add_error_shape(app)
-    return RequestIds(app)
+    return RequestIds(Defects(app))
 
 
 def _json(body: object, status: int = 200) -> Response:
@@ -282,11 +285,11 @@ def _add_models(app: FastAPI, service: Service) -> None:
         "vocab_size": service.limits.card.vocab_size,
     }
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
         return _json({"object": "list", "data": [card]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
         service.check_model(name)
         return _json(card)
@@ -303,20 +306,20 @@ def _add_health(app: FastAPI, service: Service) -> None:
             directory=service.directory_state(),
         )
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=READ)
     async def live() -> Response:
         return _json({"status": "ok"})
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=READ)
     async def ready() -> Response:
         body = report()
         return _json(body, 200 if body["ready"] else 503)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READ)
     async def overview() -> Response:
         return _json(report())
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         gauges.update(service.driver.status())
         return Response(service.observer.meter.render(), media_type=CONTENT_TYPE)
