@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from hashlib import blake2b
 
+import msgspec
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -74,12 +75,19 @@ class Service:
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.directory_state = directory_state
         self.created = int(time.time())
-        self.limits = Limits(
-            card=tokenizer.card,
-            choices_max=config.choices_max,
-            default_max_tokens=config.default_max_tokens,
-        )
         self.salt = config.tenant_salt.encode()
+
+    @property
+    def limits(self) -> Limits:
+        """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
+        card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
+        if holds is not None and holds < card.context_tokens:
+            card = msgspec.structs.replace(card, context_tokens=holds)
+        return Limits(
+            card=card,
+            choices_max=self.config.choices_max,
+            default_max_tokens=self.config.default_max_tokens,
+        )
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound."""
@@ -276,23 +284,25 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    card = {
-        "id": service.model,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "baton",
-        "max_model_len": service.limits.card.context_tokens,
-        "vocab_size": service.limits.card.vocab_size,
-    }
+    def card() -> dict[str, object]:
+        limits = service.limits.card
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "baton",
+            "max_model_len": limits.context_tokens,
+            "vocab_size": limits.vocab_size,
+        }
 
     @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [card()]})
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
         service.check_model(name)
-        return _json(card)
+        return _json(card())
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
