@@ -93,6 +93,10 @@ class RouterConfig(Section):
     shorter than `cluster.member_lease_s`, since being wrong costs little."""
     body_bytes_max: Annotated[int, Field(gt=0)] = 8 * 2**20
     """Largest request body; more is refused with 413."""
+    connections_max: Annotated[int, Field(ge=1)] = 4096
+    """Open connections of clients; one more is refused with 503 and closed."""
+    headers_timeout_s: Seconds = 30.0
+    """From opening a connection, or a request's first byte, to the end of its headers; then 408."""
     output_buffer_tokens_max: Annotated[int, Field(ge=16)] = 4096
     """Tokens buffered for a slow client before it is dropped."""
     choices_max: Annotated[int, Field(ge=1, le=1024)] = 16

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from hashlib import blake2b
 
+import msgspec
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -35,6 +36,7 @@ from router.asgi import (
     respond_and_linger,
     until_disconnected,
 )
+from router.defects import Defects
 from router.detokenizer import Detokenizer
 from router.driver import Driver
 from router.events import Submit
@@ -49,6 +51,8 @@ log = logging.getLogger(__name__)
 
 CONTEXT_TOKENS = 5
 """Prompt tokens that decide how the first generated ones are spaced."""
+
+READ = ["GET", "HEAD"]
 
 Parse = Callable[[bytes, Limits], Call]
 
@@ -71,12 +75,19 @@ class Service:
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.directory_state = directory_state
         self.created = int(time.time())
-        self.limits = Limits(
-            card=tokenizer.card,
-            choices_max=config.choices_max,
-            default_max_tokens=config.default_max_tokens,
-        )
         self.salt = config.tenant_salt.encode()
+
+    @property
+    def limits(self) -> Limits:
+        """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
+        card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
+        if holds is not None and holds < card.context_tokens:
+            card = msgspec.structs.replace(card, context_tokens=holds)
+        return Limits(
+            card=card,
+            choices_max=self.config.choices_max,
+            default_max_tokens=self.config.default_max_tokens,
+        )
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound."""
@@ -265,7 +276,7 @@ def make_app(service: Service) -> App:
     _add_models(app, service)
     _add_health(app, service)
     _add_error_shape(app)
-    return RequestIds(app)
+    return RequestIds(Defects(app))
 
 
 def _json(body: object, status: int = 200) -> Response:
@@ -273,23 +284,25 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    card = {
-        "id": service.model,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "baton",
-        "max_model_len": service.limits.card.context_tokens,
-        "vocab_size": service.limits.card.vocab_size,
-    }
+    def card() -> dict[str, object]:
+        limits = service.limits.card
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "baton",
+            "max_model_len": limits.context_tokens,
+            "vocab_size": limits.vocab_size,
+        }
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [card()]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
         service.check_model(name)
-        return _json(card)
+        return _json(card())
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -303,20 +316,20 @@ def _add_health(app: FastAPI, service: Service) -> None:
             directory=service.directory_state(),
         )
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=READ)
     async def live() -> Response:
         return _json({"status": "ok"})
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=READ)
     async def ready() -> Response:
         body = report()
         return _json(body, 200 if body["ready"] else 503)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READ)
     async def overview() -> Response:
         return _json(report())
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         gauges.update(service.driver.status())
         return Response(service.observer.meter.render(), media_type=CONTENT_TYPE)

@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from baton.core.errors import BodyTooLarge, ClientError
 
 Scope = MutableMapping[str, Any]
@@ -19,6 +17,9 @@ Headers = list[tuple[bytes, bytes]]
 
 ABORT = "baton.abort"
 """Key in the scope: a function that breaks the connection at once, whatever is still to be written."""
+
+IS_CLOSING = "baton.is_closing"
+"""Key in the scope: a function that says whether the connection is closed or about to be."""
 
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENTS: Headers = [
@@ -34,15 +35,6 @@ LINGER_S = 1.0
 LINGER_BYTES_MAX = 64 * 2**20
 
 _SANE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
-
-
-class AbortableProtocol(HttpToolsProtocol):
-    """uvicorn's, with a way to hang up: ASGI has none, and closing waits until everything is read by
-    a client that may never read."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
 
 class ClientGone(Exception):

@@ -425,10 +425,17 @@ class RouterCore:
         if isinstance(found, NoPlace):
             self._waits_for = found.because
             if found.is_final:
-                return flow.refuse(FailureKind.TOO_LONG, found.because, now_s=self._now_s)
+                return flow.refuse(FailureKind.TOO_LONG, self._too_long(flow), now_s=self._now_s)
             return []
         blocks = found_blocks.get((found.prefill.fingerprint, found.prefill.block_tokens), {})
         return self._start(flow, found, blocks)
+
+    def _too_long(self, flow: Flow) -> str:
+        holds = max((w.hello.max_model_tokens for w in self._cluster), default=0)
+        return (
+            f"No worker here can hold a sequence of more than {holds} tokens, and this one has "
+            f"{flow.token_count}; at least one must be left for the answer."
+        )
 
     def _start(
         self, flow: Flow, placement: Placement, cached_blocks: Mapping[WorkerId, int]

@@ -68,6 +68,8 @@ class Driver:
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
+        self.sequence_tokens_max: int | None = None
+        """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
 
     @property
     def in_flight_count(self) -> int:
@@ -144,13 +146,21 @@ class Driver:
         if connection.worker_id in self._connections:
             return False
         self._connections[connection.worker_id] = connection
+        self._update_sequence_tokens_max()
         self.feed(WorkerJoined(connection.hello, connection.address))
         return True
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         if self._connections.get(connection.worker_id) is connection:
             del self._connections[connection.worker_id]
+            self._update_sequence_tokens_max()
             self.feed(WorkerLost(connection.worker_id, reason))
+
+    def _update_sequence_tokens_max(self) -> None:
+        """While nobody is there, the last ones count: they come back."""
+        if self._connections:
+            holds = (c.hello.max_model_tokens for c in self._connections.values())
+            self.sequence_tokens_max = max(holds)
 
     # --- the core ---------------------------------------------------------------------------------
 

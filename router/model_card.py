@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from baton.core.errors import SetupError
+from baton.core.errors import PromptTooLong, SetupError
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -15,6 +15,14 @@ class ModelCard(msgspec.Struct, frozen=True):
     vocab_size: int
     """Ids are 0 … vocab_size-1."""
     eos_token_ids: tuple[int, ...]
+
+
+def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"This model's maximum context length is {context_tokens} tokens, and the {field} has "
+        f"{prompt_tokens}; at least one must be left for the answer.",
+        param=field,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

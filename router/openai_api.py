@@ -13,14 +13,16 @@ import msgspec
 
 from baton.core.errors import ClientError, PromptTooLong
 from baton.core.sampling import SamplingParams
-from router.model_card import ModelCard
+from router.model_card import ModelCard, prompt_too_long
 from router.unsupported import CHAT, COMPLETION, Harmless, refuse_unsupported
 
 STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
+MESSAGES_MAX = 8192
+"""Of one request, and parts of one message: a template's rendering of more would hold everybody up."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
-SEED_BITS = 63
+SEED_BITS = 64
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 Prompt = str | tuple[int, ...]
@@ -106,7 +108,7 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
 
 def parse_completion(body: bytes, limits: Limits) -> Call:
     parsed = _parse(body, _CompletionBody, COMPLETION)
-    prompts = check_prompts(parsed.prompt, limits.card.vocab_size)
+    prompts = check_prompts(parsed.prompt, limits)
     max_tokens = COMPLETION_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
     return _call(parsed, limits, Endpoint.COMPLETION, max_tokens, "max_tokens", prompts=prompts)
 
@@ -119,11 +121,7 @@ def sampling_params(call: Call, *, choice_index: int, prompt_tokens: int, limits
     if prompt_tokens < 1:
         raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
     if room < 1:
-        raise PromptTooLong(
-            f"This model's maximum context length is {context} tokens, and the prompt has {prompt_tokens}; "
-            "at least one must be left for the answer.",
-            param=field,
-        )
+        raise prompt_too_long(prompt_tokens, context, field)
     max_tokens = min(limits.default_max_tokens, room) if call.max_tokens is None else call.max_tokens
     if max_tokens > room:
         raise PromptTooLong(
@@ -147,8 +145,8 @@ def choice_seed(seed: int, choice_index: int) -> int:
     """The client's own for the first choice; for the others one that follows from it."""
     if choice_index == 0:
         return seed
-    digest = blake2b(b"%d/%d" % (seed, choice_index), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+    digest = blake2b(b"%d/%d" % (seed, choice_index), digest_size=SEED_BITS // 8).digest()
+    return int.from_bytes(digest, "little")
 
 
 # --- the body -------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def _check_seed(seed: int | None) -> int:
         return secrets.randbits(SEED_BITS)
     if not -(2**63) <= seed < 2**63:
         raise ClientError(f"seed must fit into 64 bits, not {seed}", param="seed")
-    return seed % 2**SEED_BITS
+    return seed % 2**SEED_BITS  # unsigned on the wire; no two of them become one
 
 
 def _check_stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -298,7 +296,14 @@ def _check_ids(ids: Sequence[Any], param: str, vocab_size: int) -> tuple[int, ..
     return tuple(ids)
 
 
-def check_prompts(prompt: str | list[Any], vocab_size: int) -> tuple[Prompt, ...]:
+def _check_prompt_ids(ids: list[Any], param: str, limits: Limits) -> tuple[int, ...]:
+    """The length first: looking at millions of ids that can't be used anyway holds everybody up."""
+    if len(ids) >= limits.card.context_tokens:
+        raise prompt_too_long(len(ids), limits.card.context_tokens, "prompt")
+    return _check_ids(ids, param, limits.card.vocab_size)
+
+
+def check_prompts(prompt: str | list[Any], limits: Limits) -> tuple[Prompt, ...]:
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     if isinstance(prompt, str):
         return (prompt,)
@@ -306,13 +311,17 @@ def check_prompts(prompt: str | list[Any], vocab_size: int) -> tuple[Prompt, ...
         raise ClientError("prompt must not be empty", param="prompt")
     first = prompt[0]
     if type(first) is int:
-        return (_check_ids(prompt, "prompt", vocab_size),)
+        return (_check_prompt_ids(prompt, "prompt", limits),)
+    if len(prompt) > limits.choices_max:
+        raise ClientError(
+            f"{len(prompt)} prompts, at most {limits.choices_max} choices are allowed", param="prompt"
+        )
     if isinstance(first, str | list) and all(type(one) is type(first) for one in prompt):
         if isinstance(first, str):
             return tuple(prompt)
         if not all(prompt):
             raise ClientError("prompt must not be empty", param="prompt")
-        return tuple(_check_ids(one, f"prompt[{at}]", vocab_size) for at, one in enumerate(prompt))
+        return tuple(_check_prompt_ids(one, f"prompt[{at}]", limits) for at, one in enumerate(prompt))
     raise ClientError(
         "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
         param="prompt",
@@ -323,6 +332,10 @@ def check_prompts(prompt: str | list[Any], vocab_size: int) -> tuple[Prompt, ...
 def check_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     if not messages:
         raise ClientError("messages must not be empty", param="messages")
+    if len(messages) > MESSAGES_MAX:
+        raise ClientError(
+            f"at most {MESSAGES_MAX} messages are allowed, not {len(messages)}", param="messages"
+        )
     return tuple(_check_message(message, f"messages[{at}]") for at, message in enumerate(messages))
 
 
@@ -334,6 +347,11 @@ def _check_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list):
+        if len(content) > MESSAGES_MAX:
+            raise ClientError(
+                f"{where}.content may have at most {MESSAGES_MAX} parts, not {len(content)}",
+                param=f"{where}.content",
+            )
         content = "\n".join(_part_text(part, f"{where}.content[{at}]") for at, part in enumerate(content))
     elif content is None and role == "assistant" and message.get("tool_calls"):
         content = ""

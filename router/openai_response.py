@@ -46,6 +46,7 @@ class AnswerFormat:
     ) -> None:
         self._endpoint = endpoint
         self._is_chat = endpoint is Endpoint.CHAT
+        self.prompt_field = "messages" if self._is_chat else "prompt"
         self._head = {
             "id": request_id,
             "object": endpoint.value,

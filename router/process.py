@@ -20,9 +20,9 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.client import DirectoryClient, worker_session
 from router.app import Service, make_app
-from router.asgi import AbortableProtocol
 from router.core import RouterCore
 from router.driver import Driver
+from router.http_protocol import protocol_for
 from router.membership import Roster
 from router.observe import Observer
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
@@ -154,7 +154,7 @@ class RouterProcess:
         server = Server(
             uvicorn.Config(
                 make_app(self._service),
-                http=AbortableProtocol,
+                http=protocol_for(self._config.router),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -14,6 +14,7 @@ from baton.wire.link import LinkBroken
 from router.driver import Connection, Driver
 from router.events import FromWorker
 from router.membership import Roster
+from router.silence import SilenceWatch
 
 log = logging.getLogger(__name__)
 
@@ -120,25 +121,26 @@ class WorkerSessions:
     async def _listen(self, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff) -> str:
         """Until the session ends; returns why."""
         reason = "its session was closed here"
-        silence = asyncio.timeout(self._silence_s)
+        ending = asyncio.timeout(None)
         is_broken_off = False
 
         def break_off() -> None:
             nonlocal is_broken_off
             is_broken_off = True  # a message that is here already must not put the end off again
-            _end_now(silence)
+            _end_now(ending)
 
         connection = Connection(hello, address, link.send, break_off)
         try:
-            async with silence:
+            async with ending:
                 if not self._driver.connected(connection):
                     return "it has a session under another address already"
                 backoff.succeeded()
-                async for message in link:
-                    if is_broken_off:
-                        return "it cannot be told anything"
-                    silence.reschedule(self._driver.now_s() + self._silence_s)
-                    self._driver.feed(FromWorker(hello.worker_id, message))
+                with SilenceWatch(self._silence_s, lambda: _end_now(ending)) as silence:
+                    async for message in link:
+                        if is_broken_off:
+                            return "it cannot be told anything"
+                        silence.heard()
+                        self._driver.feed(FromWorker(hello.worker_id, message))
                 reason = "it closed the session"
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"
@@ -149,9 +151,9 @@ class WorkerSessions:
         return reason
 
 
-def _end_now(silence: asyncio.Timeout) -> None:
-    if not silence.expired():
-        silence.reschedule(0.0)
+def _end_now(ending: asyncio.Timeout) -> None:
+    if not ending.expired():
+        ending.reschedule(0.0)
 
 
 class DirectoryWatch:
@@ -174,12 +176,12 @@ class DirectoryWatch:
             await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
-        loop = asyncio.get_running_loop()
         # It is a generator, and must be closed for the call behind it to end.
         views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._router_id))
-        async with asyncio.timeout(DIRECTORY_SILENCE_S) as silence, aclosing(views):
-            async for view in views:
-                silence.reschedule(loop.time() + DIRECTORY_SILENCE_S)
-                backoff.succeeded()
-                self.is_current = True
-                on_view(view)
+        async with asyncio.timeout(None) as ending, aclosing(views):
+            with SilenceWatch(DIRECTORY_SILENCE_S, lambda: _end_now(ending)) as silence:
+                async for view in views:
+                    silence.heard()
+                    backoff.succeeded()
+                    self.is_current = True
+                    on_view(view)

@@ -22,14 +22,15 @@ DEADLINE_GRACE_S = 5.0
 """The core ends what is over its deadline; this much later the edge stops waiting for anything."""
 
 
-def error_for(failed: Failed) -> BatonError:
+def error_for(failed: Failed, prompt_field: str) -> BatonError:
+    """`prompt_field`: of the request, to be named if that is too long."""
     match failed.kind:
         case FailureKind.QUEUE_FULL:
             return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
         case FailureKind.NO_CAPACITY:
             return NoCapacity(failed.message, retry_after_s=failed.retry_after_s)
         case FailureKind.TOO_LONG:
-            return PromptTooLong(failed.message)
+            return PromptTooLong(failed.message, param=prompt_field)
         case FailureKind.DEADLINE:
             return DeadlineOver(failed.message)
         case FailureKind.ATTEMPTS:
@@ -94,7 +95,7 @@ class Choice:
         self._exchange.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._exchange.fail(error_for(failed))
+        self._exchange.fail(error_for(failed, self._exchange.prompt_field))
 
     def take(self) -> tuple[str, list[int] | None]:
         """Text and, if wanted, token ids that are not sent yet; they count as sent."""
@@ -128,6 +129,10 @@ class Exchange:
 
     def now_s(self) -> float:
         return self._driver.now_s()
+
+    @property
+    def prompt_field(self) -> str:
+        return self._answer.prompt_field
 
     # --- what the driver and the connection say ---------------------------------------------------
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import huggingface_hub
 import huggingface_hub.errors
-import jinja2
 import msgspec
 import transformers
 
-from baton.core.errors import ClientError, QueueFull, SetupError
-from router.model_card import ModelCard, read_model_card
+from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
+from router.model_card import ModelCard, prompt_too_long, read_model_card
+from router.text_bound import characters_per_token_max
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
@@ -26,9 +26,6 @@ WAITING_MAX = 512
 """Texts waiting for a thread; one more is refused."""
 
 FILES_WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-
-TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""A template is a program that came with the model: it may fail in any of these ways on odd messages."""
 
 
 def fetch_model_folder(path: str, revision: str) -> Path:
@@ -66,6 +63,7 @@ class Tokenizer:
             rust.no_truncation()
             rust.no_padding()
         self._rust = rust
+        self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self.special_ids = frozenset(
             [*pretrained.all_special_ids, *(i for i, token in added.items() if token.special)]
@@ -104,14 +102,15 @@ class Tokenizer:
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a prompt, with what the model wants before it (usually its beginning-of-sequence).
 
-        Raises QueueFull when too many texts wait.
+        Raises PromptTooLong if they do not fit into the context, QueueFull when too many texts wait.
         """
-        return await self._in_thread(lambda: self._encode(text, with_special=True))
+        return await self._in_thread(lambda: self._encode(text, "prompt", with_special=True))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Ids of a conversation, up to where the assistant's answer begins.
 
-        Raises ClientError if the template refuses the messages, QueueFull when too many texts wait.
+        Raises ClientError if the template refuses the messages, PromptTooLong if they do not fit into the
+        context, QueueFull when too many texts wait.
         """
         if not self.has_chat_template:
             raise ClientError("this model has no chat template; use /v1/completions", param="messages")
@@ -129,22 +128,34 @@ class Tokenizer:
         finally:
             self._waiting_count -= 1
 
-    def _encode(self, text: str, *, with_special: bool) -> tuple[int, ...]:
-        if self._rust is not None:
-            return tuple(self._rust.encode(text, add_special_tokens=with_special).ids)
-        return tuple(self._pretrained.encode(text, add_special_tokens=with_special))
+    def _encode(self, text: str, field: str, *, with_special: bool) -> tuple[int, ...]:
+        """What can't fit is refused before it costs anything more. Raises PromptTooLong for `field`."""
+        context = self.card.context_tokens
+        if self._characters_per_token is not None and len(text) > context * self._characters_per_token:
+            raise PromptTooLong(
+                f"This model's maximum context length is {context} tokens, and the {field} has "
+                f"{len(text)} characters: more than these tokens can stand for.",
+                param=field,
+            )
+        if self._rust is None:
+            return tuple(self._pretrained.encode(text, add_special_tokens=with_special))
+        # Of a batch, since that gives up the GIL; `encode` keeps it.
+        (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=with_special)
+        if len(encoding) >= context:
+            raise prompt_too_long(len(encoding), context, field)
+        return tuple(encoding.ids)
 
     def _encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         try:
             text: str = self._pretrained.apply_chat_template(
                 self._known_roles(messages), tokenize=False, add_generation_prompt=True
             )
-        except TEMPLATE_ERRORS as error:
+        except Exception as error:  # a program that came with the model: it may fail in any way
             raise ClientError(
-                f"the model's chat template refused the messages: {first_line(error)}", param="messages"
+                f"the model's chat template refused the messages: {first_line(error):.500}", param="messages"
             ) from error
         # The template writes the special tokens itself.
-        return self._encode(text, with_special=False)
+        return self._encode(text, "messages", with_special=False)
 
     def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """`developer` is OpenAI's newer name for `system`; few templates know it."""

@@ -218,7 +218,9 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=CONTEXT, **router):
+async def cluster(
+    folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=CONTEXT, waits_for_workers=True, **router
+):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
     config = Config(
         model={"path": str(folder), "name": MODEL},
@@ -238,7 +240,8 @@ async def cluster(folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=
     serving = asyncio.create_task(process.run(sock, lambda _: None, stop))
     try:
         running = Cluster(url_of(sock), process, workers)
-        await running.joined()
+        if waits_for_workers:
+            await running.joined()
         try:
             yield running
         finally:

@@ -1,14 +1,17 @@
 """Whatever a client gets wrong: the right status, OpenAI's error shape, the field by name."""
 
 import asyncio
+import contextlib
 
+import msgspec
 import openai
 import orjson
 import pytest
 
 from baton.core.messages import FailureReason, SequenceFailed
+from router import openai_api
 from router.tokenizer import Tokenizer
-from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, cluster, make_folder
+from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, called, cluster, make_folder, soon
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -39,6 +42,11 @@ BAD = [
     (without(chat(), "messages"), 400, "messages", "missing_required_parameter", "messages"),
     (chat(model=3), 400, "model", "invalid_type", "int"),
     (chat(messages=[]), 400, "messages", None, "empty"),
+    (chat(messages=USER * 8193), 400, "messages", None, "8192"),
+    (
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 8193}]),
+        400, "messages[0].content", None, "8192",
+    ),
     (chat(messages="hi"), 400, "messages", "invalid_type", "array"),
     (chat(messages=["hi"]), 400, "messages[0]", "invalid_type", "object"),
     (chat(messages=[{"content": "x"}]), 400, "messages[0].role", None, "role"),
@@ -96,6 +104,7 @@ BAD = [
     (completion(prompt=[512]), 400, "prompt", None, "511"),
     (completion(prompt=[-1]), 400, "prompt", None, "-1"),
     (completion(prompt=[[3], [999]]), 400, "prompt[1]", None, "999"),
+    (completion(prompt=[-1] * CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
     (completion(prompt=["a"] * 17), 400, "prompt", None, "16"),
     (completion(prompt=[7] * CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
     (completion(max_tokens=CONTEXT), 400, "prompt", "context_length_exceeded", str(CONTEXT)),
@@ -184,6 +193,58 @@ async def test_a_prompt_may_fill_the_context_but_for_one_token(folder):
         assert answer.usage.total_tokens == CONTEXT
         chat = await c.openai().chat.completions.create(model=MODEL, messages=USER)
         assert chat.usage.total_tokens == CONTEXT  # what is left, since it says nothing
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "prompt"),
+    [
+        (COMPLETION, "prompt", {"prompt": [7] * 60, "max_tokens": 41}),
+        (COMPLETION, "prompt", {"prompt": [7] * 100, "max_tokens": 1}),
+        (COMPLETION, "prompt", {"prompt": "a b c d " * 50, "max_tokens": 1}),
+        (CHAT, "messages", {"messages": USER, "max_tokens": 99}),
+    ],
+)
+async def test_what_no_worker_can_hold_is_too_long(folder, path, field, prompt):
+    worker = FakeWorker(reply=[7] * 500)
+    worker.hello = msgspec.structs.replace(worker.hello, max_model_tokens=100)
+    async with cluster(folder, worker) as c, c.http() as http:
+        assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == 100
+        answer = await http.post(path, json={"model": MODEL} | prompt)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+        assert "100 tokens" in error["message"]
+        fits = await http.post(COMPLETION, json=completion(prompt=[7] * 60, max_tokens=40)[1])
+        assert fits.json()["usage"]["total_tokens"] == 100
+
+
+async def test_a_prompt_that_turns_out_too_long_for_every_worker_says_how_much(folder, monkeypatch):
+    """The router takes it before it knows any worker."""
+    worker = FakeWorker("late", reply=[7])
+    worker.hello = msgspec.structs.replace(worker.hello, max_model_tokens=50)
+    joining = worker.session
+    may_join = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def late():
+        await may_join.wait()
+        async with joining() as opened:
+            yield opened
+
+    worker.session = late
+    async with cluster(folder, worker, waits_for_workers=False) as c, c.http() as http:
+        submitted = called(monkeypatch, c.driver, "submit")
+        asking = asyncio.create_task(http.post(COMPLETION, json=completion(prompt=[7] * 80)[1]))
+        await soon(submitted)
+        may_join.set()
+        answer = await asking
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (
+            400,
+            "prompt",
+            "context_length_exceeded",
+        )
+        assert "50 tokens" in error["message"]
+        assert "80" in error["message"]
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -275,3 +336,10 @@ async def test_a_model_without_template_says_so(tmp_path):
         answer = await http.post(CHAT, json=chat()[1])
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
         assert (await http.post(COMPLETION, json=completion()[1])).status_code == 200
+
+
+def test_no_two_seeds_become_one():
+    seeds = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1]
+    used = [openai_api._check_seed(seed) for seed in seeds]
+    assert len(set(used)) == len(seeds)
+    assert all(0 <= seed < 2**64 for seed in used)

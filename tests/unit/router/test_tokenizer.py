@@ -5,13 +5,15 @@ import json
 import threading
 
 import pytest
+import tokenizers
 import transformers
 
-from baton.core.errors import ClientError, QueueFull, SetupError
+from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
 from router import tokenizer as module
 from router.model_card import read_model_card
+from router.text_bound import characters_per_token_max
 from router.tokenizer import Tokenizer
-from tests.models import EOS_ID
+from tests.models import BOS_ID, EOS_ID
 from tests.unit.router.http_fakes import make_folder
 
 
@@ -47,7 +49,7 @@ async def test_what_the_template_refuses_is_the_clients_error(tokenizer):
 async def test_many_threads_agree(tokenizer):
     texts = [f"text number {i} " * 50 for i in range(100)]
     together = await asyncio.gather(*map(tokenizer.encode, texts))
-    assert together == [tokenizer._encode(text, with_special=True) for text in texts]
+    assert together == [tokenizer._encode(text, "prompt", with_special=True) for text in texts]
 
 
 async def test_waiting_texts_are_bounded_and_the_loop_goes_on(folder, monkeypatch):
@@ -88,3 +90,93 @@ def test_a_card_of_a_text_model_inside_another(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": inner, "eos_token_id": 3}))
     card = read_model_card(tmp_path)
     assert (card.context_tokens, card.vocab_size, card.eos_token_ids) == (64, 512, (3,))
+
+
+# --- what would hold everybody up -----------------------------------------------------------------
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(folder, monkeypatch):
+    tokenizer = Tokenizer.load(str(folder))
+    tokenizer.limit_context(8)
+    longest = tokenizer._characters_per_token
+    for text in ("a b c d e f g h i j k l", "x" * (8 * longest + 1)):
+        with pytest.raises(PromptTooLong, match="8 tokens") as error:
+            await tokenizer.encode(text)
+        assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+    monkeypatch.setattr(tokenizer, "_rust", None)  # would be an error to use it, and so would the other
+    monkeypatch.setattr(tokenizer, "_pretrained", None)
+    with pytest.raises(PromptTooLong, match="characters"):
+        await tokenizer.encode("x" * (8 * longest + 1))
+    await tokenizer.close()
+
+
+async def test_tokenising_gives_up_the_interpreter(tokenizer, monkeypatch):
+    """A batch does, a single text does not."""
+    batches = []
+
+    class Spy:
+        def __init__(self, rust):
+            self._rust = rust
+
+        def encode_batch_fast(self, texts, **options):
+            batches.append(texts)
+            return self._rust.encode_batch_fast(texts, **options)
+
+    expected = tokenizer._rust.encode("one text").ids
+    monkeypatch.setattr(tokenizer, "_rust", Spy(tokenizer._rust))
+    assert list(await tokenizer.encode("one text")) == expected
+    assert batches == [["one text"]]
+
+
+BYTE_LEVEL = {"type": "ByteLevel"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({}, 5),
+        ({"added_tokens": [{"content": "<special>"}]}, 9),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}, 20),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "_"}}, 5),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": "_"}}, None),
+        ({"normalizer": {"type": "Strip"}}, None),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, None),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTE_LEVEL]}}, 5),
+        ({"added_tokens": [{"content": "<mask>", "lstrip": True}]}, None),
+        ({"model": {"type": "WordPiece", "vocab": {"a": 0}}}, None),
+        ({"pre_tokenizer": None, "model": {"type": "BPE", "vocab": {"ab": 0}, "byte_fallback": True}}, 2),
+    ],
+)
+def test_the_characters_a_token_can_stand_for(changes, bound):
+    parts = {"model": {"type": "BPE", "vocab": {"a": 0, "hello": 1}}, "pre_tokenizer": BYTE_LEVEL}
+    assert characters_per_token_max(json.dumps(parts | changes)) == bound
+
+
+async def test_whatever_goes_wrong_in_a_template_is_the_clients_error(tokenizer):
+    nested = []
+    for _ in range(800):
+        nested = [nested]
+    with pytest.raises(ClientError) as error:
+        await tokenizer.encode_chat([{"role": "user", "content": "x", "zz": nested}])
+    assert error.value.param == "messages"
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+async def test_a_text_begins_as_transformers_begins_it_and_a_chat_not_twice(tmp_path, adds_bos):
+    folder = make_folder(tmp_path / "bos")
+    if adds_bos:  # as Llama's do
+        rust = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        bos = rust.id_to_token(BOS_ID)
+        rust.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{bos} $A", pair=None, special_tokens=[(bos, BOS_ID)]
+        )
+        rust.save(str(folder / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = Tokenizer.load(str(folder))
+    ids = await tokenizer.encode("some text")
+    assert list(ids) == theirs("some text")["input_ids"]
+    assert (ids[0] == BOS_ID) is adds_bos
+    tokenizer._pretrained.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
+    chat = await tokenizer.encode_chat([{"role": "user", "content": "some text"}])
+    assert chat.count(BOS_ID) == 1
+    await tokenizer.close()

@@ -1,0 +1,190 @@
+"""The HTTP connection: uvicorn's, bounded against clients that mean harm or know no better."""
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from baton.config import RouterConfig
+from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S
+from router.openai_response import error_body
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX = 64 * 2**10
+HEADERS_MAX = 256
+"""Of one request, trailers included."""
+
+
+_TOO_LARGE = (
+    f"the request's headers are too large: at most {HEADER_BYTES_MAX} bytes and {HEADERS_MAX} headers "
+    "are allowed"
+)
+
+
+class _Refused(Exception):
+    """Raised within the parser to end it."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bounds connections, headers and the time they take, answers what is no HTTP in OpenAI's error
+    shape, ends every request of a connection that is lost, and has a way to hang up: ASGI has none, and
+    closing waits until everything is read by a client that may never read."""
+
+    connections_max: ClassVar[int] = 4096
+    headers_timeout_s: ClassVar[float] = 30.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._running: RequestResponseCycle | None = None
+        self._header_bytes = self._header_count = 0
+        self._idle_bytes = 0
+        """Received without anything coming of it: an unfinished header, chunk extensions, blank lines."""
+        self._has_progressed = False
+        self._was_used = False
+        self._is_head_complete = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: tuple[HTTPStatus, str] | None = None
+        self._linger_bytes = 0
+
+    # --- the connection ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.connections_max:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections are open", linger_s=0.0)
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the request that came last; with pipelining, another one is running."""
+        self._stop_head_timer()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            self._linger(len(data))
+            return
+        self._unset_keepalive_if_required()
+        self._has_progressed = False
+        assert self.parser is not None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            status, message = self._refusal or (HTTPStatus.BAD_REQUEST, f"invalid HTTP request: {error}")
+            self._refuse(status, message)
+            return
+        except httptools.HttpParserUpgrade:
+            log.debug("%s asked for an upgrade: there is none", self.client)
+        self._idle_bytes = 0 if self._has_progressed else self._idle_bytes + len(data)
+        if self._idle_bytes > HEADER_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+        elif not self._is_head_complete or self._running is None or self._running.response_complete:
+            self._await_head()
+
+    # --- the parser -------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[IS_CLOSING] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
+        self._header_bytes = self._header_count = 0
+        self._is_head_complete, self._has_progressed, self._was_used = False, True, True
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_head_complete, self._has_progressed = True, True
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_progressed = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_progressed = True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES_MAX or self._header_count > HEADERS_MAX:
+            self._refusal = (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            raise _Refused
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _await_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.headers_timeout_s, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self._was_used:
+            self.transport.close()  # opened in advance and never used: no answer to anything
+            return
+        message = f"the headers did not arrive within {self.headers_timeout_s:g} s"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
+
+    # --- refusing ---------------------------------------------------------------------------------
+
+    def _refuse(self, status: HTTPStatus, message: str, *, linger_s: float = LINGER_S) -> None:
+        """Answer, unless another answer is under way, and hang up. What the client still sends is thrown
+        away for a moment: closing at once would reset the connection, and it would see no answer."""
+        log.debug("%s is refused: %s", self.client, message)
+        self._refusal = (status, message)
+        self._stop_head_timer()
+        if self.transport.is_closing():
+            return
+        if self._running is not None and not self._running.response_complete:
+            self.transport.close()
+            return
+        kind = "overloaded_error" if status.value == 503 else "invalid_request_error"
+        body = error_body(message, kind)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        if linger_s and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(linger_s, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _linger(self, size: int) -> None:
+        self._linger_bytes += size
+        if self._linger_bytes > LINGER_BYTES_MAX:
+            self.transport.close()
+
+
+def protocol_for(config: RouterConfig) -> type[BoundedProtocol]:
+    class ConfiguredProtocol(BoundedProtocol):
+        connections_max = config.connections_max
+        headers_timeout_s = config.headers_timeout_s
+
+    return ConfiguredProtocol

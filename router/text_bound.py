@@ -1,0 +1,51 @@
+"""How long a text may be and still fit into a number of tokens, as far as a tokenizer's make-up tells."""
+
+import json
+from typing import Any
+
+NFC_SHRINKS = 4
+"""Characters that canonical composition makes one of, at most."""
+
+LOSSLESS_NORMALIZERS = frozenset({"NFC", "Prepend", "Replace"})
+
+
+def characters_per_token_max(tokenizer_json: str) -> int | None:
+    """The most characters of a text that one token can stand for; None: there is no such bound.
+
+    There is one where every character of the text is in some token: in a byte-level or byte-fallback
+    BPE whose normaliser drops nothing. Elsewhere a single unknown token may swallow a whole word, and
+    a normaliser any amount of spaces.
+    """
+    parts: dict[str, Any] = json.loads(tokenizer_json)
+    model: dict[str, Any] = parts["model"]
+    added: list[dict[str, Any]] = parts.get("added_tokens") or []
+    normalizers = _flat(parts.get("normalizer"), "normalizers")
+    if model.get("type") != "BPE" or any(token.get("lstrip") or token.get("rstrip") for token in added):
+        return None
+    if not (model.get("byte_fallback") or _is_byte_level(parts)) or not all(map(_is_lossless, normalizers)):
+        return None
+    words = [*model["vocab"], *(token["content"] for token in added)]
+    shrinks = NFC_SHRINKS if any(one.get("type") == "NFC" for one in normalizers) else 1
+    return shrinks * max(map(len, words), default=1)
+
+
+def _flat(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    if part.get("type") == "Sequence":
+        return [one for member in part[inner] for one in _flat(member, inner)]
+    return [part]
+
+
+def _is_byte_level(parts: dict[str, Any]) -> bool:
+    """Such a pre-tokeniser maps every byte to a character of the vocabulary. None may throw away."""
+    pre = _flat(parts.get("pre_tokenizer"), "pretokenizers")
+    drops = any(one.get("behavior") == "Removed" for one in pre)
+    return not drops and any(one.get("type") == "ByteLevel" for one in pre)
+
+
+def _is_lossless(normalizer: dict[str, Any]) -> bool:
+    if normalizer.get("type") == "Replace":
+        pattern = normalizer.get("pattern", {}).get("String")
+        return pattern is not None and len(pattern) <= len(normalizer.get("content", ""))
+    return normalizer.get("type") in LOSSLESS_NORMALIZERS
