@@ -252,6 +252,10 @@ class _Cluster:
         if self._router is not None:
             await asyncio.shield(self._router.url)
         await self._plane.until_settled()
+        if self._router is not None:
+            cluster = self._config.cluster
+            count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+            await self._router.until_connected(count)
 
     async def until_asked_to_stop(self) -> None:
         """Raises what breaks the control plane itself."""

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +47,8 @@ WORKER_ENVIRONMENT = {
     "UCX_MODULES": "^efa",
 }
 
-CALL_S = 30.0
-"""One call to an actor that should answer at once; the first includes the start of its process."""
+SHUTDOWN_S = 10.0
+"""For Ray's own orderly end; whatever is left then is killed."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -201,7 +202,7 @@ class RayReplicas:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
         if self._ray is not None and not self._is_lost and self._ray.is_initialized():
-            await asyncio.to_thread(self._ray.shutdown)
+            await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
 
     async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
         serving = replica.handle.serve.remote()
@@ -220,6 +221,26 @@ class RayReplicas:
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
         self._on_exit(worker_id, reason)
+
+
+async def _in_daemon(call: Callable[[], object], *, timeout_s: float) -> None:
+    """In a thread that does not keep the process alive: a call that hangs is left behind after
+    `timeout_s`, and whoever asked goes on."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="ray-shutdown", daemon=True).start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await done.wait()
+    except TimeoutError:
+        log.error("Ray does not shut down within %g s, going on without", timeout_s)
 
 
 def gpu_share(device_count: float, worker_count: int) -> float:

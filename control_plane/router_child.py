@@ -25,6 +25,8 @@ SETUP_ERROR_PREFIX = "setup error "
 
 SETUP_ERROR_STATUS = 2
 LIVE_PATH = "/health/live"
+HEALTH_PATH = "/health"
+CONNECTED_PROBE_S = 0.1
 START_S = 60.0
 """From starting the router to its ready line."""
 
@@ -92,6 +94,18 @@ class RouterChild:
             delay_s = self._policy.delay_s(deaths_in_a_row)
             log.warning("router ended with status %s, starting it anew in %g s", status, delay_s)
             await asyncio.sleep(delay_s)
+
+    async def until_connected(self, worker_count: int) -> None:
+        """Returns once the router has a session with this many workers: from then on requests find all
+        of them. Ask only when that many workers serve."""
+        url = await asyncio.shield(self.url)
+        async with httpx.AsyncClient(trust_env=False, timeout=PROBE_S) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    pools = (await client.get(f"{url}{HEALTH_PATH}")).json()["workers"]
+                    if sum(map(len, pools.values())) >= worker_count:
+                        return
+                await asyncio.sleep(CONNECTED_PROBE_S)
 
     async def _run_once(self) -> int:
         """Returns the exit status."""

@@ -65,12 +65,6 @@ class WorkerProcess:
         self._control_address, self._port = control_address, port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
-        self._is_engine_stuck = False
-
-    @property
-    def must_exit_hard(self) -> bool:
-        """The engine thread hangs: only `os._exit` ends this process."""
-        return self._is_engine_stuck
 
     async def run(
         self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
@@ -265,7 +259,8 @@ class WorkerProcess:
         await server.stop(FLUSH_S)
 
     async def _close_engine(self) -> None:
-        self._is_engine_stuck = not await self._engine.close(timeout_s=LAST_STEP_S)
+        if not await self._engine.close(timeout_s=LAST_STEP_S):
+            log.error("the engine thread hangs and is left behind")
 
 
 class _Ports:
