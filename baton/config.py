@@ -51,7 +51,7 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: tuple[Literal["nixl", "tcp"], ...] = ("nixl", "tcp")
+    backends: Annotated[tuple[Literal["nixl", "tcp"], ...], Field(min_length=1)] = ("nixl", "tcp")
     """How KV bytes move between workers, most preferred first; one that cannot start is left out."""
     lease_s: Seconds = 5.0
     """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""

@@ -31,7 +31,7 @@ START_S = 60.0
 """From starting the router to its ready line."""
 
 PROBE_S = 1.0
-"""Between two looks whether the router answers, and for the answer."""
+"""Between two looks whether the router answers."""
 
 KILL_S = 2.0
 """From SIGKILL to the end of the process."""
@@ -48,10 +48,10 @@ def child_environment(config: Config) -> dict[str, str]:
     return {**kept, **ours}
 
 
-async def _answers(url: str) -> bool:
-    """Within PROBE_S, whatever it says."""
+async def _answers(url: str, *, timeout_s: float) -> bool:
+    """In time, whatever it says."""
     try:
-        async with asyncio.timeout(PROBE_S), httpx.AsyncClient(trust_env=False, timeout=None) as client:
+        async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
             await client.get(url)
     except (httpx.HTTPError, TimeoutError):
         return False
@@ -133,13 +133,17 @@ class RouterChild:
                 watch.cancel()
 
     async def _watch(self, process: asyncio.subprocess.Process, url: str) -> None:
-        """Kills it once it has been silent for long. Silence is counted in looks and not by the clock:
-        a pause of this very process says nothing about the router."""
-        unanswered, loop = 0, asyncio.get_running_loop()
-        while unanswered * PROBE_S < self._silence_s:
+        """Kills it once it has been silent for long. A slow answer is an answer: a busy router has streams
+        to lose. What a pause of this very process adds to one look is not counted."""
+        silent_s, loop = 0.0, asyncio.get_running_loop()
+        patience_s = max(PROBE_S, self._silence_s / 2)
+        while silent_s < self._silence_s:
             looked_s = loop.time()
-            unanswered = 0 if await _answers(f"{url}{LIVE_PATH}") else unanswered + 1
+            is_alive = await _answers(f"{url}{LIVE_PATH}", timeout_s=patience_s)
             await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
+            silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
+        if self._is_stopping:
+            return  # a draining router is left to `stop`, which has a deadline of its own
         log.error("the router has not answered for %g s, killing it", self._silence_s)
         with contextlib.suppress(ProcessLookupError):
             process.kill()

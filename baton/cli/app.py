@@ -27,6 +27,17 @@ Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
+def _pools(prefill: int | None, decode: int | None, both: int | None) -> dict[str, int | None]:
+    """`--both 2` alone means two workers, not two beside the default pools."""
+    if both and prefill is None and decode is None:
+        prefill = decode = 0
+    return {
+        "cluster.prefill_workers": prefill,
+        "cluster.decode_workers": decode,
+        "cluster.both_workers": both,
+    }
+
+
 @app.command()
 def serve(
     model: Model = None,
@@ -35,7 +46,9 @@ def serve(
     port: Port = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    both: Annotated[int | None, typer.Option(min=0, help="Workers that take either leg.")] = None,
+    both: Annotated[
+        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    ] = None,
     dtype: DType = None,
     device: Device = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
@@ -55,9 +68,7 @@ def serve(
         "model.device": device,
         "router.host": host,
         "router.port": port,
-        "cluster.prefill_workers": prefill,
-        "cluster.decode_workers": decode,
-        "cluster.both_workers": both,
+        **_pools(prefill, decode, both),
         "cluster.ray_address": ray_address,
     }
     serve_cluster(load_config(sets, flags), with_router=True)
@@ -68,7 +79,9 @@ def control(
     model: Model = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    both: Annotated[int | None, typer.Option(min=0, help="Workers that take either leg.")] = None,
+    both: Annotated[
+        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
@@ -82,9 +95,7 @@ def control(
 
     flags = {
         "model.path": model,
-        "cluster.prefill_workers": prefill,
-        "cluster.decode_workers": decode,
-        "cluster.both_workers": both,
+        **_pools(prefill, decode, both),
         "cluster.control_port": port,
         "cluster.ray_address": ray_address,
     }

@@ -48,8 +48,8 @@ def answered(fast_probes, monkeypatch):
     urls: asyncio.Queue[str] = asyncio.Queue()
     look = router_child._answers
 
-    async def watched(url):
-        is_answered = await look(url)
+    async def watched(url, *, timeout_s):
+        is_answered = await look(url, timeout_s=timeout_s)
         if is_answered:
             urls.put_nowait(url)
         return is_answered
@@ -88,3 +88,25 @@ async def test_what_the_router_cannot_start_for_is_told_in_its_own_words():
     await asyncio.wait_for(router.run(), 20)
     with pytest.raises(SetupError, match=r"^no tokenizer in there$"):
         router.url.result()
+
+
+async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
+    """A busy router has streams to lose: only one that says nothing for `silence_s` is killed."""
+    looks = []
+
+    async def slowly(url, *, timeout_s):
+        looks.append(timeout_s)
+        return len(looks) % 2 == 0  # every other look is in vain, as under load
+
+    monkeypatch.setattr(router_child, "_answers", slowly)
+    router = child(SERVER, silence_s=5.0)
+    running = asyncio.create_task(router.run())
+    async with asyncio.timeout(30):
+        await router.url
+        pid = router.pid
+        while len(looks) < 12:
+            await asyncio.wait({running}, timeout=0.05)
+    assert router.pid == pid
+    assert set(looks) == {2.5}
+    await router.stop(5)
+    await running
