@@ -92,6 +92,13 @@ def _check_port(host: str, port: int, *, knob: str) -> None:
             raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another {knob})") from None
 
 
+def _must_be_ready(ready: asyncio.Task[None]) -> None:
+    try:
+        ready.result()
+    except TimeoutError:
+        raise SetupError("the router does not reach all workers: see the lines above") from None
+
+
 class Shutdown:
     """The first SIGINT or SIGTERM asks for an orderly end, the second for an immediate one."""
 
@@ -242,7 +249,7 @@ class _Cluster:
             if self._crash.done():
                 self._crash.result()
             if ready.done():
-                ready.result()
+                _must_be_ready(ready)
             return ready.done() and not stop.done()
         finally:
             for task in (ready, stop):
@@ -255,7 +262,8 @@ class _Cluster:
         if self._router is not None:
             cluster = self._config.cluster
             count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
-            await self._router.until_connected(count)
+            async with asyncio.timeout(cluster.start_timeout_s):
+                await self._router.until_connected(count)
 
     async def until_asked_to_stop(self) -> None:
         """Raises what breaks the control plane itself."""

@@ -7,14 +7,11 @@ BatonError
 │   └── BodyTooLarge          -> 413
 ├── Overloaded                it would work later                  -> 503 + Retry-After
 │   ├── QueueFull
-│   ├── NoCapacity            a pool is empty or full
-│   └── QuotaExceeded         -> 429
+│   └── NoCapacity            a pool is empty or full
 ├── DeadlineOver              the request's time is up             -> 504
 ├── PeerFailure               another process failed us            -> retry elsewhere, then 503
 │   ├── TransferFailed
-│   ├── StaleBlocks           the source's blocks were given to somebody else
-│   ├── IncompatiblePeer      fingerprints differ
-│   └── WorkerLost
+│   └── IncompatiblePeer      fingerprints differ
 ├── PlatformLost              what all processes here stand on is gone -> exit status 1, to be restarted
 └── SetupError                the operator must change something   -> one line, exit status 2
 
@@ -74,11 +71,6 @@ class NoCapacity(Overloaded):
     pass
 
 
-class QuotaExceeded(Overloaded):
-    http_status = 429
-    openai_type = "rate_limit_error"
-
-
 class DeadlineOver(BatonError):
     http_status = 504
     openai_type = "timeout_error"
@@ -98,15 +90,7 @@ class TransferFailed(PeerFailure):
         self.may_still_land = may_still_land
 
 
-class StaleBlocks(PeerFailure):
-    pass
-
-
 class IncompatiblePeer(PeerFailure):
-    pass
-
-
-class WorkerLost(PeerFailure):
     pass
 
 
