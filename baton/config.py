@@ -31,6 +31,17 @@ class ModelConfig(Section):
     """Torch device: cpu, cuda, cuda:1 …"""
     context_tokens_max: Annotated[int, Field(ge=0)] = 0
     """Prompt plus generated tokens of one sequence; 0: what the model's config.json says."""
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Weights are quantised to this when they are loaded; a checkpoint that is quantised already (GPTQ,
+    AWQ, compressed-tensors, MXFP4, GGUF) is recognised by itself and wants none here."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Of the KV cache. auto: as `dtype`. int8 and fp8 have one scale per head and token."""
+    reasoning_parser: str = ""
+    """How reasoning segments are told from the answer; empty: by the model's family. `none` turns it off."""
+    tool_parser: str = ""
+    """How tool calls are found in the text; empty: by the model's family. `none` turns it off."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters served from the start, each NAME=FOLDER_OR_HUB_ID."""
 
 
 class EngineConfig(Section):
@@ -47,7 +58,31 @@ class EngineConfig(Section):
     waiting_sequences_max: Annotated[int, Field(ge=1)] = 256
     """Sequences accepted and not started; one more is refused."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Torch threads of one worker; 0: its share of the cores."""
+    """Threads that compute, of one worker; 0: its share of the cores."""
+    kernels: Literal["auto", "torch", "native", "triton"] = "auto"
+    """auto: native on the CPU where a C++ compiler is at hand, triton on CUDA, else torch."""
+    overlap_steps: bool = True
+    """Plan a step while the one before it runs."""
+    tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.05
+    """Objective of the time per output token for requests that name none. Prompt chunks shrink so that
+    running sequences keep it; 0: chunks are as large as `step_tokens_max` allows."""
+    chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """A step with prompts computes at least this many prompt tokens, whatever the objective."""
+    swap_bytes: Annotated[int, Field(ge=0)] = 0
+    """Host memory for the KV of preempted sequences; 0: they are computed again."""
+    speculation: Literal["off", "ngram", "draft"] = "ngram"
+    """How tokens are guessed ahead: by repeating what followed the same tokens earlier in the text, or
+    by a smaller model. Never changes what is generated; turned off by itself where guesses fail."""
+    speculation_tokens_max: Annotated[int, Field(ge=1, le=32)] = 8
+    """Guesses per sequence and step."""
+    draft_model: str = ""
+    """speculation=draft: Hugging Face folder or hub id of a model with the same vocabulary."""
+    draft_kv_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
+    """KV pool of the draft model."""
+    adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    """LoRA adapters held by one worker at once; the least recently used one makes room."""
+    adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
+    """Largest rank of an adapter."""
 
 
 class TransferConfig(Section):

@@ -8,22 +8,56 @@ import msgspec
 DTypeName = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: dict[DTypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-KV_LAYOUT = "block-major/L2HPD"
-"""Version tag of the memory layout of one block: [layers, 2 (K,V), kv heads, positions, head dim]."""
+QuantName = Literal["int8", "fp8"]
+"""int8: symmetric. fp8: e4m3. One float32 scale per layer, plane, head and position."""
+KVDTypeName = Literal["auto", "int8", "fp8"]
+STORED_BYTES: dict[DTypeName | QuantName, int] = {**DTYPE_BYTES, "int8": 1, "fp8": 1}
+SCALE_BYTES = 4
+
+KV_LAYOUT = "block-major/LCHPD+S"
+"""Version tag of the memory layout of one block, see `KVGeometry`."""
 
 
 class KVGeometry(msgspec.Struct, frozen=True):
+    """A block's bytes: values [layers, planes, kv heads, positions, head dim] of `kv_dtype`; where that
+    is quantised, scales [layers, planes, kv heads, positions] in float32 follow."""
+
     layer_count: int
     kv_head_count: int
     head_dim: int
     block_tokens: int
     dtype: DTypeName
+    """Of weights and activations."""
+    planes: int = 2
+    """2: keys and values. 1: one vector per head and position is the key, and its first `value_dim`
+    numbers are the value (multi-head latent attention)."""
+    value_dim: int = 0
+    """planes=1 only."""
+    kv_dtype: KVDTypeName = "auto"
+    """auto: `dtype`."""
+
+    @property
+    def stored_dtype(self) -> DTypeName | QuantName:
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.kv_dtype != "auto"
+
+    @property
+    def vector_count(self) -> int:
+        """Vectors of `head_dim` numbers in one block."""
+        return self.planes * self.layer_count * self.kv_head_count * self.block_tokens
+
+    @property
+    def values_bytes(self) -> int:
+        """Of one block, without the scales."""
+        return self.vector_count * self.head_dim * STORED_BYTES[self.stored_dtype]
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, K and V."""
-        head_bytes = self.head_dim * DTYPE_BYTES[self.dtype]
-        return 2 * self.layer_count * self.block_tokens * self.kv_head_count * head_bytes
+        return self.values_bytes + (self.vector_count * SCALE_BYTES if self.is_quantized else 0)
 
     def blocks_for(self, token_count: int) -> int:
         return blocks_for(token_count, self.block_tokens)

@@ -15,8 +15,9 @@ import msgspec
 
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
+from baton.core.steps import TokenLogprobs
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised when a field changes meaning; a new field with a default does not raise it."""
 
 
@@ -53,6 +54,23 @@ class PeerRef(msgspec.Struct, frozen=True):
     """host:port of its gRPC server."""
 
 
+class Task(StrEnum):
+    GENERATE = auto()
+    EMBED = auto()
+    """Leg WHOLE only: one vector for the prompt, no token."""
+
+
+class AdapterRef(msgspec.Struct, frozen=True):
+    """A LoRA adapter as a worker must know it to load it. Named in every start that uses it, so a
+    worker that never heard of it (a restarted one) needs nothing else."""
+
+    name: str
+    path: str
+    """PEFT folder or hub id."""
+    digest: str
+    """Of its files. Part of the block hash's root: another adapter under the same name shares no KV."""
+
+
 # --- router -> worker -----------------------------------------------------------------------------
 
 
@@ -74,6 +92,15 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
     """DECODE only: the prefill worker to pull from."""
     traceparent: str = ""
     """W3C trace context of the router's span; empty when not traced."""
+    task: Task = Task.GENERATE
+    adapter: AdapterRef | None = None
+    priority: int = 0
+    """Lower runs first (vLLM's convention); waiting raises it, so nobody starves."""
+    tpot_slo_s: float = 0.0
+    """Objective of the time per output token, 0: none. Chunks of prompts that run beside this sequence
+    are chosen so that it holds."""
+    fairness_key: str = ""
+    """Whose share of the engine this sequence counts to (tenant, or client)."""
 
     @property
     def generated_count(self) -> int:
@@ -122,6 +149,12 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     finish: FinishReason | None = None
     cached_token_count: int | None = None
     """Prompt tokens found in the cache; set on an attempt's first output by the worker that prefilled."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt tokens from the second on; set with the first token, if asked for."""
+    embedding: tuple[float, ...] = ()
+    """Task EMBED; comes with finish STOP and no tokens."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -147,6 +180,9 @@ class RefusalReason(StrEnum):
     DRAINING = auto()
     TOO_LONG = auto()
     STALE_EPOCH = auto()
+    UNSUPPORTED = auto()
+    """This worker cannot do what the request asks for (a grammar that does not compile, an adapter that
+    does not load): no other worker can, the client gets a 400 with the message."""
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, tag=True):
@@ -269,6 +305,9 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     """All prompt positions are covered; `first_token` is set."""
     first_token: int | None = None
     cached_token_count: int = 0
+    first_logprobs: TokenLogprobs | None = None
+    """Of `first_token`, if asked for: the router may hear the decode worker first."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class KVRefused(msgspec.Struct, frozen=True, tag=True):

@@ -12,11 +12,42 @@ class FinishReason(StrEnum):
     LENGTH = auto()
 
 
+class GrammarKind(StrEnum):
+    """What `Grammar.text` is written in."""
+
+    JSON_SCHEMA = auto()
+    """A JSON schema; the text `{}` allows any JSON object."""
+    REGEX = auto()
+    EBNF = auto()
+    """GBNF, as llama.cpp and xgrammar read it."""
+    CHOICE = auto()
+    """A JSON array of strings: exactly one of them."""
+    STRUCTURAL_TAG = auto()
+    """xgrammar's structural tag as JSON: free text with constrained segments (tool calls)."""
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What the generated text must match, from its first token on.
+
+    The state of the matcher is a function of the grammar and the generated tokens alone, so it needs
+    no field of its own: another worker replays the tokens it was given.
+    """
+
+    kind: GrammarKind
+    text: str
+    after_token_ids: tuple[int, ...] = ()
+    """The text is free until these ids were generated in this order (the end of a reasoning segment);
+    empty: constrained from the start."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True):
     """Checked at the router; workers trust it.
 
     Randomness is counter based: the draw for generated token i depends only on (seed, i), so a
     sequence continues identically on another worker, in another batch, and after a crash.
+
+    Order in which a row of logits is changed: grammar and allowed tokens, `min_tokens`, `logit_bias`,
+    repetition, then presence and frequency penalties, temperature, top-k, top-p, min-p.
     """
 
     max_tokens: int
@@ -31,10 +62,41 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """End-of-sequence ids and the client's own; the sequence ends with STOP, the token is not text."""
     ignore_eos: bool = False
     """Do not stop at `stop_token_ids` (benchmarks)."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the most likely one's probability are left out."""
+    repetition_penalty: float = 1.0
+    """Over prompt and generated tokens, multiplicative (arXiv 1909.05858)."""
+    presence_penalty: float = 0.0
+    """Over generated tokens, subtracted once (OpenAI)."""
+    frequency_penalty: float = 0.0
+    """Over generated tokens, subtracted per occurrence (OpenAI)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), sorted by id."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all."""
+    min_tokens: int = 0
+    """No id of `stop_token_ids` is sampled before this many tokens are generated."""
+    logprobs: int | None = None
+    """None: not wanted; k: of the chosen token and the k most likely ones, by the model's own
+    distribution, before any of the changes above (vLLM's `raw_logprobs`)."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token from the second on. Nothing of the prompt is then taken from a cache."""
+    grammar: Grammar | None = None
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature <= 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the choice of a token depends on the sequence's earlier tokens beyond the logits."""
+        return self.has_penalties or self.grammar is not None
 
 
 def finish_after(params: SamplingParams, token: int, generated_count: int) -> FinishReason | None:

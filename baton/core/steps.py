@@ -6,9 +6,25 @@ import msgspec
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
 
+PENDING_TOKEN = -1
+"""As an item's only token: "whatever the step before this one samples for this sequence". It lets a
+step be planned and handed over while the one before it still runs."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural logarithms of one position's probabilities."""
+
+    token: int
+    logprob: float
+    rank: int
+    """Of `token` among all, 1 is the most likely."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, logprob) of the most likely ones, falling; as many as were asked for."""
+
 
 class StepItem(msgspec.Struct, frozen=True):
-    """The tokens of one sequence in one step: a chunk of its prompt, or its newest token."""
+    """The tokens of one sequence in one step: a chunk of its prompt, or its newest token, or its newest
+    token and guesses of those that follow it (speculative decoding)."""
 
     key: SeqKey
     tokens: tuple[int, ...]
@@ -18,21 +34,62 @@ class StepItem(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...]
     """The sequence's block table; covers at least first_position + len(tokens) positions."""
     sample_index: int | None
-    """Generated index of the token to sample after the last input token; None: do not sample."""
+    """Generated index of the first token to sample, after token len(tokens) - 1 - draft_count; None: do
+    not sample."""
     sampling: SamplingParams
+    draft_count: int = 0
+    """The last so many of `tokens` are guesses. The executor samples after the last token that is none
+    and after each guess that equals what was sampled before it: guesses change speed, never tokens,
+    since each draw depends on (seed, index) and its logits alone."""
+    prompt_token_count: int = 0
+    history: tuple[int, ...] | None = None
+    """All known tokens of the sequence; set in the first step in which an attempt samples on this
+    executor (and again after a preemption), when `sampling.needs_history` or a draft model wants it.
+    From then on the executor keeps track itself, until the key appears in `StepPlan.ended`."""
+    adapter: str = ""
+    """Name of a loaded LoRA adapter; empty: the base model."""
+    wants_embedding: bool = False
+    """Return the final hidden state of the last token (after the last norm) instead of sampling."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
+    """Performed in this order: `swap_out`, `swap_in`, `copies`, then the items."""
+
     items: tuple[StepItem, ...]
     step_number: int
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source block, destination block): copy on write."""
+    swap_out: tuple[tuple[int, int], ...] = ()
+    """(block, slot of the swap space)"""
+    swap_in: tuple[tuple[int, int], ...] = ()
+    """(slot of the swap space, block)"""
+    ended: tuple[SeqKey, ...] = ()
+    """Nothing kept for these is needed any more."""
 
     @property
     def token_count(self) -> int:
         return sum(len(item.tokens) for item in self.items)
 
 
+class ItemResult(msgspec.Struct, frozen=True):
+    tokens: tuple[int, ...] = ()
+    """Sampled tokens in order: none if the item did not ask, else one and as many more as guesses were
+    right (without any after one that ends the sequence)."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per sampled token, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt tokens at positions first_position + 1 … first_position + len(item.tokens), as far
+    as they belong to the prompt; if asked for."""
+    embedding: tuple[float, ...] = ()
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the sampled tokens, where a draft model runs."""
+
+
+NOTHING_SAMPLED = ItemResult()
+
+
 class StepResult(msgspec.Struct, frozen=True):
     step_number: int
-    sampled: tuple[int | None, ...]
-    """One entry per item of the plan, in its order; None where the item did not ask to sample."""
+    results: tuple[ItemResult, ...]
+    """One per item of the plan, in its order."""
     elapsed_s: float

@@ -12,7 +12,7 @@ from baton.core.geometry import KVGeometry, fingerprint
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import WIRE_VERSION
 from baton.core.sampling import SamplingParams
-from baton.core.steps import StepItem, StepPlan, StepResult
+from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepItem, StepPlan, StepResult
 from baton.engine.devices import TORCH_DTYPES, torch_device
 from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.kernels.torch_ref import TorchKernels, TorchPlan
@@ -103,7 +103,7 @@ class Executor:
         return StepResult(plan.step_number, sampled, time.perf_counter() - started_s)
 
     @torch.inference_mode()
-    def _run(self, model: DenseModel[TorchPlan], items: tuple[StepItem, ...]) -> tuple[int | None, ...]:
+    def _run(self, model: DenseModel[TorchPlan], items: tuple[StepItem, ...]) -> tuple[ItemResult, ...]:
         for item in items:
             self._clear_partial_block(item)
         layout = BatchLayout.of([self._span(item) for item in items])
@@ -124,10 +124,10 @@ class Executor:
             layout,
             torch.tensor(rows, dtype=torch.int64, device=device),
         )
-        results: list[int | None] = [None] * len(items)
+        results = [NOTHING_SAMPLED] * len(items)
         if draws:
             for index, token in zip(sampling_items, sample(logits, draws), strict=True):
-                results[index] = token
+                results[index] = ItemResult((token,))
         elif device.type == "cuda":
             torch.cuda.synchronize(device)
         return tuple(results)

@@ -194,8 +194,9 @@ class Scheduler:
         assert plan.step_number == result.step_number, "answer to another step"
         self._plan, self._in_step = None, []
         progress: list[Progress] = []
-        for seq, item, token in zip(sequences, plan.items, result.sampled, strict=True):
-            assert (token is None) == (item.sample_index is None)
+        for seq, item, sampled in zip(sequences, plan.items, result.results, strict=True):
+            assert bool(sampled.tokens) == (item.sample_index is not None)
+            token = sampled.tokens[0] if sampled.tokens else None
             seq.computed_count += len(item.tokens)
             self._seal(seq)
             if seq.is_dropped:

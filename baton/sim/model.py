@@ -9,7 +9,7 @@ the scheduler believes. Hashes of tuples of integers are the same in every Pytho
 from collections.abc import Sequence
 
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
-from baton.core.steps import StepItem, StepPlan
+from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepItem, StepPlan
 from baton.sim.world import Violation
 
 VOCABULARY = 61
@@ -84,11 +84,11 @@ class Model:
     def __init__(self) -> None:
         self.expected: dict[str, Expected] = {}
 
-    def execute(self, plan: StepPlan, memory: Memory, who: str) -> tuple[int | None, ...]:
-        """Sampled token per item. Raises Violation 2 or 7 where a block holds what it must not."""
+    def execute(self, plan: StepPlan, memory: Memory, who: str) -> tuple[ItemResult, ...]:
+        """What was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not."""
         return tuple(self._run_item(item, memory, who) for item in plan.items)
 
-    def _run_item(self, item: StepItem, memory: Memory, who: str) -> int | None:
+    def _run_item(self, item: StepItem, memory: Memory, who: str) -> ItemResult:
         expected = self.expected[item.key.seq_id]
         first = item.first_position
         found = memory.read(item.block_ids, first)
@@ -104,8 +104,8 @@ class Model:
             memory.writers[block] = f"{item.key} on {who}"
             state = hash((state, cell))
         if item.sample_index is None:
-            return None
-        return next_token(state, item.sampling, item.sample_index)
+            return NOTHING_SAMPLED
+        return ItemResult((next_token(state, item.sampling, item.sample_index),))
 
     def _report(self, item: StepItem, expected: Expected, found: list[int], memory: Memory, who: str) -> None:
         wrong = next(

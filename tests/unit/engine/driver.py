@@ -61,11 +61,10 @@ class Driver:
         result = self.executor.execute(StepPlan(items, self.step_count))
         assert result.step_number == self.step_count
         self.step_count += 1
-        for (sequence, _), item, token in zip(work, items, result.sampled, strict=True):
+        for (sequence, _), item, sampled in zip(work, items, result.results, strict=True):
             sequence.computed += len(item.tokens)
-            assert (token is None) == (item.sample_index is None)
-            if token is not None:
-                sequence.generated.append(token)
+            assert bool(sampled.tokens) == (item.sample_index is not None)
+            sequence.generated.extend(sampled.tokens)
 
     def _item(self, number: int, sequence: Running, count: int) -> StepItem:
         end = min(sequence.computed + count, len(sequence.tokens))

@@ -7,7 +7,7 @@ from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
-from baton.core.steps import StepResult
+from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepResult
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.scheduler import Scheduler, Sequence
@@ -69,11 +69,11 @@ class Bench:
         for position, token in enumerate(item.tokens, start=item.first_position):
             self.memory[item.block_ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
         if item.sample_index is None:
-            return None
+            return NOTHING_SAMPLED
         assert item.sample_index == len(self.emitted[item.key])
         end = item.first_position + len(item.tokens)
         where = [(item.block_ids[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
-        return next_token(self.memory[w] for w in where)
+        return ItemResult((next_token(self.memory[w] for w in where),))
 
     def _after(self, progress):
         seq = progress.sequence
@@ -174,7 +174,7 @@ def test_a_cancelled_sequence_keeps_its_blocks_until_the_step_is_done():
     plan = bench.scheduler.plan()
     bench.scheduler.remove(seq)
     assert bench.pool.held_count == 2
-    assert bench.scheduler.finish_step(StepResult(plan.step_number, (7,), 0.0)) == []
+    assert bench.scheduler.finish_step(StepResult(plan.step_number, (ItemResult((7,)),), 0.0)) == []
     bench.assert_empty()
 
 

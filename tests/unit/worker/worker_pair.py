@@ -22,7 +22,7 @@ from baton.core.messages import (
     StepOutput,
 )
 from baton.core.sampling import SamplingParams, finish_after
-from baton.core.steps import StepPlan, StepResult
+from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepPlan, StepResult
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
     AskerLost,
@@ -148,11 +148,11 @@ class Machine:
                 block = item.block_ids[position // BLOCK_TOKENS]
                 self.memory[block][position % BLOCK_TOKENS] = token
             if item.sample_index is None:
-                sampled.append(None)
+                sampled.append(NOTHING_SAMPLED)
                 continue
             end = item.first_position + len(item.tokens)
             context = [self.memory[item.block_ids[p // BLOCK_TOKENS]][p % BLOCK_TOKENS] for p in range(end)]
-            sampled.append(next_token(context))
+            sampled.append(ItemResult((next_token(context),)))
         return self.handle(StepDone(StepResult(plan.step_number, tuple(sampled), 0.01)), now_s)
 
     def outputs(self, seq_id):
