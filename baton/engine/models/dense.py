@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +113,7 @@ def load_weights(
 
 class DenseModel(Generic[Plan]):
     def __init__(
-        self, spec: ModelSpec, weights: Weights, kernels: Kernels[Plan], frequencies: Frequencies
+        self, spec: ModelSpec, weights: Weights, kernels: Kernels[Plan, Any, Any], frequencies: Frequencies
     ) -> None:
         self._spec, self._weights = spec, weights
         self._kernels, self._frequencies = kernels, frequencies
