@@ -10,8 +10,7 @@ what llama.cpp's `make_qx_quants` does). The cost is some passes over the matrix
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix
-from baton.engine.quant.dense import to_dense
+from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, to_dense
 
 GROUP_SIZES = (128, 64, 32)
 """Of 4-bit weights, best first: the first that divides the row."""
@@ -79,7 +78,7 @@ def _round(
     step = max(1, _PIECE_VALUES // in_size)
     for start in range(0, out_size, step):
         rows = slice(start, start + step)
-        flat = weight[rows].float().view(-1, size)
+        flat = weight[rows].float().reshape(-1, size)
         if zeros is None:
             integers, scale = _symmetric(flat, bits, shrinks)
         else:

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from baton.config import ModelConfig
 from baton.core.errors import SetupError
 
 QuantFormat = Literal["gptq", "awq", "packed", "int8", "fp8"]
@@ -68,6 +69,25 @@ def parse_scheme(config: Mapping[str, Any], where: str) -> QuantScheme | None:
                 "compressed-tensors, fp8, MXFP4 and GGUF, or an unquantised checkpoint with "
                 "model.quantization"
             )
+
+
+def check_quantization(scheme: QuantScheme | None, model: ModelConfig) -> None:
+    """Raises SetupError: what the checkpoint has and what is asked for do not go together, or not with
+    the device."""
+    if scheme is not None and model.quantization != "none":
+        raise SetupError(
+            f"model.quantization={model.quantization}, but the checkpoint is quantised already "
+            f"({scheme.label}): leave it at none"
+        )
+    if model.device != "cpu":
+        return
+    if model.quantization == "fp8":
+        raise SetupError("model.quantization=fp8 needs a CUDA device; on the CPU use int8 or int4")
+    if scheme is not None and scheme.format == "fp8":
+        raise SetupError(
+            "this checkpoint's weights are fp8, which needs a CUDA device; on the CPU use the unquantised "
+            "checkpoint with model.quantization=int8"
+        )
 
 
 def _bits(value: object, supported: tuple[int, ...], method: str, where: str) -> int:

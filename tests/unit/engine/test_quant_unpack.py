@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from baton.core.errors import SetupError
-from baton.engine.kernels.weights import IntMatrix
-from baton.engine.quant.dense import to_dense
+from baton.engine.kernels.weights import IntMatrix, to_dense
 from baton.engine.quant.scheme import QuantScheme, parse_scheme
 from baton.engine.quant.unpack import unpack
 from tests import quantised as q
