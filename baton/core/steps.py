@@ -46,6 +46,9 @@ class StepItem(msgspec.Struct, frozen=True):
     """All known tokens of the sequence; set in the first step in which an attempt samples on this
     executor (and again after a preemption), when `sampling.needs_history` or a draft model wants it.
     From then on the executor keeps track itself, until the key appears in `StepPlan.ended`."""
+    want_drafts: int = 0
+    """Where a draft model runs: how many guesses of what follows the tokens sampled here to return, at
+    most. The first item that asks carries the `history`."""
     adapter: str = ""
     """Name of a loaded LoRA adapter; empty: the base model."""
     wants_embedding: bool = False

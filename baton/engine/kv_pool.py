@@ -22,7 +22,7 @@ _ALIGNMENT_BYTES = 2 * 2**20
 
 
 class KVPool:
-    """Blocks 0 … block_count-1, shaped [layers, 2 (K, V), kv heads, positions, head dim] each.
+    """Blocks 0 … block_count-1, shaped [layers, planes (K, V), kv heads, positions, head dim] each.
 
     All bytes start as zeros, and stay finite numbers: see `clear`. `generations` is in host memory
     whatever the device; whoever gives blocks out raises their entries (`kv_transfer.backend.KVMemory`).
@@ -39,12 +39,12 @@ class KVPool:
         self.blocks: Tensor = self._memory.view(TORCH_DTYPES[geometry.dtype]).view(
             self.block_count,
             geometry.layer_count,
-            2,
+            geometry.planes,
             geometry.kv_head_count,
             geometry.block_tokens,
             geometry.head_dim,
         )
-        """The whole pool as one contiguous tensor [B, L, 2, H, P, D]."""
+        """The whole pool as one contiguous tensor [B, L, planes, H, P, D]."""
         self.generations: npt.NDArray[np.uint64] = np.zeros(self.block_count, dtype=np.uint64)
 
     @property

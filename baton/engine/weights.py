@@ -1,8 +1,7 @@
 """Weights of a checkpoint: safetensors files, memory-mapped.
 
-On the CPU a tensor whose dtype is already right is a view of the mapped file: loading costs no copy,
-and all workers of one host share the page cache's single copy. That is also why q/k/v and gate/up are
-not fused into larger matrices here: fusing would copy most of the model into every process.
+On the CPU a tensor whose dtype is already right is a view of the mapped file: what is only read from
+it to be packed for the kernels costs no further copy.
 """
 
 import hashlib

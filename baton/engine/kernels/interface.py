@@ -153,9 +153,7 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
         """sum = x + residual, rounded to the dtype; returns (rms_norm(sum), sum). May overwrite both."""
         ...
 
-    def rotate_and_store(
-        self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: Plan
-    ) -> Tensor:
+    def rotate_and_store(self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: Plan) -> Tensor:
         """Rotate q [T, H, D] and k [T, K, D] (of the first R dimensions, i is paired with i + R / 2, as
         in GPT-NeoX), write k and v [T, K, D] to their positions in the pool (quantised, if it is), return
         q ready for `attention`. May be views of one [T, (H + 2 K) D] matrix; heads are contiguous."""

@@ -4,9 +4,13 @@ Every matrix maps `in_size` numbers to `out_size`: y = x @ W.T + bias. The rows 
 read the same input (q, k, v; gate, up) are put together by the loader into one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from baton.core.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +64,16 @@ class ExpertMatrices:
     """Per expert, [2 I, hidden]: rows of gate, then of up."""
     down: tuple[Matrix, ...]
     """Per expert, [hidden, I]."""
+
+
+def join_rows(matrices: Sequence[Matrix]) -> Matrix:
+    """One matrix whose rows are those of all, in order. They are of one kind and have the same inputs."""
+    first, *others = matrices
+    if not others:
+        return first
+    dense = [matrix for matrix in matrices if isinstance(matrix, DenseMatrix)]
+    if len(dense) < len(matrices):
+        raise SetupError("quantised matrices cannot be put together")
+    biases = [matrix.bias for matrix in dense if matrix.bias is not None]
+    assert len(biases) in (0, len(dense)), "all have a bias or none"
+    return DenseMatrix(torch.cat([matrix.weight for matrix in dense]), torch.cat(biases) if biases else None)

@@ -1,0 +1,185 @@
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace baton {
+namespace {
+
+// Long enough to bridge the gap between two kernels of a step, short enough that a core shared with
+// another process is given back soon.
+constexpr std::chrono::microseconds SPIN{40};
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+template <typename Done> bool spin_until(Done done) {
+    const auto end = std::chrono::steady_clock::now() + SPIN;
+    do {
+        for (int i = 0; i < 16; ++i) {
+            if (done()) return true;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return done();
+}
+
+// One job at a time. `state` is [job number : 32 | open : 1 | helpers inside : 31]. A helper enters a job
+// only while it is open, so the caller waits for those that entered and never for one that still sleeps.
+class Pool {
+  public:
+    explicit Pool(int helper_count) {
+        for (int i = 0; i < helper_count; ++i) threads_.emplace_back([this, i] { help(i + 1); });
+    }
+
+    ~Pool() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stopping_ = true;
+            state_.fetch_add(uint64_t{1} << 32);
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    int size() const { return static_cast<int>(threads_.size()) + 1; }
+
+    // False: busy with another caller's job.
+    bool run(int64_t count, TaskFunction function, void* context) {
+        if (busy_.exchange(true, std::memory_order_acquire)) return false;
+        function_ = function, context_ = context, count_ = count;
+        next_.store(0, std::memory_order_relaxed);
+        const uint64_t job = (state_.load() >> 32) + 1;
+        state_.store(job << 32 | OPEN);
+        if (sleepers_.load() > 0) {
+            { std::lock_guard<std::mutex> lock(mutex_); }
+            wake_.notify_all();
+        }
+        work(0);
+        state_.fetch_and(~OPEN);
+        while (!spin_until([this] { return (state_.load(std::memory_order_acquire) & INSIDE) == 0; }))
+            std::this_thread::yield();
+        busy_.store(false, std::memory_order_release);
+        return true;
+    }
+
+  private:
+    static constexpr uint64_t OPEN = uint64_t{1} << 31;
+    static constexpr uint64_t INSIDE = OPEN - 1;
+
+    void work(int thread) {
+        const int64_t count = count_;
+        for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < count;)
+            function_(context_, task, thread);
+    }
+
+    void help(int thread) {
+        uint64_t seen = 0;
+        while (true) {
+            auto changed = [this, seen] { return state_.load() >> 32 != seen; };
+            if (!spin_until(changed)) {
+                std::unique_lock<std::mutex> lock(mutex_);
+                sleepers_.fetch_add(1);
+                wake_.wait(lock, changed);
+                sleepers_.fetch_sub(1);
+            }
+            if (stopping_) return;
+            uint64_t state = state_.load();
+            seen = state >> 32;
+            while ((state & OPEN) && state >> 32 == seen)
+                if (state_.compare_exchange_weak(state, state + 1)) {
+                    work(thread);
+                    state_.fetch_sub(1);
+                    break;
+                }
+        }
+    }
+
+    std::atomic<uint64_t> state_{0};
+    alignas(64) std::atomic<int64_t> next_{0};
+    alignas(64) TaskFunction function_ = nullptr;
+    void* context_ = nullptr;
+    int64_t count_ = 0;
+    std::atomic<bool> busy_{false};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> threads_;
+};
+
+Pool* pool = nullptr;  // null: the caller alone
+
+struct Scratch {
+    void* memory[SCRATCH_SLOTS] = {};
+    size_t bytes[SCRATCH_SLOTS] = {};
+    ~Scratch() {
+        for (void* p : memory) std::free(p);
+    }
+};
+thread_local Scratch scratch;
+
+// A forked child has none of the threads: it computes alone, and leaves the parent's pool as it is.
+const int fork_handler = pthread_atfork(nullptr, nullptr, [] { pool = nullptr; });
+
+}  // namespace
+
+void run_tasks(int64_t task_count, TaskFunction function, void* context) {
+    if (task_count > 1 && pool && pool->run(task_count, function, context)) return;
+    for (int64_t task = 0; task < task_count; ++task) function(context, task, 0);
+}
+
+int thread_count() { return pool ? pool->size() : 1; }
+
+void* thread_scratch(int slot, size_t bytes) {
+    if (scratch.bytes[slot] < bytes) {
+        std::free(scratch.memory[slot]);
+        const size_t rounded = (bytes + 4095) / 4096 * 4096;
+        scratch.memory[slot] = std::aligned_alloc(64, rounded);
+        scratch.bytes[slot] = scratch.memory[slot] ? rounded : 0;
+        if (!scratch.memory[slot]) std::abort();
+    }
+    return scratch.memory[slot];
+}
+
+}  // namespace baton
+
+// Not while another call is in progress.
+BATON_API void baton_set_threads(int count) {
+    (void)baton::fork_handler;
+    if (count < 1) count = 1;
+    if (count == baton::thread_count()) return;
+    delete baton::pool;
+    baton::pool = count > 1 ? new baton::Pool(count - 1) : nullptr;
+}
+
+BATON_API int baton_thread_count() { return baton::thread_count(); }
+
+BATON_API const char* baton_features() {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+    return "avx512_bf16";
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
+    return "avx512";
+#elif defined(__AVX2__) && defined(__FMA__)
+    return "avx2";
+#else
+    return "generic";
+#endif
+}
+
+// Task i adds i + 1 to sums[its thread]: the total shows that every task ran once. For the tests.
+BATON_API void baton_sum_tasks(int64_t task_count, int64_t* sums) {
+    baton::parallel_for(task_count, [&](int64_t task, int thread) { sums[thread] += task + 1; });
+}

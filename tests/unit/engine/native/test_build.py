@@ -1,0 +1,73 @@
+import ctypes
+import os
+import stat
+
+import pytest
+
+from baton.engine.native import build as build_module
+from baton.engine.native.build import NativeUnavailable, build
+from baton.engine.native.library import features, library, set_threads
+
+
+def summed(task_count):
+    sums = (ctypes.c_int64 * 8)()
+    library().baton_sum_tasks(ctypes.c_int64(task_count), sums)
+    return sum(sums)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_task_runs_exactly_once(threads):
+    set_threads(threads)
+    try:
+        for count in (0, 1, 2, 7, 1000, *range(3, 300)):
+            assert summed(count) == count * (count + 1) // 2
+    finally:
+        set_threads(1)
+
+
+def test_a_forked_child_computes_alone():
+    set_threads(2)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if summed(100) == 5050 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert summed(100) == 5050
+    finally:
+        set_threads(1)
+
+
+def test_the_library_names_its_code_path():
+    assert features() in ("avx512_bf16", "avx512", "avx2", "generic")
+
+
+def test_a_second_build_finds_the_first():
+    first = build()
+    written = first.stat().st_mtime_ns
+    assert build() == first
+    assert first.stat().st_mtime_ns == written
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler.*/nonexistent"):
+        build()
+
+
+def test_a_failing_compiler_shows_its_log_and_leaves_nothing(monkeypatch, tmp_path):
+    compiler = tmp_path / "cxx"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo v1 && exit 0\necho broken >&2\nexit 1\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    with pytest.raises(NativeUnavailable, match="could not compile") as caught:
+        build()
+    assert "broken" in caught.value.log
+    assert not list((tmp_path / "native").glob("*.so"))
+
+
+def test_changed_sources_get_a_new_name(monkeypatch, tmp_path):
+    before = build_module._key(build_module.find_compiler())
+    (tmp_path / "a.cpp").write_text("int x;")
+    monkeypatch.setattr(build_module, "SOURCES", tmp_path)
+    assert build_module._key(build_module.find_compiler()) != before
