@@ -89,9 +89,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
 
 def _metadata(writer: gguf.GGUFWriter, matrix_type: gguf.GGMLQuantizationType) -> None:
     quantized = matrix_type is gguf.GGMLQuantizationType.Q8_0
-    writer.add_file_type(
-        gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else gguf.LlamaFileType.MOSTLY_BF16
-    )
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)

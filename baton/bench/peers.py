@@ -87,7 +87,7 @@ def find_program(name: str, given: str | None) -> str | None:
 
 @asynccontextmanager
 async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[Server]:
-    """The peer, ready, on these cores only. Raises SetupError with the end of its log if it does not start."""
+    """The peer, ready, on these cores only. Raises SetupError, with its log's end, if it does not start."""
     port = _free_port()
     values = {
         "port": str(port),
