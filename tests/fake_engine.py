@@ -62,11 +62,8 @@ class FakeEngine:
         prompt_end = min(item.first_position + len(tokens) + 1, item.prompt_token_count)
         prompt_logprobs = ()
         if item.sampling.prompt_logprobs is not None:
-            known = self._context(item, item.first_position + len(tokens)) + [None]
-            prompt_logprobs = tuple(
-                logprobs_of(known[p]) if known[p] is not None else TokenLogprobs(-1, 0.0, 1)
-                for p in range(item.first_position + 1, prompt_end)
-            )
+            known = [*tokens[1:], item.next_prompt_token]
+            prompt_logprobs = tuple(map(logprobs_of, known[: max(0, prompt_end - item.first_position - 1)]))
         if item.wants_embedding:
             return ItemResult(embedding=tuple(map(float, self._context(item, prompt_end))))
         if item.sample_index is None:

@@ -297,6 +297,7 @@ def _item(seq: Sequence, count: int) -> StepItem:
     end = seq.computed_count + count
     is_last = end == len(seq.tokens)
     samples = is_last and seq.task is Task.GENERATE
+    follows = end < seq.prompt_token_count and seq.lacks_prompt_logprobs
     history = None
     if samples and seq.sampling.needs_history and not seq.has_history:
         history, seq.has_history = tuple(seq.tokens), True
@@ -309,6 +310,7 @@ def _item(seq: Sequence, count: int) -> StepItem:
         sampling=seq.sampling,
         prompt_token_count=seq.prompt_token_count,
         history=history,
+        next_prompt_token=seq.tokens[end] if follows else None,
         adapter=seq.adapter,
         wants_embedding=is_last and seq.task is Task.EMBED,
     )

@@ -5,10 +5,8 @@ import pytest
 
 from baton.core.messages import AdapterRef, Leg, SequenceFailed, SequenceRefused, Task
 from baton.core.sampling import FinishReason
-from baton.worker.events import RouterJoined, RunStep
 from tests.fake_engine import logprobs_of
 from tests.unit.worker.worker_pair import (
-    ROUTER,
     Cluster,
     Machine,
     collected,
@@ -17,7 +15,8 @@ from tests.unit.worker.worker_pair import (
     start,
 )
 
-PROMPT = tuple(range(300, 310))
+PROMPT = tuple(range(300, 320))
+"""More than one chunk."""
 
 
 @pytest.fixture
@@ -118,35 +117,20 @@ def test_an_embedding_that_the_engine_does_not_return_fails():
 
 def test_the_adapter_is_in_every_item():
     adapter = AdapterRef("style", "/a", "digest")
-    worker = Machine("w")
-    worker.handle(RouterJoined(ROUTER), 0.0)
-    seen = []
-    run = worker.computer.run
-    worker.computer.run = lambda plan: (seen.extend(item.adapter for item in plan.items), run(plan))[1]
-    cluster = Cluster(worker)
     message = start("s", range(20), leg=Leg.WHOLE, max_tokens=2)
-    cluster.tell("w", msgspec.structs.replace(message, adapter=adapter))
-    cluster.run()
+    worker = run_whole(msgspec.structs.replace(message, adapter=adapter))
+    seen = [item.adapter for plan in worker.plans for item in plan.items]
     assert len(seen) >= 3  # two chunks and a decode
     assert set(seen) == {"style"}
 
 
 def test_history_is_given_once_per_attempt_and_its_end_is_told():
     """The fake engine fails on a token that it must choose by a history it was not given."""
-    worker = Machine("w")
-    plans = []
-    handle = worker.handle
-    worker.handle = lambda event, now_s: (
-        plans.extend(a.plan for a in (actions := handle(event, now_s)) if isinstance(a, RunStep)),
-        actions,
-    )[1]
-    cluster = Cluster(worker)
-    cluster.tell("w", start("s", range(20), leg=Leg.WHOLE, max_tokens=5, presence_penalty=0.5))
-    cluster.run()
-    given = [item.history for plan in plans for item in plan.items if item.history is not None]
+    worker = run_whole(start("s", range(20), leg=Leg.WHOLE, max_tokens=5, presence_penalty=0.5))
+    given = [item.history for plan in worker.plans for item in plan.items if item.history is not None]
     assert given == [tuple(range(20))]
-    cluster.tell("w", start("t", PROMPT, leg=Leg.WHOLE, max_tokens=1))
-    assert [key for plan in plans for key in plan.ended] == [("s", 0)]
+    Cluster(worker).tell("w", start("t", PROMPT, leg=Leg.WHOLE, max_tokens=1))
+    assert [key for plan in worker.plans for key in plan.ended] == [("s", 0)]
 
 
 def test_history_goes_over_with_the_hand_over(pair):

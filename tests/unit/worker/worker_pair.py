@@ -110,6 +110,7 @@ class Machine:
             now_s=0.0,
         )
         self.plan: StepPlan | None = None
+        self.plans: list[StepPlan] = []  # all of them
         self.reads: dict[int, StartRead] = {}
         self.told: list = []  # messages to routers
         self.told_to: list = []  # the same, with the router
@@ -123,6 +124,7 @@ class Machine:
                     assert self.plan is None, "two steps at once"
                     self._check_plan(plan)
                     self.plan = plan
+                    self.plans.append(plan)
                 case StartRead():
                     self.reads[action.read_id] = action
                 case ToRouter(router_id, message):
