@@ -148,7 +148,7 @@ class Scheduler:
             if seq.is_dropped:
                 self._release(seq)
                 continue
-            seq.prompt_logprobs += sampled.prompt_logprobs
+            seq.take_prompt_logprobs(sampled.prompt_logprobs)
             tokens = seq.extend(sampled.tokens)
             progress.append(Progress(seq, tokens, sampled.logprobs[: len(tokens)], sampled.embedding))
         return progress

@@ -1,5 +1,7 @@
 """What a start message asks for: may it run here, and as which sequence."""
 
+import msgspec
+
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     FailureReason,
@@ -31,17 +33,21 @@ def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | Sequenc
 def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, tokens_max: int) -> Sequence:
     """`tokens`: those of the start, and what is known beyond them."""
     # A client that has tokens already got the prompt's logprobs with the first of them.
-    wants_prompt = start.sampling.prompt_logprobs is not None and start.generated_count == 0
+    generates = start.leg is not Leg.DECODE and start.task is Task.GENERATE
+    wants_prompt = start.sampling.prompt_logprobs is not None and start.generated_count == 0 and generates
+    sampling = start.sampling
+    if not wants_prompt and sampling.prompt_logprobs is not None:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     return Sequence(
         key=SeqKey(start.seq_id, start.epoch),
         leg=start.leg,
         tokens=tokens,
         prompt_token_count=start.prompt_token_count,
-        sampling=start.sampling,
+        sampling=sampling,
         cache_root=start.cache_root,
         block_tokens=block_tokens,
         tokens_max=tokens_max,
         task=start.task,
         adapter="" if start.adapter is None else start.adapter.name,
-        wants_prompt_logprobs=wants_prompt and start.leg is not Leg.DECODE and start.task is Task.GENERATE,
+        wants_prompt_logprobs=wants_prompt,
     )

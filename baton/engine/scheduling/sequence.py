@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.core.hashing import chain
 from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Leg, Task
@@ -68,6 +70,13 @@ class Sequence:
             fresh = self.tokens[have * self.block_tokens : block_count * self.block_tokens]
             self.hashes.extend(chain(self.hashes[-1] if have else self.cache_root, fresh, self.block_tokens))
         return self.hashes[:block_count]
+
+    def take_prompt_logprobs(self, found: tuple[TokenLogprobs, ...]) -> None:
+        """Those of the next prompt tokens. When all are here the executor is not asked again, also not
+        by a prompt that is computed a second time."""
+        self.prompt_logprobs += found
+        if self.wants_prompt_logprobs and not self.lacks_prompt_logprobs:
+            self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
 
     def extend(self, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Appends what was sampled, up to the token that ends the sequence; returns what was appended."""
