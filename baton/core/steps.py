@@ -50,7 +50,7 @@ class StepItem(msgspec.Struct, frozen=True):
     """Where a draft model runs: how many guesses of what follows the tokens sampled here to return, at
     most. The first item that asks carries the `history`."""
     adapter: str = ""
-    """Name of a loaded LoRA adapter; empty: the base model."""
+    """`AdapterRef.key` of a loaded LoRA adapter; empty: the base model."""
     wants_embedding: bool = False
     """Return the final hidden state of the last token (after the last norm) instead of sampling."""
 
