@@ -24,6 +24,7 @@ class Executor:
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
+        self.kernels = loaded.kernels
         self.kv = loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+import torch
 from torch import Tensor
 
 from baton.engine.kernels.interface import Activation, Kernels, Packed, PackedExperts, Plan
-from baton.engine.kernels.weights import ExpertMatrices, Matrix, join_rows
+from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, join_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,20 @@ class MatrixSource(Protocol):
     or another shape.
     """
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        ...
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor or matrix of this name."""
         ...
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
+
+    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
+        """What `matrix` would return for one that is in memory already (a tied head)."""
+        ...
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype. The name is
@@ -80,11 +90,16 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         """parts: (name, rows) of matrices that read the same input."""
         matrices = [self.source.matrix(name, rows, in_size, bias=bias) for name, rows in parts]
         joined = tuple(Part(name, rows) for name, rows in parts)
-        return Linear(self.kernels, self.kernels.pack(join_rows(matrices)), joined)
+        return Linear(self.kernels, self.kernels.pack(join_rows(matrices, self.source.dtype)), joined)
 
-    def head(self, name: str, vocab_size: int, hidden_size: int, *, tied: Matrix | None) -> Linear[Packed]:
+    def head(
+        self, name: str, vocab_size: int, hidden_size: int, *, tied: DenseMatrix | None
+    ) -> Linear[Packed]:
         """tied: the embedding's table, where it is also the head."""
-        matrix = tied or self.source.matrix(name, vocab_size, hidden_size)
+        if tied is not None:
+            matrix = self.source.loaded(name, tied)
+        else:
+            matrix = self.source.matrix(name, vocab_size, hidden_size)
         return Linear(self.kernels, self.kernels.pack(matrix), (Part(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:
