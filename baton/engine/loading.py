@@ -30,6 +30,8 @@ from baton.engine.weights import Checkpoint
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     spec: ModelSpec
+    folder: Path
+    """Of the model on this machine, with its tokenizer."""
     name: str
     fingerprint: str
     context_tokens: int
@@ -60,6 +62,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     name = model.name or _default_name(model.path, folder)
     return LoadedModel(
         spec=spec,
+        folder=folder,
         name=name,
         fingerprint=fingerprint(
             model=name,

@@ -26,7 +26,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         found = keys.numpy()
         if count < size:
             found = np.partition(found, size - count, axis=-1)[:, size - count :]
-        top = torch.from_numpy(np.ascontiguousarray(np.sort(found, axis=-1)[:, ::-1]))
+        top = torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
     ids = (size - 1) - (top & 0xFFFF_FFFF)
     return ids, values.gather(-1, ids)
 
