@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from baton.core.geometry import DTypeName
-from baton.engine.models.spec import load_spec
+from baton.engine.models.read import load_spec
 
 
 class ModelInfo(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from baton.engine.model_info import read_model_info
-from baton.engine.models.spec import load_spec, parse_spec
+from baton.engine.models.read import load_spec, parse_spec
 from tests.models import make_model
 
 BASE = {
