@@ -11,7 +11,7 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepItem, StepPlan, StepResult
 from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
-from baton.engine.models.dense import Progress
+from baton.engine.models.decoder import Progress
 from baton.engine.models.model import LanguageModel
 from baton.engine.sampler import Draw, sample
 
@@ -24,6 +24,7 @@ class Executor:
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
+        self.kernels = loaded.kernels
         self.kv = loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens

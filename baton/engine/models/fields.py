@@ -50,21 +50,15 @@ class Fields:
         return value
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        return tuple(
-            float(value)
-            for value in self._items(name, "numbers")
-            if isinstance(value, int | float) or self._wrong(name, "numbers")
-        )
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        items = self._items(name, "texts")
-        return tuple(value for value in items if isinstance(value, str) or self._wrong(name, "texts"))
+        return tuple(float(value) for value in self._items(name, "numbers", (int, float)))
 
     def integers(self, name: str) -> tuple[int, ...]:
-        items = self._items(name, "whole numbers")
-        return tuple(v for v in items if isinstance(v, int) or self._wrong(name, "whole numbers"))
+        return tuple(int(value) for value in self._items(name, "whole numbers", (int,)))
 
-    def object(self, name: str) -> "Fields":
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(str(value) for value in self._items(name, "texts", (str,)))
+
+    def nested(self, name: str) -> "Fields":
         """Empty if left out."""
         value = self.data.get(name) or {}
         if not isinstance(value, dict):
@@ -75,12 +69,12 @@ class Fields:
         value = self.data.get(name)
         return default if value is None else value
 
-    def _items(self, name: str, what: str) -> list[object]:
+    def _items(self, name: str, what: str, kinds: tuple[type, ...]) -> list[Any]:
         value = self.data.get(name)
-        return cast(list[object], value) if isinstance(value, list) else self._wrong(name, what)
-
-    def _wrong(self, name: str, what: str) -> Any:
-        raise SetupError(f"{self.where}: {name} must be a list of {what}, is {self.data.get(name)!r}")
+        items = cast(list[object], value) if isinstance(value, list) else [None]
+        if not all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
+            raise SetupError(f"{self.where}: {name} must be a list of {what}, is {value!r}")
+        return items
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -106,15 +100,16 @@ def read_dtype(fields: Fields) -> DTypeName:
 
 
 def read_eos_token_ids(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Those of both files, config.json's first."""
+    """generation_config.json has the last word on what ends a text."""
+    value: object = generation.get("eos_token_id")
+    if value is None:
+        value = fields.data.get("eos_token_id")
     found: list[int] = []
-    for source in (fields.data, generation):
-        value: object = source.get("eos_token_id")
-        for token in cast(list[object], value) if isinstance(value, list) else [value]:
-            if token is None:
-                continue
-            if not isinstance(token, int):
-                raise SetupError(f"{fields.where}: eos_token_id must be whole numbers, has {token!r}")
-            if token not in found:
-                found.append(token)
+    for token in cast(list[object], value) if isinstance(value, list) else [value]:
+        if token is None:
+            continue
+        if not isinstance(token, int):
+            raise SetupError(f"{fields.where}: eos_token_id must be whole numbers, has {token!r}")
+        if token not in found:
+            found.append(token)
     return tuple(found)

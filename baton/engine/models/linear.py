@@ -1,12 +1,14 @@
 """The matrices of a model, as its forward pass calls them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+import torch
 from torch import Tensor
 
 from baton.engine.kernels.interface import Activation, Kernels, Packed, PackedExperts, Plan
-from baton.engine.kernels.weights import ExpertMatrices, Matrix, join_rows
+from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, join_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,31 @@ class MatrixSource(Protocol):
     or another shape.
     """
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor or matrix of this name."""
         ...
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype. The name is
-        the whole one, ".weight" included."""
+    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
+        """What `matrix` would return for one that is in memory already (a tied head)."""
+        ...
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype unless
+        another is given. The name is the whole one, ".weight" included."""
+        ...
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        """A tensor as the checkpoint has it, whatever its dtype."""
         ...
 
 
@@ -70,21 +88,47 @@ class Linear(Generic[Packed]):
         return self._kernels.logits(x, self._packed)
 
 
+class Norm:
+    """RMS norm over the last dimension."""
+
+    def __init__(self, kernels: Kernels[Any, Any, Any], weight: Tensor, eps: float) -> None:
+        self._kernels, self._weight, self._eps = kernels, weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self._weight, self._eps)
+
+
 class Loader(Generic[Plan, Packed, PackedExperts]):
     """Makes the parts of a model out of a source, for one set of kernels."""
 
     def __init__(self, source: MatrixSource, kernels: Kernels[Plan, Packed, PackedExperts]) -> None:
         self.source, self.kernels = source, kernels
 
+    def norm(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> Norm:
+        """offset: added to the weights, in float32."""
+        if not offset:
+            return Norm(self.kernels, self.source.tensor(f"{name}.weight", size), eps)
+        weight = self.source.tensor(f"{name}.weight", size, dtype=torch.float32)
+        return Norm(self.kernels, weight + offset, eps)
+
     def linear(self, *parts: tuple[str, int], in_size: int, bias: bool = False) -> Linear[Packed]:
         """parts: (name, rows) of matrices that read the same input."""
         matrices = [self.source.matrix(name, rows, in_size, bias=bias) for name, rows in parts]
-        joined = tuple(Part(name, rows) for name, rows in parts)
-        return Linear(self.kernels, self.kernels.pack(join_rows(matrices)), joined)
+        return self.joined(matrices, parts)
 
-    def head(self, name: str, vocab_size: int, hidden_size: int, *, tied: Matrix | None) -> Linear[Packed]:
+    def joined(self, matrices: Sequence[Matrix], parts: Sequence[tuple[str, int]]) -> Linear[Packed]:
+        """The same of matrices that are read already."""
+        packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
+        return Linear(self.kernels, packed, tuple(Part(name, rows) for name, rows in parts))
+
+    def head(
+        self, name: str, vocab_size: int, hidden_size: int, *, tied: DenseMatrix | None
+    ) -> Linear[Packed]:
         """tied: the embedding's table, where it is also the head."""
-        matrix = tied or self.source.matrix(name, vocab_size, hidden_size)
+        if tied is not None:
+            matrix = self.source.loaded(name, tied)
+        else:
+            matrix = self.source.matrix(name, vocab_size, hidden_size)
         return Linear(self.kernels, self.kernels.pack(matrix), (Part(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:

@@ -11,10 +11,10 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from baton.core.errors import SetupError
-from baton.core.geometry import DTYPE_BYTES
 from baton.engine.models.families import FAMILIES
 from baton.engine.models.fields import Fields, read_eos_token_ids, read_json
 from baton.engine.models.spec import ModelSpec
+from baton.engine.quant.scheme import parse_scheme
 
 
 def load_spec(folder: Path) -> ModelSpec:
@@ -37,10 +37,13 @@ def parse_spec(
     """
     fields = Fields(text_config(config), where)
     architecture = _architecture(fields)
-    _refuse_quantized(fields)
     family = FAMILIES[architecture]
     spec = family.read(architecture, fields.with_defaults(family.defaults))
-    return replace(spec, eos_token_ids=read_eos_token_ids(fields, generation or {}))
+    return replace(
+        spec,
+        eos_token_ids=read_eos_token_ids(fields, generation or {}),
+        quantization=parse_scheme(fields.data, where),
+    )
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +53,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(inner, dict):
         return dict(config)
     named = {key: value for key, value in cast(dict[str, Any], inner).items() if key != "architectures"}
-    return {**config, **{key: value for key, value in named.items() if value is not None or key not in config}}
+    return {
+        **config,
+        **{key: value for key, value in named.items() if value is not None or key not in config},
+    }
 
 
 def _architecture(fields: Fields) -> str:
@@ -63,17 +69,3 @@ def _architecture(fields: Fields) -> str:
     raise SetupError(
         f"{fields.where}: architecture {found} is not supported; supported are {', '.join(FAMILIES)}"
     )
-
-
-def _refuse_quantized(fields: Fields) -> None:
-    quantization: object = fields.data.get("quantization_config")
-    if quantization is None:
-        return
-    method: object = quantization
-    if isinstance(quantization, dict):
-        method = cast(dict[str, object], quantization).get("quant_method", "unknown")
-    if method != "mxfp4":
-        raise SetupError(
-            f"{fields.where}: quantised checkpoints ({method}) are not supported; "
-            f"use one in {', '.join(DTYPE_BYTES)}"
-        )

@@ -48,7 +48,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
 def read_rope(fields: Fields, head_dim: int, *, renamed: dict[str, RopeKind] | None = None) -> RopeSpec:
     """transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`."""
     name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    return rope_from(fields.object(name), fields, head_dim, renamed=renamed)
+    return rope_from(fields.nested(name), fields, head_dim, renamed=renamed)
 
 
 def rope_from(
@@ -60,7 +60,9 @@ def rope_from(
     partial = params.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rotary_dim = int(head_dim * partial)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise SetupError(f"{params.where}: partial_rotary_factor {partial} of {head_dim} must give an even number")
+        raise SetupError(
+            f"{params.where}: partial_rotary_factor {partial} of {head_dim} must give an even number"
+        )
     theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0))
     if kind == "default":
         return RopeSpec(kind=kind, theta=theta, rotary_dim=rotary_dim)

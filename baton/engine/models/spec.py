@@ -10,6 +10,7 @@ import msgspec
 
 from baton.core.geometry import DTypeName
 from baton.engine.models.rope_spec import RopeSpec
+from baton.engine.quant.scheme import QuantScheme
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
 """`baton.engine.kernels.interface.Activation`"""
@@ -115,3 +116,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
     moe: MoeSpec | None = None
     is_native: bool = True
     """False: computed by transformers' own modules with our attention (`fallback`)."""
+    quantization: QuantScheme | None = None
+    """Of the checkpoint."""

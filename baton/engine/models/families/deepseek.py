@@ -50,7 +50,9 @@ def _experts(fields: Fields, spec: ModelSpec) -> MoeSpec:
         shared_intermediate_size=size * fields.integer("n_shared_experts", 0, least=0),
     )
     if moe.expert_count % groups or moe.groups_kept > groups:
-        raise SetupError(f"{fields.where}: {groups} groups (n_group) of {moe.expert_count} experts make no sense")
+        raise SetupError(
+            f"{fields.where}: {groups} groups (n_group) of {moe.expert_count} experts make no sense"
+        )
     if moe.experts_per_token > moe.expert_count // groups * moe.groups_kept:
         raise SetupError(f"{fields.where}: num_experts_per_tok is more than the kept groups have")
     return moe
@@ -60,7 +62,7 @@ def _deepseek_v2(architecture: str, fields: Fields) -> ModelSpec:
     spec = _with_latent_attention(architecture, fields)
     refuse_unless(fields, "scoring_func", "softmax")
     refuse_unless(fields, "topk_method", "greedy", "group_limited_greedy")
-    # The authors' code scales or normalises, transformers scales always: no published model tells who is right.
+    # The authors' code scales or normalises, transformers scales always; no published model has it.
     refuse_unless(fields, "norm_topk_prob", False)
     moe = _experts(fields, spec)
     if fields.text("topk_method", "greedy") == "greedy":

@@ -79,7 +79,7 @@ def _gpt_oss(architecture: str, fields: Fields) -> ModelSpec:
         router_bias=True,
         expert_bias=True,
         expert_names="gpt_oss",
-        is_mxfp4=fields.object("quantization_config").data.get("quant_method") == "mxfp4",
+        is_mxfp4=fields.nested("quantization_config").data.get("quant_method") == "mxfp4",
     )
     windowed = read_layer_types(fields, spec.layer_count)
     if windowed is None:

@@ -82,11 +82,11 @@ def _gemma3(architecture: str, fields: Fields) -> ModelSpec:
 
 def _gemma3_ropes(fields: Fields) -> tuple[RopeSpec, RopeSpec]:
     """(of layers that see everything, of windowed layers)"""
-    nested = fields.object("rope_parameters")
+    nested = fields.nested("rope_parameters")
     if nested.data and not set(nested.data) <= {FULL, SLIDING}:
         raise SetupError(f"{nested.where} must be given per layer type ({FULL}, {SLIDING})")
-    full = nested.object(FULL) if nested.has(FULL) else fields.object("rope_scaling")
-    sliding = nested.object(SLIDING)
+    full = nested.nested(FULL) if nested.has(FULL) else fields.nested("rope_scaling")
+    sliding = nested.nested(SLIDING)
     head_dim = fields.integer("head_dim")
     local = Fields(
         {**fields.data, "rope_theta": fields.number("rope_local_base_freq", 10_000.0)}, fields.where
@@ -95,7 +95,9 @@ def _gemma3_ropes(fields: Fields) -> tuple[RopeSpec, RopeSpec]:
 
 
 FAMILIES = (
-    Family(("GemmaForCausalLM",), _gemma, {**_DEFAULTS, "num_attention_heads": 16, "num_key_value_heads": 16}),
+    Family(
+        ("GemmaForCausalLM",), _gemma, {**_DEFAULTS, "num_attention_heads": 16, "num_key_value_heads": 16}
+    ),
     Family(
         ("Gemma2ForCausalLM",),
         _gemma2,
