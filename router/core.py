@@ -32,6 +32,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from router.admission import LOOK_AHEAD, Pace, WaitLine
+from router.affinity import Affinity
 from router.cluster_view import ClusterView, Worker
 from router.events import (
     ClientGone,
@@ -101,6 +102,7 @@ class RouterCore:
         self._policy = make_policy(config)
         self._cluster = ClusterView(silence_s=config.worker_silence_s)
         self._index = PrefixIndex()
+        self._affinity = Affinity()
         self._flows: dict[SequenceId, Flow] = {}
         self._hashes: dict[SequenceId, PromptHashes] = {}
         self._line = WaitLine(new_max=config.queue_requests_max)
@@ -191,6 +193,7 @@ class RouterCore:
         if self.is_idle:
             assert all(w.in_flight.values == (0, 0, 0) for w in self._cluster)
             assert len(self._line) == 0
+            assert self._affinity.is_idle
             assert self._timers.next_s is None
 
     # --- events -----------------------------------------------------------------------------------
@@ -267,6 +270,7 @@ class RouterCore:
         assert not worker.tickets
         self._cluster.lose(worker_id)
         self._index.remove_worker(worker_id)
+        self._affinity.lost(worker_id)
         # Others may be what a sequence waits for now: a whole leg where pairs were possible before.
         self._may_place = True
         return actions
@@ -358,6 +362,7 @@ class RouterCore:
             self._hashes.pop(seq_id, None)
             del self._flows[seq_id]
             if flow.was_placed:
+                self._affinity.over(flow.submit)
                 self._pace.freed(self._now_s)
             return
         self._timers.set(seq_id, flow.next_tick_s(self._now_s))
@@ -404,6 +409,7 @@ class RouterCore:
         views = self._cluster.views(
             flow.token_count, avoid=flow.avoid, fingerprint=flow.fingerprint, now_s=self._now_s
         )
+        views = self._affinity.mark(flow.submit, views)
         found_blocks: dict[tuple[str, int], dict[WorkerId, int]] = {}
 
         def matched(fingerprint: str, block_tokens: int) -> dict[WorkerId, int]:
@@ -455,6 +461,7 @@ class RouterCore:
                 news = hashes[cached_blocks.get(worker_id, 0) :]
                 self._index.expect(worker_id, news, now_s=self._now_s)
         self._line.went_before(flow.arrival)
+        self._affinity.placed(flow.submit, placement.legs, is_first_time=not flow.was_placed)
         return flow.start(
             placement.legs,
             source=None if placement.decode is None else self._cluster[view.worker_id].peer,

@@ -12,6 +12,7 @@ from typing import Protocol
 from baton.core.errors import NoCapacity
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import RouterMessage, WorkerHello
+from baton.core.steps import TokenLogprobs
 from baton.wire.link import LinkBroken
 from router.core import RouterCore, RouterStatus
 from router.events import (
@@ -36,6 +37,12 @@ Send = Callable[[RouterMessage], None]
 
 class Sink(Protocol):
     """Where the tokens of one sequence go. It must not wait, and may call the driver back."""
+
+    def on_logprobs(
+        self, logprobs: tuple[TokenLogprobs, ...], prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> None:
+        """Of the tokens that `on_tokens` brings next. Only if they were asked for."""
+        ...
 
     def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None: ...
 
@@ -183,8 +190,10 @@ class Driver:
 
     def _perform(self, action: RouterAction) -> None:
         match action:
-            case Deliver(seq_id, _, tokens, cached_token_count):
+            case Deliver(seq_id, _, tokens, cached_token_count, logprobs, prompt_logprobs):
                 if (sink := self._sinks.get(seq_id)) is not None:
+                    if logprobs or prompt_logprobs is not None:
+                        sink.on_logprobs(logprobs, prompt_logprobs)
                     sink.on_tokens(tokens, cached_token_count=cached_token_count)
             case ToWorker(worker_id, message):
                 self._send(worker_id, message)

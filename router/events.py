@@ -9,8 +9,9 @@ from enum import StrEnum, auto
 import msgspec
 
 from baton.core.ids import RequestId, SequenceId, WorkerId
-from baton.core.messages import Role, RouterMessage, WorkerHello, WorkerMessage
+from baton.core.messages import AdapterRef, Role, RouterMessage, Task, WorkerHello, WorkerMessage
 from baton.core.sampling import FinishReason, SamplingParams
+from baton.core.steps import TokenLogprobs
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -23,10 +24,17 @@ class Submit(msgspec.Struct, frozen=True):
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: bytes
-    """The tenant's, see `baton.core.hashing.root_hash`."""
+    """The tenant's and the adapter's, see `baton.core.hashing.root_hash`."""
     deadline_s: float
     """Instant on the router's clock."""
     traceparent: str = ""
+    task: Task = Task.GENERATE
+    adapter: AdapterRef | None = None
+    priority: int = 0
+    tpot_slo_s: float = 0.0
+    fairness_key: str = ""
+    group: str = ""
+    """Sequences of one group share their prompt, and are placed together while there is room."""
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -88,6 +96,10 @@ class Deliver(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     cached_token_count: int = 0
     """As in Finished, as far as it is known: a stop string may end the sequence before that comes."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """With the first token, once, if asked for."""
 
 
 class RetryCause(StrEnum):
@@ -111,6 +123,8 @@ class Finished(msgspec.Struct, frozen=True):
     generated_count: int
     cached_token_count: int
     """Prompt tokens that the prefill worker found in its cache on the first attempt."""
+    embedding: tuple[float, ...] = ()
+    """Task EMBED."""
 
 
 class FailureKind(StrEnum):
@@ -120,6 +134,8 @@ class FailureKind(StrEnum):
     """503: no place within `queue_wait_s`, or no worker at all."""
     TOO_LONG = auto()
     """400."""
+    UNSUPPORTED = auto()
+    """400: no worker can do what the request asks for, as the message says."""
     DEADLINE = auto()
     """504."""
     ATTEMPTS = auto()

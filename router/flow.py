@@ -8,6 +8,8 @@ it. Every loss raises the epoch at once, so that whatever the old attempt still 
 from collections.abc import Mapping, Set
 from enum import StrEnum, auto
 
+import msgspec
+
 from baton.core.ids import BlockHash, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import (
@@ -21,8 +23,10 @@ from baton.core.messages import (
     SequenceOutput,
     SequenceRefused,
     StartSequence,
+    Task,
 )
-from baton.core.sampling import FinishReason, finish_after
+from baton.core.sampling import FinishReason, SamplingParams, finish_after
+from baton.core.steps import TokenLogprobs
 from router.events import (
     Deliver,
     Failed,
@@ -93,6 +97,12 @@ class Flow:
         self._part: Mapping[WorkerId, Leg] = {}
         """Who took part in the current attempt, whether or not it still holds anything."""
         self._held: dict[int, int] = {}
+        self._held_logprobs: dict[int, TokenLogprobs] = {}
+        """Of tokens that the client does not have yet."""
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._has_prompt_logprobs = False
+        """The client has them: a later attempt does not compute them again."""
+        self._embedding: tuple[float, ...] = ()
         self._ends: tuple[int, FinishReason] | None = None
         """(token count, reason), as a worker said it."""
         self._has_joined = False
@@ -131,7 +141,16 @@ class Flow:
 
     @property
     def is_last_token(self) -> bool:
-        return self.submit.sampling.max_tokens - len(self.generated) <= 1
+        """Whatever comes next is all there is: no decode leg."""
+        is_embedding = self.submit.task is Task.EMBED
+        return is_embedding or self.submit.sampling.max_tokens - len(self.generated) <= 1
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        sampling = self.submit.sampling
+        if sampling.prompt_logprobs is None or not self._has_prompt_logprobs:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
     @property
     def _cached_tokens(self) -> int:
@@ -168,19 +187,24 @@ class Flow:
         note = "fallback" if is_fallback else "placed"
         waited_s = now_s - self._waiting_since_s
         actions: list[RouterAction] = [self._note(note, because, tuple(legs), seconds=waited_s)]
-        tokens = self.tokens
+        tokens, submit, sampling = self.tokens, self.submit, self._sampling
         for worker_id, leg in legs.items():
             message = StartSequence(
-                seq_id=self.submit.seq_id,
+                seq_id=submit.seq_id,
                 epoch=self.epoch,
                 leg=leg,
                 tokens=tokens,
-                prompt_token_count=len(self.submit.prompt),
-                sampling=self.submit.sampling,
+                prompt_token_count=len(submit.prompt),
+                sampling=sampling,
                 cache_root=cache_root,
-                time_left_s=max(0.0, self.submit.deadline_s - now_s),
+                time_left_s=max(0.0, submit.deadline_s - now_s),
                 source=source if leg is Leg.DECODE else None,
-                traceparent=self.submit.traceparent,
+                traceparent=submit.traceparent,
+                task=submit.task,
+                adapter=submit.adapter,
+                priority=submit.priority,
+                tpot_slo_s=submit.tpot_slo_s,
+                fairness_key=submit.fairness_key,
             )
             actions.append(ToWorker(worker_id, message))
         return actions
@@ -261,6 +285,9 @@ class Flow:
             case RefusalReason.TOO_LONG:
                 self._holds_nothing(worker_id)
                 return [note, *self.refuse(FailureKind.TOO_LONG, because, now_s=now_s)]
+            case RefusalReason.UNSUPPORTED:
+                self._holds_nothing(worker_id)
+                return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or because, now_s=now_s)]
             case RefusalReason.STALE_EPOCH:
                 cause = RetryCause.STALE_EPOCH
                 return [note, *self._lost(worker_id, {worker_id}, cause, because, now_s=now_s)]
@@ -298,6 +325,7 @@ class Flow:
         end = output.first_index + len(output.tokens)
         if output.finish is not None:
             self._ends = (end, output.finish)
+        self._keep_extras(output)
         for index, token in enumerate(output.tokens, output.first_index):
             if index >= len(generated):
                 held.setdefault(index, token)
@@ -313,6 +341,17 @@ class Flow:
             return self._ends[1]
         return None
 
+    def _keep_extras(self, output: SequenceOutput) -> None:
+        """What comes beside the tokens, for those that asked."""
+        known = len(self.generated)
+        for index, entry in enumerate(output.logprobs, output.first_index):
+            if index >= known:
+                self._held_logprobs.setdefault(index, entry)
+        if output.prompt_logprobs is not None and not self._has_prompt_logprobs:
+            self._prompt_logprobs = output.prompt_logprobs
+        if output.embedding:
+            self._embedding = output.embedding
+
     def _moved_on(self, leg: Leg, *, now_s: float) -> None:
         self._refusals, self._waiting_since_s = 0, now_s
         if leg is Leg.PREFILL:
@@ -325,19 +364,36 @@ class Flow:
 
     def _delivered(self, worker_id: WorkerId, first_index: int, *, now_s: float) -> list[RouterAction]:
         tokens = tuple(self.generated[first_index:])
-        actions: list[RouterAction] = [Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens)]
+        logprobs, of_prompt = self._take_logprobs(first_index)
+        actions: list[RouterAction] = [
+            Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens, logprobs, of_prompt)
+        ]
         if first_index == 0:
             waited_s = now_s - self._submitted_at_s
             leg = str(self._part[worker_id])
             actions.append(self._note("first_token", leg, (worker_id,), seconds=waited_s))
         return actions
 
+    def _take_logprobs(
+        self, first_index: int
+    ) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...] | None]:
+        """Of the generated tokens from `first_index` on, and of the prompt if the client lacks them."""
+        of_prompt, self._prompt_logprobs = self._prompt_logprobs, None
+        if of_prompt is not None:
+            self._has_prompt_logprobs = True
+        held = self._held_logprobs
+        if not held:
+            return (), of_prompt
+        indices = range(first_index, len(self.generated))
+        return tuple(held.pop(index) for index in indices if index in held), of_prompt
+
     def _finish(self, reason: FinishReason, ended_at: WorkerId | None, *, now_s: float) -> list[RouterAction]:
         if ended_at is not None:
             self._holds_nothing(ended_at)
         actions = self._let_go()
         self._life.to(Phase.DONE, now_s=now_s, cause=str(reason))
-        actions.append(Finished(self.submit.seq_id, reason, len(self.generated), self._cached_tokens))
+        count, cached = len(self.generated), self._cached_tokens
+        actions.append(Finished(self.submit.seq_id, reason, count, cached, self._embedding))
         return actions
 
     def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
@@ -419,5 +475,6 @@ class Flow:
         actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.legs]
         self.legs, self._part = {}, {}
         self._held.clear()
+        self._held_logprobs.clear()
         self._ends, self._turned_away = None, ""
         return actions

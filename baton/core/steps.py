@@ -46,6 +46,12 @@ class StepItem(msgspec.Struct, frozen=True):
     """All known tokens of the sequence; set in the first step in which an attempt samples on this
     executor (and again after a preemption), when `sampling.needs_history` or a draft model wants it.
     From then on the executor keeps track itself, until the key appears in `StepPlan.ended`."""
+    want_drafts: int = 0
+    """Where a draft model runs: how many guesses of what follows the tokens sampled here to return, at
+    most. The first item that asks carries the `history`."""
+    next_prompt_token: int | None = None
+    """The prompt token that follows `tokens`, set when `sampling.prompt_logprobs` wants its logprob: the
+    last of this item's `ItemResult.prompt_logprobs`."""
     adapter: str = ""
     """Name of a loaded LoRA adapter; empty: the base model."""
     wants_embedding: bool = False
@@ -79,7 +85,8 @@ class ItemResult(msgspec.Struct, frozen=True):
     """One per sampled token, if asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens at positions first_position + 1 … first_position + len(item.tokens), as far
-    as they belong to the prompt; if asked for."""
+    as they belong to the prompt; if asked for. The last one's id is `item.next_prompt_token`, unless the
+    item reaches the prompt's end."""
     embedding: tuple[float, ...] = ()
     drafts: tuple[int, ...] = ()
     """Guesses of what follows the sampled tokens, where a draft model runs."""

@@ -3,12 +3,17 @@
 import torch
 
 from baton.core.errors import SetupError
-from baton.core.geometry import DTypeName
+from baton.core.geometry import DTypeName, QuantName
 
 TORCH_DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+}
+STORED_TORCH_DTYPES: dict[DTypeName | QuantName, torch.dtype] = {
+    **TORCH_DTYPES,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
-from baton.core.geometry import KVGeometry
-from baton.engine.devices import TORCH_DTYPES
+from baton.core.geometry import SCALE_BYTES, KVGeometry
+from baton.engine.devices import STORED_TORCH_DTYPES
 from baton.engine.sizes import pool_block_count
 
 _ALIGNMENT_BYTES = 2 * 2**20
@@ -22,29 +22,38 @@ _ALIGNMENT_BYTES = 2 * 2**20
 
 
 class KVPool:
-    """Blocks 0 … block_count-1, shaped [layers, 2 (K, V), kv heads, positions, head dim] each.
+    """Blocks 0 … block_count-1, laid out as `KVGeometry` says.
 
-    All bytes start as zeros, and stay finite numbers: see `clear`. `generations` is in host memory
-    whatever the device; whoever gives blocks out raises their entries (`kv_transfer.backend.KVMemory`).
+    All bytes start as zeros. `generations` is in host memory whatever the device; whoever gives blocks
+    out raises their entries (`kv_transfer.backend.KVMemory`).
     """
 
     def __init__(self, geometry: KVGeometry, *, kv_bytes: int, device: torch.device) -> None:
-        """Raises SetupError if `kv_bytes` holds no block, or the device has not that much memory."""
+        """Raises SetupError if `kv_bytes` holds no block, the device has not that much memory, or it
+        cannot compute with the geometry's dtype."""
+        _check_dtype(geometry, device)
         self.geometry, self.device = geometry, device
         self.block_bytes = geometry.block_bytes
         self.block_count = pool_block_count(geometry, kv_bytes)
         size = self.block_count * self.block_bytes
         _check_room(size, device)
         self._memory = _allocate(size, device)
-        self.blocks: Tensor = self._memory.view(TORCH_DTYPES[geometry.dtype]).view(
-            self.block_count,
+        per_block = (
             geometry.layer_count,
-            2,
+            geometry.planes,
             geometry.kv_head_count,
             geometry.block_tokens,
-            geometry.head_dim,
         )
-        """The whole pool as one contiguous tensor [B, L, 2, H, P, D]."""
+        by_block = self._memory.view(self.block_count, self.block_bytes)
+        values, scales = by_block[:, : geometry.values_bytes], by_block[:, geometry.values_bytes :]
+        self.blocks: Tensor = values.view(STORED_TORCH_DTYPES[geometry.stored_dtype]).unflatten(
+            1, (*per_block, geometry.head_dim)
+        )
+        """The stored numbers of the whole pool, [B, L, planes, H, P, D]; contiguous unless quantised."""
+        self.scales: Tensor | None = None
+        """float32 [B, L, planes, H, P] where the KV is quantised: one per vector of `blocks`."""
+        if geometry.is_quantized:
+            self.scales = scales.view(torch.float32).unflatten(1, per_block)
         self.generations: npt.NDArray[np.uint64] = np.zeros(self.block_count, dtype=np.uint64)
 
     @property
@@ -54,15 +63,25 @@ class KVPool:
     def clear(self, block_id: int) -> None:
         """Zero a block before it is written in part.
 
-        Attention multiplies the unwritten positions with a weight of zero; a NaN left there by the
-        block's last user would survive that, and spread from one request to another.
+        The torch kernels multiply the unwritten positions with a weight of zero; a NaN left there by
+        the block's last user would survive that, and spread from one request to another.
         """
-        self.blocks[block_id].zero_()
+        self.block_view(block_id).zero_()
 
     def block_view(self, block_id: int) -> Tensor:
         """One block's bytes, a uint8 view [block_bytes]."""
         start = block_id * self.block_bytes
         return self._memory[start : start + self.block_bytes]
+
+
+def _check_dtype(geometry: KVGeometry, device: torch.device) -> None:
+    if geometry.kv_dtype == "fp8" and device.type == "cpu":
+        raise SetupError("model.kv_dtype=fp8 needs a GPU that computes with fp8: on the CPU use int8")
+    if geometry.is_quantized and geometry.values_bytes % SCALE_BYTES:
+        raise SetupError(
+            f"model.kv_dtype={geometry.kv_dtype}: the {geometry.values_bytes} bytes of a block's values are "
+            f"no multiple of {SCALE_BYTES}: choose another engine.block_tokens"
+        )
 
 
 def _check_room(size: int, device: torch.device) -> None:

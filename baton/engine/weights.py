@@ -1,8 +1,7 @@
 """Weights of a checkpoint: safetensors files, memory-mapped.
 
-On the CPU a tensor whose dtype is already right is a view of the mapped file: loading costs no copy,
-and all workers of one host share the page cache's single copy. That is also why q/k/v and gate/up are
-not fused into larger matrices here: fusing would copy most of the model into every process.
+On the CPU a tensor whose dtype is already right is a view of the mapped file: what is only read from
+it to be packed for the kernels costs no further copy.
 """
 
 import hashlib
@@ -22,6 +21,14 @@ _DTYPES: dict[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_PACKED_DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Of quantised checkpoints."""
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_TENSOR = 16
 
@@ -67,10 +74,28 @@ class Checkpoint:
         stored = _DTYPES.get(entry.dtype)
         if stored is None:
             raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
+        return self._view(entry, stored).to(device=device, dtype=dtype)
+
+    def is_float(self, name: str) -> bool:
+        """Whether there is such a tensor that `tensor` can return."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.dtype in _DTYPES
+
+    def raw(self, name: str, *, device: torch.device) -> Tensor | None:
+        """As it is stored, whatever its shape; None: no such tensor. Raises SetupError: an unknown dtype."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        stored = (_DTYPES | _PACKED_DTYPES).get(entry.dtype)
+        if stored is None:
+            raise SetupError(f"{entry.file}: {name} is {entry.dtype}, which is not supported")
+        return self._view(entry, stored).to(device)
+
+    def _view(self, entry: TensorEntry, stored: torch.dtype) -> Tensor:
         raw = self._files[entry.file].content[entry.start : entry.end]
         if raw.data_ptr() % stored.itemsize:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
-        return raw.view(stored).view(shape).to(device=device, dtype=dtype)
+        return raw.view(stored).view(entry.shape)
 
     def digest(self) -> str:
         """64 hex digits that two processes with the same checkpoint agree on.

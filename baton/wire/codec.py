@@ -4,78 +4,24 @@ Every `…_from_pb` raises WireError for what a correct peer never sends: an emp
 unspecified enum, a block hash of the wrong size.
 """
 
-from enum import StrEnum
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from baton.core import messages as m
-from baton.core.hashing import HASH_BYTES
-from baton.core.ids import BlockHash, SequenceId, WorkerId
-from baton.core.sampling import FinishReason, SamplingParams
+from baton.core.ids import SequenceId, WorkerId
+from baton.core.sampling import FinishReason
+from baton.wire import vocabulary as v
 from baton.wire.proto import baton_pb2 as pb
+from baton.wire.vocabulary import WireError
 
-
-class WireError(Exception):
-    """The peer sent something that no version of the protocol allows."""
-
-
-# Protobuf's enums count from 1 in the order of ours; 0 is "unspecified".
-_E = TypeVar("_E", bound=StrEnum)
-
-
-def _numbers(enum: type[_E]) -> dict[_E, int]:
-    return {member: number for number, member in enumerate(enum, start=1)}
-
-
-_ROLE = _numbers(m.Role)
-_LEG = _numbers(m.Leg)
-_FINISH = _numbers(FinishReason)
-_REFUSAL = _numbers(m.RefusalReason)
-_FAILURE = _numbers(m.FailureReason)
-
-
-def _number(numbers: dict[_E, int], member: _E) -> Any:
-    # Any: the generated stubs ask for their own enum classes, at run time an int is what they take.
-    return numbers[member]
-
-
-def _member(numbers: dict[_E, int], number: int) -> _E:
-    for member, known in numbers.items():
-        if known == number:
-            return member
-    raise WireError(f"enum value {number} is not one of {[str(e) for e in numbers]}")
-
-
-def _hash(raw: bytes) -> BlockHash:
-    if len(raw) != HASH_BYTES:
-        raise WireError(f"a block hash has {HASH_BYTES} bytes, this one {len(raw)}")
-    return BlockHash(raw)
+_ROLE = v.numbers(m.Role)
+_LEG = v.numbers(m.Leg)
+_TASK = v.numbers(m.Task)
+_FINISH = v.numbers(FinishReason)
+_REFUSAL = v.numbers(m.RefusalReason)
+_FAILURE = v.numbers(m.FailureReason)
 
 
 # --- router -> worker -------------------------------------------------------------------------------
-
-
-def _sampling_to_pb(s: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        max_tokens=s.max_tokens,
-        temperature=s.temperature,
-        top_p=s.top_p,
-        top_k=s.top_k,
-        seed=s.seed,
-        stop_token_ids=s.stop_token_ids,
-        ignore_eos=s.ignore_eos,
-    )
-
-
-def _sampling_from_pb(s: pb.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=s.max_tokens,
-        temperature=s.temperature,
-        top_p=s.top_p,
-        top_k=s.top_k,
-        seed=s.seed,
-        stop_token_ids=tuple(s.stop_token_ids),
-        ignore_eos=s.ignore_eos,
-    )
 
 
 def _start_to_pb(start: m.StartSequence) -> pb.StartSequence:
@@ -83,14 +29,19 @@ def _start_to_pb(start: m.StartSequence) -> pb.StartSequence:
     return pb.StartSequence(
         seq_id=start.seq_id,
         epoch=start.epoch,
-        leg=_number(_LEG, start.leg),
+        leg=v.number(_LEG, start.leg),
         tokens=start.tokens,
         prompt_token_count=start.prompt_token_count,
-        sampling=_sampling_to_pb(start.sampling),
+        sampling=v.sampling_to_pb(start.sampling),
         cache_root=start.cache_root,
         time_left_s=start.time_left_s,
         source=pb.PeerRef(worker_id=source.worker_id, address=source.address) if source else None,
         traceparent=start.traceparent,
+        task=v.number(_TASK, start.task),
+        adapter=v.adapter_to_pb(start.adapter),
+        priority=start.priority,
+        tpot_slo_s=start.tpot_slo_s,
+        fairness_key=start.fairness_key,
     )
 
 
@@ -99,14 +50,19 @@ def _start_from_pb(start: pb.StartSequence) -> m.StartSequence:
     return m.StartSequence(
         seq_id=SequenceId(start.seq_id),
         epoch=start.epoch,
-        leg=_member(_LEG, start.leg),
+        leg=v.member(_LEG, start.leg),
         tokens=tuple(start.tokens),
         prompt_token_count=start.prompt_token_count,
-        sampling=_sampling_from_pb(start.sampling),
-        cache_root=_hash(start.cache_root),
+        sampling=v.sampling_from_pb(start.sampling),
+        cache_root=v.block_hash(start.cache_root),
         time_left_s=start.time_left_s,
         source=m.PeerRef(WorkerId(source.worker_id), source.address) if source else None,
         traceparent=start.traceparent,
+        task=v.member(_TASK, start.task),
+        adapter=v.adapter_from_pb(start.adapter) if start.HasField("adapter") else None,
+        priority=start.priority,
+        tpot_slo_s=start.tpot_slo_s,
+        fairness_key=start.fairness_key,
     )
 
 
@@ -140,7 +96,7 @@ def router_from_pb(envelope: pb.RouterEnvelope) -> m.RouterMessage:
 def _hello_to_pb(h: m.WorkerHello) -> pb.WorkerHello:
     return pb.WorkerHello(
         worker_id=h.worker_id,
-        role=_number(_ROLE, h.role),
+        role=v.number(_ROLE, h.role),
         fingerprint=h.fingerprint,
         model=h.model,
         block_tokens=h.block_tokens,
@@ -153,7 +109,7 @@ def _hello_to_pb(h: m.WorkerHello) -> pb.WorkerHello:
 def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
     return m.WorkerHello(
         worker_id=WorkerId(h.worker_id),
-        role=_member(_ROLE, h.role),
+        role=v.member(_ROLE, h.role),
         fingerprint=h.fingerprint,
         model=h.model,
         block_tokens=h.block_tokens,
@@ -169,8 +125,11 @@ def _output_to_pb(o: m.SequenceOutput) -> pb.SequenceOutput:
         epoch=o.epoch,
         first_index=o.first_index,
         tokens=o.tokens,
-        finish=_number(_FINISH, o.finish) if o.finish else None,
+        finish=v.number(_FINISH, o.finish) if o.finish else None,
         cached_token_count=o.cached_token_count,
+        logprobs=[v.logprobs_to_pb(x) for x in o.logprobs],
+        prompt_logprobs=v.prompt_logprobs_to_pb(o.prompt_logprobs),
+        embedding=o.embedding,
     )
 
 
@@ -180,8 +139,13 @@ def _output_from_pb(o: pb.SequenceOutput) -> m.SequenceOutput:
         epoch=o.epoch,
         first_index=o.first_index,
         tokens=tuple(o.tokens),
-        finish=_member(_FINISH, o.finish) if o.finish else None,
+        finish=v.member(_FINISH, o.finish) if o.finish else None,
         cached_token_count=o.cached_token_count if o.HasField("cached_token_count") else None,
+        logprobs=tuple(map(v.logprobs_from_pb, o.logprobs)),
+        prompt_logprobs=v.prompt_logprobs_from_pb(o.prompt_logprobs)
+        if o.HasField("prompt_logprobs")
+        else None,
+        embedding=tuple(o.embedding),
     )
 
 
@@ -196,12 +160,12 @@ def _joined_to_pb(j: m.SequenceJoined) -> pb.SequenceJoined:
 
 
 def _refused_to_pb(r: m.SequenceRefused) -> pb.SequenceRefused:
-    reason = _number(_REFUSAL, r.reason)
+    reason = v.number(_REFUSAL, r.reason)
     return pb.SequenceRefused(seq_id=r.seq_id, epoch=r.epoch, reason=reason, message=r.message)
 
 
 def _failed_to_pb(f: m.SequenceFailed) -> pb.SequenceFailed:
-    reason = _number(_FAILURE, f.reason)
+    reason = v.number(_FAILURE, f.reason)
     return pb.SequenceFailed(seq_id=f.seq_id, epoch=f.epoch, reason=reason, message=f.message)
 
 
@@ -216,7 +180,7 @@ def _blocks_to_pb(b: m.BlockEvents) -> pb.BlockEvents:
 
 def _load_to_pb(r: m.LoadReport) -> pb.LoadReport:
     return pb.LoadReport(
-        role=_number(_ROLE, r.role),
+        role=v.number(_ROLE, r.role),
         is_draining=r.is_draining,
         free_blocks=r.free_blocks,
         running_count=r.running_count,
@@ -259,7 +223,7 @@ def _joined_from_pb(j: pb.SequenceJoined) -> m.SequenceJoined:
 
 def _load_from_pb(r: pb.LoadReport) -> m.LoadReport:
     return m.LoadReport(
-        role=_member(_ROLE, r.role),
+        role=v.member(_ROLE, r.role),
         is_draining=r.is_draining,
         free_blocks=r.free_blocks,
         running_count=r.running_count,
@@ -272,8 +236,8 @@ def _load_from_pb(r: pb.LoadReport) -> m.LoadReport:
 def _blocks_from_pb(b: pb.BlockEvents) -> m.BlockEvents:
     return m.BlockEvents(
         sequence_number=b.sequence_number,
-        stored=tuple(map(_hash, b.stored)),
-        removed=tuple(map(_hash, b.removed)),
+        stored=tuple(map(v.block_hash, b.stored)),
+        removed=tuple(map(v.block_hash, b.removed)),
         is_snapshot=b.is_snapshot,
     )
 
@@ -290,10 +254,10 @@ def worker_from_pb(envelope: pb.WorkerEnvelope) -> m.WorkerMessage:
             return _joined_from_pb(envelope.joined)
         case "refused":
             r = envelope.refused
-            return m.SequenceRefused(SequenceId(r.seq_id), r.epoch, _member(_REFUSAL, r.reason), r.message)
+            return m.SequenceRefused(SequenceId(r.seq_id), r.epoch, v.member(_REFUSAL, r.reason), r.message)
         case "failed":
             f = envelope.failed
-            return m.SequenceFailed(SequenceId(f.seq_id), f.epoch, _member(_FAILURE, f.reason), f.message)
+            return m.SequenceFailed(SequenceId(f.seq_id), f.epoch, v.member(_FAILURE, f.reason), f.message)
         case "hello":
             return _hello_from_pb(envelope.hello)
         case other:
@@ -357,6 +321,8 @@ def _grant_to_pb(g: m.KVGrant) -> pb.KVGrant:
         is_last=g.is_last,
         first_token=g.first_token,
         cached_token_count=g.cached_token_count,
+        first_logprobs=v.logprobs_to_pb(g.first_logprobs) if g.first_logprobs else None,
+        prompt_logprobs=v.prompt_logprobs_to_pb(g.prompt_logprobs),
     )
 
 
@@ -374,6 +340,10 @@ def _grant_from_pb(g: pb.KVGrant) -> m.KVGrant:
         is_last=g.is_last,
         first_token=g.first_token if g.HasField("first_token") else None,
         cached_token_count=g.cached_token_count,
+        first_logprobs=v.logprobs_from_pb(g.first_logprobs) if g.HasField("first_logprobs") else None,
+        prompt_logprobs=v.prompt_logprobs_from_pb(g.prompt_logprobs)
+        if g.HasField("prompt_logprobs")
+        else None,
     )
 
 
@@ -403,17 +373,17 @@ def source_from_pb(envelope: pb.SourceEnvelope) -> m.SourceMessage:
 
 
 def role_to_pb(role: m.Role) -> Any:
-    return _number(_ROLE, role)
+    return v.number(_ROLE, role)
 
 
 def role_from_pb(role: int) -> m.Role:
-    return _member(_ROLE, role)
+    return v.member(_ROLE, role)
 
 
 def member_to_pb(x: m.Member) -> pb.Member:
     return pb.Member(
         worker_id=x.worker_id,
-        role=_number(_ROLE, x.role),
+        role=v.number(_ROLE, x.role),
         address=x.address,
         model=x.model,
         fingerprint=x.fingerprint,
@@ -428,7 +398,7 @@ def member_to_pb(x: m.Member) -> pb.Member:
 def member_from_pb(x: pb.Member) -> m.Member:
     return m.Member(
         worker_id=WorkerId(x.worker_id),
-        role=_member(_ROLE, x.role),
+        role=v.member(_ROLE, x.role),
         address=x.address,
         model=x.model,
         fingerprint=x.fingerprint,

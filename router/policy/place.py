@@ -98,13 +98,13 @@ def _chooser(request: RequestView, policy: Policy, rng: Random) -> Chooser:
     return choose
 
 
-def _rank(worker: WorkerView) -> tuple[bool, bool, bool]:
+def _rank(worker: WorkerView) -> tuple[bool, bool, bool, bool]:
     """Lower first; a higher rank is used only when there is nothing else.
 
     A stream goes on with the weights that began it; the worker that just failed comes after any
-    other; a worker that has not reported is unknown, so assumed busy.
+    other; a worker that has not reported is unknown, so assumed busy; siblings stay together.
     """
-    return worker.is_foreign, worker.is_avoided, worker.is_stale
+    return worker.is_foreign, worker.is_avoided, worker.is_stale, not worker.is_preferred
 
 
 def _matched(request: RequestView, policy: Policy, workers: Sequence[WorkerView]) -> Matched:

@@ -33,6 +33,8 @@ class WorkerView(NamedTuple):
     """Took part in the sequence's last attempt, which failed."""
     is_foreign: bool
     """Another fingerprint than the one that computed the sequence's tokens so far."""
+    is_preferred: bool = False
+    """The sequence's siblings are there, or its adapter is."""
 
 
 Matched = Mapping[WorkerId, int]

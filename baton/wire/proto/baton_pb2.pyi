@@ -34,6 +34,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_DRAINING: _ClassVar[RefusalReason]
     REFUSAL_REASON_TOO_LONG: _ClassVar[RefusalReason]
     REFUSAL_REASON_STALE_EPOCH: _ClassVar[RefusalReason]
+    REFUSAL_REASON_UNSUPPORTED: _ClassVar[RefusalReason]
 
 class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,21 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_DEADLINE: _ClassVar[FailureReason]
     FAILURE_REASON_DRAINED: _ClassVar[FailureReason]
     FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
+
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_UNSPECIFIED: _ClassVar[Task]
+    TASK_GENERATE: _ClassVar[Task]
+    TASK_EMBED: _ClassVar[Task]
+
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -60,6 +76,7 @@ REFUSAL_REASON_NO_ROOM: RefusalReason
 REFUSAL_REASON_DRAINING: RefusalReason
 REFUSAL_REASON_TOO_LONG: RefusalReason
 REFUSAL_REASON_STALE_EPOCH: RefusalReason
+REFUSAL_REASON_UNSUPPORTED: RefusalReason
 FAILURE_REASON_UNSPECIFIED: FailureReason
 FAILURE_REASON_TRANSFER: FailureReason
 FAILURE_REASON_SOURCE_LOST: FailureReason
@@ -67,6 +84,15 @@ FAILURE_REASON_SOURCE_REFUSED: FailureReason
 FAILURE_REASON_DEADLINE: FailureReason
 FAILURE_REASON_DRAINED: FailureReason
 FAILURE_REASON_INTERNAL: FailureReason
+TASK_UNSPECIFIED: Task
+TASK_GENERATE: Task
+TASK_EMBED: Task
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_EBNF: GrammarKind
+GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
 
 class PeerRef(_message.Message):
     __slots__ = ("worker_id", "address")
@@ -76,8 +102,28 @@ class PeerRef(_message.Message):
     address: str
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
+class AdapterRef(_message.Message):
+    __slots__ = ("name", "path", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "after_token_ids")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    after_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +131,17 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -92,7 +149,38 @@ class SamplingParams(_message.Message):
     seed: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    rank: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, positions: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("router_id", "wire_version")
@@ -103,7 +191,7 @@ class RouterHello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class StartSequence(_message.Message):
-    __slots__ = ("seq_id", "epoch", "leg", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent")
+    __slots__ = ("seq_id", "epoch", "leg", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent", "task", "adapter", "priority", "tpot_slo_s", "fairness_key")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEG_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +202,11 @@ class StartSequence(_message.Message):
     TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    FAIRNESS_KEY_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     leg: Leg
@@ -124,7 +217,12 @@ class StartSequence(_message.Message):
     time_left_s: float
     source: PeerRef
     traceparent: str
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    task: Task
+    adapter: AdapterRef
+    priority: int
+    tpot_slo_s: float
+    fairness_key: str
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
 
 class CancelSequence(_message.Message):
     __slots__ = ("seq_id", "epoch")
@@ -171,20 +269,26 @@ class WorkerHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count")
+    __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_index: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     finish: FinishReason
     cached_token_count: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    prompt_logprobs: PromptLogprobs
+    embedding: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("outputs",)
@@ -375,7 +479,7 @@ class AskerEnvelope(_message.Message):
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count")
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +490,8 @@ class KVGrant(_message.Message):
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_block: int
@@ -396,7 +502,9 @@ class KVGrant(_message.Message):
     is_last: bool
     first_token: int
     cached_token_count: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ...) -> None: ...
+    first_logprobs: TokenLogprobs
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")

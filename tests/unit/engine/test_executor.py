@@ -188,7 +188,7 @@ def logits_of(executor, tokens) -> torch.Tensor:
     with torch.inference_mode():
         layout = BatchLayout.of([Span(0, len(tokens), blocks)])
         rows = torch.arange(len(tokens))
-        return executor._model.forward(torch.tensor(tokens), layout, rows).float()
+        return executor._model.logits(executor._model.forward(torch.tensor(tokens), layout, rows))
 
 
 @pytest.mark.parametrize(

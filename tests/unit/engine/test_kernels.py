@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import BatchLayout, Span
+from baton.engine.kernels.interface import AttentionSpec, BatchLayout, Span
 from baton.engine.kernels.torch_ref import TorchKernels
 from baton.engine.kv_pool import KVPool
 
@@ -54,10 +54,11 @@ def test_attention_is_its_definition(spans, window, seed) -> None:
     q = torch.randn(total, HEADS * GROUP, DIM, generator=random)
     k, v = (torch.randn(total, HEADS, DIM, generator=random) for _ in range(2))
     still = torch.ones(total, DIM // 2), torch.zeros(total, DIM // 2)
-    plan = kernels.plan(layout, *still, windows=frozenset({window}))
+    plan = kernels.plan(layout, {0: still}, windows=frozenset({window}))
     layer = seed % LAYERS
-    ready = kernels.rotate_and_store(q.clone(), k, v, layer=layer, plan=plan)
-    out = kernels.attention(ready, layer=layer, window=window, plan=plan)
+    spec = AttentionSpec(layer, DIM**-0.5, window)
+    ready = kernels.rotate_and_store(q.clone(), k, v, spec=spec, plan=plan)
+    out = kernels.attention(ready, spec=spec, plan=plan)
     row = 0
     for span in layout.spans:
         rows = slice(row, row + span.token_count)
@@ -77,9 +78,11 @@ def test_other_blocks_and_layers_are_not_touched() -> None:
     kernels = TorchKernels(memory)
     layout = BatchLayout.of([Span(2, 4, (3, 8))])
     one = torch.ones(4, DIM // 2)
-    plan = kernels.plan(layout, one, one * 0, windows=frozenset({0}))
+    plan = kernels.plan(layout, {0: (one, one * 0)}, windows=frozenset({0}))
     zeros = torch.zeros(4, HEADS, DIM)
-    kernels.rotate_and_store(torch.zeros(4, HEADS * GROUP, DIM), zeros, zeros, layer=1, plan=plan)
+    kernels.rotate_and_store(
+        torch.zeros(4, HEADS * GROUP, DIM), zeros, zeros, spec=AttentionSpec(1, 1.0), plan=plan
+    )
     expected = torch.full_like(memory.blocks, 7.0)
     expected[3, 1, :, :, 2:] = 0
     expected[8, 1, :, :, :2] = 0
@@ -91,11 +94,10 @@ def test_rotation_turns_pairs_by_the_angle() -> None:
     memory = pool(4)
     kernels = TorchKernels(memory)
     angles = torch.rand(3, DIM // 2) * 6
-    plan = kernels.plan(
-        BatchLayout.of([Span(0, 3, (0,))]), angles.cos(), angles.sin(), windows=frozenset({0})
-    )
+    tables = {0: (angles.cos(), angles.sin())}
+    plan = kernels.plan(BatchLayout.of([Span(0, 3, (0,))]), tables, windows=frozenset({0}))
     q, k = torch.randn(3, HEADS * GROUP, DIM), torch.randn(3, HEADS, DIM)
-    ready = kernels.rotate_and_store(q, k, torch.zeros_like(k), layer=0, plan=plan)
+    ready = kernels.rotate_and_store(q, k, torch.zeros_like(k), spec=AttentionSpec(0, DIM**-0.5), plan=plan)
 
     def turned(x) -> torch.Tensor:
         pairs = torch.complex(x[..., : DIM // 2], x[..., DIM // 2 :])
@@ -111,7 +113,7 @@ def test_decodes_of_very_different_length_are_not_padded_to_the_longest() -> Non
     lengths = [2, 3, 5, 8, 400, 410, 1200]
     layout = BatchLayout.of([Span(n - 1, 1, tuple(range(-(-n // BLOCK)))) for n in reversed(lengths)])
     ones = torch.ones(len(lengths), DIM // 2)
-    reads = kernels.plan(layout, ones, ones, windows=frozenset({0})).reads[0]
+    reads = kernels.plan(layout, {0: (ones, ones)}, windows=frozenset({0})).reads[0]
     gathered = sum(len(group.gather) for group in reads.decodes) // HEADS
     assert gathered <= 1.2 * sum(-(-n // BLOCK) for n in lengths) + 8
     assert [(g.start, g.end) for g in reads.decodes][-1] == (6, 7)
@@ -127,7 +129,7 @@ def test_norm_and_activation(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual, exact, atol=tolerance, rtol=tolerance)
     gate, up = torch.randn(5, 64).to(dtype), torch.randn(5, 64).to(dtype)
     exact = gate.double() * torch.sigmoid(gate.double()) * up.double()
-    actual = kernels.silu_and_mul(gate.clone(), up).double()
+    actual = kernels.gated(gate.clone(), up, "silu").double()
     torch.testing.assert_close(actual, exact, atol=tolerance, rtol=tolerance)
 
 

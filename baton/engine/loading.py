@@ -1,0 +1,100 @@
+"""From a model folder and the configuration to a model that computes."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.core.geometry import fingerprint
+from baton.core.messages import WIRE_VERSION
+from baton.engine.devices import TORCH_DTYPES, torch_device
+from baton.engine.kernels.interface import Kernels
+from baton.engine.kernels.torch_ref import TorchKernels
+from baton.engine.kv_pool import KVPool
+from baton.engine.models.dense import DenseModel, Progress, load_weights
+from baton.engine.models.linear import Loader
+from baton.engine.models.model import LanguageModel
+from baton.engine.models.rope import frequencies
+from baton.engine.models.spec import ModelSpec, load_spec
+from baton.engine.quant.scheme import check_quantization
+from baton.engine.sizes import context_tokens, kv_geometry
+from baton.engine.sources import open_source
+from baton.engine.weights import Checkpoint, resolve_model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    spec: ModelSpec
+    name: str
+    fingerprint: str
+    context_tokens: int
+    """Prompt plus generated tokens of one sequence: the context, or the whole pool if smaller."""
+    kv: KVPool
+    kernels: Kernels[Any, Any, Any]
+    model: LanguageModel
+
+
+def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
+    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`.
+
+    Raises SetupError: no such model, an unsupported or damaged one, no such device, too little memory.
+    """
+    device = torch_device(model.device)
+    folder = resolve_model(model.path, model.revision)
+    spec = load_spec(folder)
+    check_quantization(spec.quantization, model)
+    tokens = context_tokens(spec, model)
+    geometry = kv_geometry(spec, model, engine)
+    checkpoint = Checkpoint(folder)
+    kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
+    kernels = make_kernels(engine, kv)
+    dtype = TORCH_DTYPES[geometry.dtype]
+    source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
+    weights = load_weights(spec, Loader(source, kernels), progress=progress)
+    rope = frequencies(spec.rope, spec.head_dim, context_tokens=tokens, device=device)
+    name = model.name or _default_name(model.path, folder)
+    return LoadedModel(
+        spec=spec,
+        name=name,
+        fingerprint=fingerprint(
+            model=name,
+            weights_digest=_model_digest(spec, checkpoint, tokens, model.quantization),
+            geometry=geometry,
+            wire_version=WIRE_VERSION,
+        ),
+        context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
+        kv=kv,
+        kernels=kernels,
+        model=DenseModel(spec, weights, kernels, rope),
+    )
+
+
+def make_kernels(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
+    """By `engine.kernels`. Raises SetupError: what is asked for cannot run here."""
+    match engine.kernels:
+        case "auto" | "torch":
+            return TorchKernels(pool)
+        case "native" | "triton":
+            raise SetupError(f"engine.kernels={engine.kernels} is not part of this build: use auto or torch")
+
+
+def _default_name(path: str, folder: Path) -> str:
+    """The last part of what was asked for: a downloaded snapshot's folder is named by its commit."""
+    return Path(path).name or folder.resolve().name
+
+
+def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int, quantization: str) -> str:
+    """Whatever changes a key or value: the weights, and how config.json says to use them."""
+    facts = msgspec.structs.asdict(spec)
+    if spec.rope.kind == "dynamic":
+        facts["rope_context_tokens"] = max(tokens, spec.rope.original_context_tokens)
+    if quantization != "none":
+        facts["quantized_at_load"] = quantization
+    for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):
+        del facts[name]
+    text = f"{checkpoint.digest()} {sorted(facts.items())!r}"
+    return hashlib.sha256(text.encode()).hexdigest()
