@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
-from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, Matrix
+from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, Matrix, to_dense
 from baton.engine.native.library import BF16, F32, library
 
 _POINTER = ctypes.c_void_p
@@ -22,7 +22,9 @@ class NativeMatrix:
 
     __slots__ = ("__weakref__", "in_size", "is_coded", "is_wide", "out_size", "pointer")
 
-    def __init__(self, pointer: int | None, out_size: int, in_size: int, *, is_coded: bool, is_wide: bool):
+    def __init__(
+        self, pointer: int | None, out_size: int, in_size: int, *, is_coded: bool, is_wide: bool
+    ) -> None:
         if not pointer:
             raise SetupError("not enough memory for the model's weights")
         self.pointer = pointer
@@ -31,7 +33,7 @@ class NativeMatrix:
         """Takes inputs of both dtypes; else only of its own."""
         self.is_wide = is_wide
         """Not coded: float32, else bfloat16."""
-        weakref.finalize(self, library().baton_matrix_free, pointer)
+        weakref.finalize(self, _functions().baton_matrix_free, pointer)
 
     @property
     def memory_bytes(self) -> int:
@@ -57,12 +59,15 @@ def _functions() -> ctypes.CDLL:
     return native
 
 
-def pack_matrix(matrix: Matrix) -> NativeMatrix:
-    """Raises SetupError: float16 weights, groups of an odd size, or too little memory."""
-    _functions()
+def pack_matrix(matrix: Matrix, dtype: torch.dtype) -> NativeMatrix:
+    """dtype: of the model, for what has to be made dense. Raises SetupError: float16 weights, or too little
+    memory."""
     match matrix:
         case DenseMatrix():
             return _dense(matrix.weight, matrix.bias)
+        case IntMatrix() if matrix.group_size % _EVEN and matrix.group_size < matrix.values.shape[1]:
+            dense = to_dense(matrix, dtype)
+            return _dense(dense.weight, dense.bias)
         case IntMatrix():
             return _int(matrix)
         case Fp8Matrix():
@@ -84,13 +89,7 @@ def _dense(weight: Tensor, bias: Tensor | None) -> NativeMatrix:
 
 
 def _int(matrix: IntMatrix) -> NativeMatrix:
-    out_size, in_size = matrix.values.shape
-    group = matrix.group_size or in_size
-    scales, zeros = matrix.scales, matrix.zeros
-    if group % _EVEN and group < in_size:
-        dense = (matrix.values - _spread(zeros, group, in_size)) * _spread(scales, group, in_size)
-        order = torch.arange(in_size) if matrix.order is None else matrix.order
-        return _dense(torch.empty_like(dense).index_copy_(1, order, dense).bfloat16(), matrix.bias)
+    group = matrix.group_size or matrix.values.shape[1]
     if matrix.bits == 4:
         codes = matrix.values.view(torch.uint8) & 15
         values = torch.tensor([*range(8), *range(-8, 0)], dtype=torch.bfloat16)
@@ -98,7 +97,10 @@ def _int(matrix: IntMatrix) -> NativeMatrix:
         magnitude = matrix.values.abs().view(torch.uint8) & 127
         codes = torch.where(matrix.values < 0, magnitude | 128, magnitude)  # -128 becomes 0x80
         values = torch.cat((torch.arange(128), torch.tensor([-128]))).bfloat16()
-    return _coded(codes, matrix.bits, values, group, scales, zeros, matrix.order, matrix.bias)
+    return _coded(
+        *(codes, matrix.bits, values, group),
+        *(matrix.scales, matrix.zeros, matrix.order, matrix.bias),
+    )
 
 
 def _fp8(matrix: Fp8Matrix) -> NativeMatrix:
@@ -135,10 +137,6 @@ def _coded(
         *(_pointer(wide_scales), _pointer(wide_zeros), _pointer(narrow_order), _pointer(wide_bias)),
     )
     return NativeMatrix(pointer, out_size, in_size, is_coded=True, is_wide=False)
-
-
-def _spread(values: Tensor | None, group: int, in_size: int) -> Tensor | float:
-    return 0.0 if values is None else values.repeat_interleave(group, 1)[:, :in_size]
 
 
 def _wide(tensor: Tensor | None) -> Tensor | None:

@@ -42,14 +42,16 @@ struct Norm {
     void* out;
     const void* weight;
     int32_t dtype, weight_dtype;
-    int64_t rows, n, x_stride, residual_stride;
+    int64_t rows, n;
+    // Row i of x is at (i / x_inner) * x_stride + (i % x_inner) * n.
+    int64_t x_inner, x_stride, residual_stride;
     float eps;
 };
 
 template <typename T> void norm_row(const Norm& norm, int64_t i) {
     const int64_t n = norm.n;
     float* row = static_cast<float*>(thread_scratch(0, static_cast<size_t>(n) * 8));
-    load_row(row, static_cast<const T*>(norm.x) + i * norm.x_stride, n);
+    load_row(row, static_cast<const T*>(norm.x) + i / norm.x_inner * norm.x_stride + i % norm.x_inner * n, n);
     if (norm.residual) {
         T* residual = static_cast<T*>(norm.residual) + i * norm.residual_stride;
         for (int64_t c = 0; c < n; ++c) row[c] += to_float(residual[c]);
@@ -79,11 +81,11 @@ void gated_row(const T* gate, const T* up, T* out, int64_t n, int32_t activation
 using namespace baton;
 
 // residual += x (if there is one); out = rms_norm(residual or x) * weight. Strides in elements; out's rows
-// are next to each other.
-BATON_API void baton_rms_norm(const void* x, int64_t x_stride, void* residual, int64_t residual_stride, void* out,
+// are next to each other, x's in runs of x_inner (the heads of a token).
+BATON_API void baton_rms_norm(const void* x, int64_t x_inner, int64_t x_stride, void* residual, int64_t residual_stride, void* out,
                               int32_t dtype, const void* weight, int32_t weight_dtype, int64_t rows, int64_t n,
                               float eps) {
-    const Norm norm{x, residual, out, weight, dtype, weight_dtype, rows, n, x_stride, residual_stride, eps};
+    const Norm norm{x, residual, out, weight, dtype, weight_dtype, rows, n, x_inner, x_stride, residual_stride, eps};
     for_rows(rows, n, [&](int64_t i) { dtype == F32 ? norm_row<float>(norm, i) : norm_row<bf16>(norm, i); });
 }
 
