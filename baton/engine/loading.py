@@ -14,6 +14,7 @@ from baton.engine.devices import TORCH_DTYPES, torch_device
 from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
+from baton.engine.model_files import resolve_model
 from baton.engine.models.dense import DenseModel, Progress, load_weights
 from baton.engine.models.linear import Loader
 from baton.engine.models.model import LanguageModel
@@ -22,7 +23,7 @@ from baton.engine.models.spec import ModelSpec, load_spec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
 from baton.engine.sources import open_source
-from baton.engine.weights import Checkpoint, resolve_model
+from baton.engine.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
