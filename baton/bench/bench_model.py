@@ -6,6 +6,7 @@ Its tokenizer has one word per id, so that every sampled token is visible text i
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -38,7 +39,8 @@ def make_bench_model(folder: Path) -> Path:
         bos_token_id=1,
         eos_token_id=2,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     for name in ("config.json", "generation_config.json"):
         path = folder / name

@@ -58,9 +58,16 @@ async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResul
                 raise SetupError(f"{server.origin}: request {number} failed: {record.error} {record.detail}")
 
     started_s = loop.time()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(load.concurrency):
-            group.create_task(client())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(load.concurrency):
+                group.create_task(client())
+    except* SetupError as failures:
+        failed = failures.exceptions[0]
+    else:
+        failed = None
+    if failed is not None:
+        raise failed
     return _result(load, records, loop.time() - started_s)
 
 

@@ -6,7 +6,7 @@ run, so that ratios hold on a machine that is not quiet.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,7 +206,7 @@ def _overhead(executor: Executor, steps: _Steps, batch: int, sizes: Sizes) -> fl
 
 
 @contextmanager
-def _timed(kernels: Any) -> Iterator[list[float]]:
+def _timed(kernels: Any) -> Generator[list[float]]:
     """Seconds spent in the kernels' model calls, in the list's only entry."""
     spent = [0.0]
     depth = [0]
