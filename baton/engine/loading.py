@@ -17,7 +17,7 @@ from baton.engine.kernels.torch_ref import TorchKernels
 from baton.engine.kv_pool import KVPool
 from baton.engine.model_files import resolve_model
 from baton.engine.models.dense import DenseModel, Progress, load_weights
-from baton.engine.models.linear import Loader
+from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
 from baton.engine.models.rope import frequencies
 from baton.engine.models.spec import ModelSpec, load_spec
@@ -37,6 +37,8 @@ class LoadedModel:
     kv: KVPool
     kernels: Kernels[Any, Any, Any]
     model: LanguageModel
+    linears: tuple[Linear[Any], ...]
+    """Those that adapters may change."""
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
@@ -55,7 +57,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     kernels = make_kernels(engine, kv)
     dtype = TORCH_DTYPES[geometry.dtype]
     source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
-    weights = load_weights(spec, Loader(source, kernels), progress=progress)
+    loader = Loader(source, kernels)
+    weights = load_weights(spec, loader, progress=progress)
     rope = frequencies(spec.rope, spec.head_dim, context_tokens=tokens, device=device)
     name = model.name or _default_name(model.path, folder)
     return LoadedModel(
@@ -71,6 +74,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         kv=kv,
         kernels=kernels,
         model=DenseModel(spec, weights, kernels, rope),
+        linears=tuple(loader.linears),
     )
 
 
