@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 
 from baton.config import EngineConfig, ModelConfig
-from baton.core.errors import SetupError
 from baton.core.geometry import fingerprint
 from baton.core.messages import WIRE_VERSION
 from baton.engine.devices import TORCH_DTYPES, torch_device
+from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
-from baton.engine.kernels.torch_ref import TorchKernels
 from baton.engine.kv_pool import KVPool
 from baton.engine.model_files import resolve_model
 from baton.engine.models.dense import DenseModel, Progress, load_weights
@@ -76,15 +75,6 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         model=DenseModel(spec, weights, kernels, rope),
         linears=tuple(loader.linears),
     )
-
-
-def make_kernels(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
-    """By `engine.kernels`. Raises SetupError: what is asked for cannot run here."""
-    match engine.kernels:
-        case "auto" | "torch":
-            return TorchKernels(pool)
-        case "native" | "triton":
-            raise SetupError(f"engine.kernels={engine.kernels} is not part of this build: use auto or torch")
 
 
 def _default_name(path: str, folder: Path) -> str:
