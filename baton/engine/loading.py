@@ -16,7 +16,7 @@ from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
 from baton.engine.model_files import resolve_model
 from baton.engine.models.decoder import Decoder, Progress
-from baton.engine.models.linear import Loader
+from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
 from baton.engine.models.read import load_spec
 from baton.engine.models.spec import ModelSpec
@@ -36,6 +36,8 @@ class LoadedModel:
     kv: KVPool
     kernels: Kernels[Any, Any, Any]
     model: LanguageModel
+    linears: tuple[Linear[Any], ...]
+    """Those that adapters may change."""
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
@@ -54,7 +56,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     kernels = make_kernels(engine, kv)
     dtype = TORCH_DTYPES[geometry.dtype]
     source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
-    decoder = Decoder(spec, Loader(source, kernels), context_tokens=tokens, progress=progress)
+    loader = Loader(source, kernels)
+    decoder = Decoder(spec, loader, context_tokens=tokens, progress=progress)
     name = model.name or _default_name(model.path, folder)
     return LoadedModel(
         spec=spec,
@@ -69,6 +72,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         kv=kv,
         kernels=kernels,
         model=decoder,
+        linears=tuple(loader.linears),
     )
 
 

@@ -24,9 +24,8 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         moe, hidden = spec.moe, spec.hidden_size
         name = at + ("block_sparse_moe" if moe.expert_names == "block_sparse_moe" else "mlp")
         router = f"{name}.router" if moe.expert_names == "gpt_oss" else f"{name}.gate"
-        self._router: Linear[Packed] = loader.linear(
-            (router, moe.expert_count), in_size=hidden, bias=moe.router_bias
-        )
+        matrix = loader.source.matrix(router, moe.expert_count, hidden, bias=moe.router_bias)
+        self._router: Linear[Packed] = loader.joined([matrix], [(router, moe.expert_count)])
         self._correction: Tensor | None = None
         if moe.has_correction_bias:
             bias_name = f"{router}.e_score_correction_bias"
