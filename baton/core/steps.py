@@ -53,7 +53,7 @@ class StepItem(msgspec.Struct, frozen=True):
     """The prompt token that follows `tokens`, set when `sampling.prompt_logprobs` wants its logprob: the
     last of this item's `ItemResult.prompt_logprobs`."""
     adapter: str = ""
-    """Name of a loaded LoRA adapter; empty: the base model."""
+    """`AdapterRef.key` of a loaded LoRA adapter; empty: the base model."""
     wants_embedding: bool = False
     """Return the final hidden state of the last token (after the last norm) instead of sampling."""
 

@@ -129,39 +129,3 @@ def _samples(start: int, end: int) -> list[tuple[int, int]]:
 def _map(file: Path) -> Tensor:
     # Copy-on-write: torch warns about read-only arrays, and nothing here writes.
     return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))  # pyright: ignore[reportUnknownArgumentType]
-
-
-def resolve_model(path_or_hub_id: str, revision: str = "main") -> Path:
-    """The local folder of a model, downloaded from the hub if it is not a folder here.
-
-    Raises SetupError: nothing given, a path to nothing, or a hub id that cannot be downloaded.
-    """
-    if not path_or_hub_id:
-        raise SetupError("no model given: --model takes a Hugging Face folder or hub id")
-    folder = Path(path_or_hub_id).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise SetupError(f"{path_or_hub_id} is a file; --model takes a Hugging Face folder or hub id")
-    looks_like_path = path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") != 1
-    if looks_like_path:
-        raise SetupError(f"model folder {path_or_hub_id} does not exist")
-    return _download(path_or_hub_id, revision)
-
-
-def _download(hub_id: str, revision: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
-    except LocalEntryNotFoundError as error:
-        raise SetupError(
-            f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SetupError(
-            f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}"
-        ) from error

@@ -48,7 +48,7 @@ def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, t
         block_tokens=block_tokens,
         tokens_max=tokens_max,
         task=start.task,
-        adapter="" if start.adapter is None else start.adapter.name,
+        adapter="" if start.adapter is None else start.adapter.key,
         wants_prompt_logprobs=wants_prompt,
         priority=start.priority,
         fairness_key=start.fairness_key,

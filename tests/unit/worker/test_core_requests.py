@@ -121,7 +121,7 @@ def test_the_adapter_is_in_every_item():
     worker = run_whole(msgspec.structs.replace(message, adapter=adapter))
     seen = [item.adapter for plan in worker.plans for item in plan.items]
     assert len(seen) >= 3  # two chunks and a decode
-    assert set(seen) == {"style"}
+    assert set(seen) == {"style@digest"}
 
 
 def test_history_is_given_once_per_attempt_and_its_end_is_told():

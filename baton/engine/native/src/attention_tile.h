@@ -1,0 +1,158 @@
+// The products of attention: a few rows of queries (or weights) times one tile of keys (or values), which is
+// packed so that sixteen results are neighbours.
+//
+// Everything is counted in *units* of four bytes: a float, or a pair of bfloat16 that one instruction
+// multiplies and adds. A packed tile has `units` steps of PANEL columns. Each result is one chain of
+// multiply-adds over the steps in order, by the same instruction however many rows and columns are
+// computed with it: it does not depend on its company.
+#pragma once
+
+#include <algorithm>
+
+#include "kv.h"
+#include "simd.h"
+
+namespace baton::attention {
+
+using unit = uint32_t;
+
+constexpr int TILE_KEYS = 64;  // keys per tile; tiles start at multiples of it
+#if BATON_SIMD512
+constexpr int ROWS_MAX = 6, PANEL_VECTORS = 4;
+#else
+constexpr int ROWS_MAX = 2, PANEL_VECTORS = 2;
+#endif
+constexpr int PANEL = PANEL_VECTORS * LANES;
+
+// --- how numbers are multiplied ---
+
+struct Float32Products {
+    static constexpr int PER_UNIT = 1;
+
+    using Vector = f32x16;
+
+    static BATON_INLINE Vector load(const unit* from) { return load16(from); }
+    static BATON_INLINE Vector same(unit a) {
+        float x;
+        std::memcpy(&x, &a, 4);
+        return splat(x);
+    }
+    static BATON_INLINE f32x16 add(f32x16 sum, Vector a, Vector b) { return multiply_add(a, b, sum); }
+    // Two vectors of sums over packed values, in the order of their columns.
+    static BATON_INLINE void in_order(f32x16&, f32x16&) {}
+    // Two vectors of numbers, as units.
+    static BATON_INLINE void pack_row(unit* to, f32x16 first, f32x16 second) {
+        store16(to, first);
+        store16(to + LANES, second);
+    }
+};
+
+#if BATON_BF16_PRODUCTS
+struct Bf16Products {
+    static constexpr int PER_UNIT = 2;
+
+    using Vector = __m512i;
+
+    static BATON_INLINE Vector load(const unit* from) { return _mm512_loadu_si512(from); }
+    static BATON_INLINE Vector same(unit a) { return _mm512_set1_epi32(static_cast<int>(a)); }
+    static BATON_INLINE f32x16 add(f32x16 sum, Vector a, Vector b) {
+        return _mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    // `pack_values` interleaves within quarters of a register.
+    static BATON_INLINE void in_order(f32x16& a, f32x16& b) {
+        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+        const __m512 x = (__m512)a, y = (__m512)b;
+        a = _mm512_permutex2var_ps(x, first, y);
+        b = _mm512_permutex2var_ps(x, second, y);
+    }
+    static BATON_INLINE void pack_row(unit* to, f32x16 first, f32x16 second) {
+        _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+    }
+};
+#endif
+
+// What is fetched into the cache while something else is computed: the memory of two groups of keys (or
+// their values). Memory is read at full speed only if requests never cease.
+struct Fetch {
+    const char* from[2] = {nullptr, nullptr};  // null: nothing
+    int64_t lines = 0;                          // of each
+
+    BATON_INLINE void lines_of(int64_t part, int64_t per_part) const {
+        const int64_t end = (part + 1) * per_part;
+        for (int64_t i = part * per_part; i < (end < lines ? end : lines); ++i) {
+            __builtin_prefetch(from[0] + i * 64, 0, 3);
+            __builtin_prefetch(from[1] + i * 64, 0, 3);
+        }
+    }
+};
+
+// c[r][j] = alpha[r] * c[r][j] + sum over s < units of a[r][s] * b[s][j]; without alpha c starts at 0.
+struct Product {
+    const unit* a;
+    int64_t a_stride;
+    const unit* b;  // steps are PANEL units apart
+    int64_t units;
+    float* c;
+    int64_t c_stride;
+    const float* alpha;
+    Fetch fetch;
+};
+
+template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
+    f32x16 c[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v)
+            c[r][v] = p.alpha ? load16(p.c + r * p.c_stride + v * LANES) * splat(p.alpha[r]) : f32x16{};
+    auto step = [&](int64_t s) __attribute__((always_inline)) {
+        typename Products::Vector b[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) {
+            b[v] = Products::load(p.b + s * PANEL + v * LANES);
+            pin(b[v]);
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const auto a = Products::same(p.a[r * p.a_stride + s]);
+            for (int v = 0; v < VECTORS; ++v) c[r][v] = Products::add(c[r][v], a, b[v]);
+        }
+    };
+    int64_t s = 0;
+    for (; s < std::min(p.units, p.fetch.lines); ++s) step(s), p.fetch.lines_of(s, 1);
+    for (; s < p.units; ++s) step(s);
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
+}
+
+template <typename Products, int ROWS> void multiply_rows(const Product& p, int vectors) {
+    if (vectors == 1) return multiply_tile<Products, ROWS, 1>(p);
+    if (vectors == 2) return multiply_tile<Products, ROWS, 2>(p);
+#if BATON_SIMD512
+    if (vectors == 3) return multiply_tile<Products, ROWS, 3>(p);
+    multiply_tile<Products, ROWS, 4>(p);
+#endif
+}
+
+// rows <= ROWS_MAX, vectors <= PANEL_VECTORS.
+template <typename Products> void multiply(const Product& p, int rows, int vectors) {
+    switch (rows) {
+        case 1: return multiply_rows<Products, 1>(p, vectors);
+        case 2: return multiply_rows<Products, 2>(p, vectors);
+#if BATON_SIMD512
+        case 3: return multiply_rows<Products, 3>(p, vectors);
+        case 4: return multiply_rows<Products, 4>(p, vectors);
+        case 5: return multiply_rows<Products, 5>(p, vectors);
+        case 6: return multiply_rows<Products, 6>(p, vectors);
+#endif
+    }
+}
+
+// As many columns as wanted: panels are `panel_units` units apart.
+template <typename Products> void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
+    for (; vectors > 0; vectors -= PANEL_VECTORS) {
+        multiply<Products>(p, rows, std::min(PANEL_VECTORS, vectors));
+        p.b += panel_units, p.c += PANEL;
+        p.fetch.from[0] += p.units * 64, p.fetch.from[1] += p.units * 64;
+        p.fetch.lines = std::max<int64_t>(0, p.fetch.lines - p.units);
+    }
+}
+
+}  // namespace baton::attention
