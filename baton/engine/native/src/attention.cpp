@@ -329,7 +329,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if (job_.call.softcap > 0)
             for (int v = 0; v < VECTORS; ++v) x[v] = capped(x[v]);
         if (oldest > 0 || newest < VECTORS * LANES - 1) {
-            uint64_t seen = newest >= 63 ? ~uint64_t{0} : (uint64_t{2} << newest) - 1;
+            uint64_t seen = newest >= 63 ? ~uint64_t{0} : newest < 0 ? 0 : (uint64_t{2} << newest) - 1;
             if (oldest > 0) seen &= oldest > 63 ? 0 : ~uint64_t{0} << oldest;
             for (int v = 0; v < VECTORS; ++v)
                 x[v] = choose(static_cast<uint32_t>(seen >> (v * LANES)) & 0xffff, x[v], splat(-INFINITY));
