@@ -88,13 +88,13 @@ def _halves(blocks: Bytes, at: int) -> Floats:
 
 def _nibbles(packed: Bytes) -> Bytes:
     """[blocks, 16] -> [blocks, 32]: all low halves, then all high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
 
 def _fives(packed: Bytes) -> Bytes:
     """[blocks, 4 + 16] -> [blocks, 32]: the fifth bits, then nibbles."""
     fifth = np.unpackbits(np.ascontiguousarray(packed[:, :4]), axis=1, bitorder="little")
-    return _nibbles(packed[:, 4:]) | fifth << 4
+    return _nibbles(packed[:, 4:]) | fifth << np.uint8(4)
 
 
 def _k_values(blocks: Bytes, *, has_fifth_bit: bool) -> Bytes:
@@ -102,10 +102,10 @@ def _k_values(blocks: Bytes, *, has_fifth_bit: bool) -> Bytes:
     those of one place in all eight groups."""
     nibbles_at = 48 if has_fifth_bit else 16
     packed = blocks[:, nibbles_at:].reshape(-1, 4, 1, 32)
-    values = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(-1, 8, 32)
+    values: Bytes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=2).reshape(-1, 8, 32)
     if has_fifth_bit:
         shifts = np.arange(8, dtype=np.uint8)[None, :, None]
-        values = values | (blocks[:, None, 16:48] >> shifts & 1) << 4
+        values = values | (blocks[:, None, 16:48] >> shifts & np.uint8(1)) << np.uint8(4)
     return values.reshape(-1, 256)
 
 

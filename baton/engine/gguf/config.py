@@ -184,9 +184,7 @@ def _llama3_rope(fields: _Fields, header: GgufHeader) -> dict[str, Any]:
     divisors = _floats(header, "rope_freqs.weight")
     theta = float(fields.get("rope.freq_base", (float, int), 10_000.0))
     factor = max(divisors)
-    expected = [
-        llama3_divisor(theta ** (-2 * i / (2 * len(divisors))), factor) for i in range(len(divisors))
-    ]
+    expected = [llama3_divisor(theta ** (-2 * i / (2 * len(divisors))), factor) for i in range(len(divisors))]
     if any(abs(a - b) > 1e-3 * b for a, b in zip(divisors, expected, strict=True)):
         raise SetupError(f"{header.files[0]}: rope_freqs.weight is not Llama 3's scaling, which is supported")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3_ROPE}
@@ -211,7 +209,9 @@ def _floats(header: GgufHeader, name: str) -> list[float]:
     if tensor.type != "F32":
         raise SetupError(f"{tensor.file}: {name} is {tensor.type}, wanted is F32")
     with tensor.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return list(struct.unpack(f"<{(tensor.end - tensor.start) // 4}f", content[tensor.start : tensor.end]))
+        return list(
+            struct.unpack(f"<{(tensor.end - tensor.start) // 4}f", content[tensor.start : tensor.end])
+        )
 
 
 def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:

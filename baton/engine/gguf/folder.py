@@ -63,7 +63,9 @@ def unpack_gguf(path: Path) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        raise SetupError(f"cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder that can be") from error
+        raise SetupError(
+            f"cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder that can be"
+        ) from error
     return folder
 
 

@@ -135,7 +135,9 @@ class _Cursor:
         if not isinstance(alignment, int) or alignment < 1:
             raise SetupError(f"{self._path}: general.alignment is {alignment!r}")
         data_start = -(-self._at // alignment) * alignment
-        tensors = {name: self._tensor(name, *info, data_start) for name, *info in infos}
+        tensors = {
+            name: self._tensor(name, shape, kind, data_start + offset) for name, shape, kind, offset in infos
+        }
         return GgufHeader((self._path,), metadata, tensors)
 
     def _scalar(self, layout: str) -> Any:
@@ -184,9 +186,7 @@ class _Cursor:
         shape = tuple(int(self._scalar("<Q")) for _ in range(dimension_count))
         return name, shape[::-1], self._scalar("<I"), self._scalar("<Q")
 
-    def _tensor(
-        self, name: str, shape: tuple[int, ...], kind: int, offset: int, data_start: int
-    ) -> GgufTensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
         known = GGML_TYPES.get(kind)
         if known is None:
             names = ", ".join(label for label, *_ in GGML_TYPES.values())
@@ -194,7 +194,6 @@ class _Cursor:
         label, per_block, block_bytes = known
         if shape[-1] % per_block:
             raise SetupError(f"{self._path}: {name} has rows of {shape[-1]}, no multiple of {per_block}")
-        start = data_start + offset
         end = start + math.prod(shape) // per_block * block_bytes
         if end > len(self._content):
             raise SetupError(f"{self._path} is truncated: {name} ends at {end} of {len(self._content)} bytes")

@@ -26,7 +26,8 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     """tokenizer.json and tokenizer_config.json. Raises SetupError: of a kind that is not supported."""
     metadata = header.metadata
-    facts = {theirs: metadata[f"tokenizer.ggml.{name}"] for name, theirs in _FIELDS.items() if f"tokenizer.ggml.{name}" in metadata}
+    found = {theirs: metadata.get(f"tokenizer.ggml.{name}") for name, theirs in _FIELDS.items()}
+    facts = {name: value for name, value in found.items() if value is not None}
     try:
         tokenizer, _ = convert_gguf_tokenizer(metadata["general.architecture"], facts)
     except Exception as error:  # a library's converter on the file's content: it may fail in any way
@@ -35,7 +36,8 @@ def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     special = {
         ours: tokens[number]
         for ours, theirs in _SPECIAL.items()
-        if isinstance(number := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int) and number < len(tokens)
+        if isinstance(number := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int)
+        and number < len(tokens)
     }
     # llama.cpp begins a SentencePiece text with bos unless told otherwise.
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", facts.get("tokenizer_type") == "llama")
