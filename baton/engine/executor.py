@@ -5,10 +5,14 @@ import time
 import torch
 
 from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
+from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepItem, StepPlan, StepResult
+from baton.engine.adapters import AdapterSlots
+from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.models.dense import Progress
@@ -24,13 +28,22 @@ class Executor:
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
+        self.kernels = loaded.kernels
         self.kv = loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens
         self.vocab_size: int = loaded.spec.vocab_size
         self.eos_token_ids: tuple[int, ...] = loaded.spec.eos_token_ids
         self._model: LanguageModel | None = loaded.model
+        self.adapters = AdapterSlots(
+            loaded.linears,
+            slot_count=engine.adapters_max,
+            rank_max=engine.adapter_rank_max,
+            dtype=TORCH_DTYPES[self.geometry.dtype],
+            device=loaded.kv.device,
+        )
         self._step_tokens_max = engine.step_tokens_max
+        self._adapters_max = engine.adapters_max
         self._batch_sequences_max = engine.batch_sequences_max
 
     @classmethod
@@ -87,7 +100,8 @@ class Executor:
         needed = self.geometry.blocks_for(end)
         assert item.tokens, item.key
         assert len(item.block_ids) >= needed, item.key
-        return Span(item.first_position, len(item.tokens), item.block_ids[:needed])
+        slot = self.adapters.slot(item.adapter)
+        return Span(item.first_position, len(item.tokens), item.block_ids[:needed], slot)
 
     def _clear_partial_block(self, item: StepItem) -> None:
         """See `KVPool.clear`. Only when this step is the first to write to it."""
@@ -95,6 +109,19 @@ class Executor:
         last, filled = divmod(end, self.geometry.block_tokens)
         if filled and last * self.geometry.block_tokens >= item.first_position:
             self.kv.clear(item.block_ids[last])
+
+    def load_adapter(self, ref: AdapterRef) -> None:
+        """On the calling thread, reading included; a worker does the two apart. Raises SetupError, see
+        `AdapterSlots.read`, and when all slots are taken."""
+        if ref.key in self.adapters.keys:
+            return
+        if len(self.adapters.keys) >= self._adapters_max:
+            raise SetupError(f"engine.adapters_max={self._adapters_max} adapters are loaded already")
+        self.adapters.install(self.adapters.read(ref))
+
+    def drop_adapter(self, key: str) -> None:
+        """`AdapterRef.key`; no sequence uses it any more."""
+        self.adapters.drop(key)
 
     def warm_up(self) -> None:
         """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay

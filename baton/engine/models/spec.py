@@ -14,6 +14,7 @@ import msgspec
 
 from baton.core.errors import SetupError
 from baton.core.geometry import DTYPE_BYTES, DTypeName
+from baton.engine.quant.scheme import QuantScheme, parse_scheme
 
 Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -83,6 +84,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     rope: RopeSpec
     dtype: DTypeName
     eos_token_ids: tuple[int, ...]
+    quantization: QuantScheme | None = None
+    """Of the checkpoint."""
 
 
 class _Fields:
@@ -159,6 +162,7 @@ def parse_spec(
         rope=rope,
         dtype=_dtype(config, where),
         eos_token_ids=_eos_token_ids(config, generation or {}, where),
+        quantization=parse_scheme(config, where),
     )
 
 
@@ -199,17 +203,6 @@ def _architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
-    quantization: object = config.get("quantization_config")
-    if quantization is not None:
-        method = (
-            cast(dict[str, object], quantization).get("quant_method", "unknown")
-            if isinstance(quantization, dict)
-            else quantization
-        )
-        raise SetupError(
-            f"{where}: quantised checkpoints ({method}) are not supported; "
-            f"use one in {', '.join(DTYPE_BYTES)}"
-        )
     activation: object = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise SetupError(f"{where}: activation {activation} is not supported; supported is silu")

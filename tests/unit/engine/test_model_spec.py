@@ -86,7 +86,7 @@ def test_windows_per_layer() -> None:
         ),
         ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "gelu"}, "activation gelu is not supported; supported is silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"rope_scaling": {"type": "longrope"}}, "type longrope is not supported; supported are default"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be a number"),
