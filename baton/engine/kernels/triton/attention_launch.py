@@ -7,7 +7,7 @@ from torch import Tensor
 from baton.engine.kernels.interface import AttentionSpec
 from baton.engine.kernels.triton import attention, rotary
 from baton.engine.kernels.triton.attention import AttentionConstants
-from baton.engine.kernels.triton.device import dot_dtype
+from baton.engine.kernels.triton.device import dot_dtype, launch
 from baton.engine.kernels.triton.plan import AttentionLaunch, TritonPlan
 from baton.engine.kernels.triton.rotary import RotaryConstants
 from baton.engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two
@@ -38,7 +38,9 @@ class PoolKernels:
         """Of layer's keys in a block, of values from there; the same for scales."""
         vectors = layer * self._geometry.planes * self._plane_vectors
         dim = self._geometry.head_dim
-        return vectors * dim, self._plane_vectors * dim, vectors, self._plane_vectors
+        # A latent is key and value in one.
+        between = self._plane_vectors if self._geometry.planes > 1 else 0
+        return vectors * dim, between * dim, vectors, between
 
     # --- attention ---
 
@@ -48,8 +50,8 @@ class PoolKernels:
         """As `interface.Kernels.attention`."""
         shape = AttentionShape(self._geometry, q.shape[1] // self._geometry.kv_head_count)
         out = torch.empty((*q.shape[:2], shape.value_dim), dtype=q.dtype, device=q.device)
-        for launch in launches:
-            self._attend(q, out, spec, plan, launch, shape)
+        for read in launches:
+            self._attend(q, out, spec, plan, read, shape)
         return out
 
     def _attend(
@@ -58,16 +60,18 @@ class PoolKernels:
         out: Tensor,
         spec: AttentionSpec,
         plan: TritonPlan,
-        launch: AttentionLaunch,
+        read: AttentionLaunch,
         shape: AttentionShape,
     ) -> None:
-        s = self._attention_constants(shape, launch.tile, spec)
-        rows = launch.slot_count * s.pairs * s.block_m
+        s = self._attention_constants(shape, read.tile, spec)
+        rows = read.slot_count * s.pairs * s.block_m
         parts = torch.empty((rows, s.value_dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((rows, 2), dtype=torch.float32, device=q.device)
         key_offset, value_offset, key_scale_offset, value_scale_offset = self._offsets(spec.layer)
         softcap = spec.softcap * _LOG2E
-        attention.attend[(len(launch.tasks) * s.pairs,)](
+        launch(
+            attention.attend,
+            (len(read.tasks) * s.pairs,),
             q,
             out,
             self._values,
@@ -75,7 +79,7 @@ class PoolKernels:
             spec.sinks if spec.sinks is not None else stats,
             parts,
             stats,
-            launch.tasks,
+            read.tasks,
             plan.tables,
             q.stride(0),
             q.stride(1),
@@ -90,13 +94,22 @@ class PoolKernels:
             softcap,
             spec.window,
             s=s,
-            num_warps=launch.tile.warps,
-            num_stages=launch.tile.stages,
+            warps=read.tile.warps,
+            stages=read.tile.stages,
         )
-        if launch.slot_count:
-            tiles, row_groups = len(launch.merges), triton.cdiv(s.block_m, _MERGE_ROWS)
-            attention.merge[(tiles, s.pairs, row_groups)](
-                out, parts, stats, launch.merges, out.stride(0), s=s, ROWS=_MERGE_ROWS, num_warps=4
+        if read.slot_count:
+            tiles, row_groups = len(read.merges), triton.cdiv(s.block_m, _MERGE_ROWS)
+            launch(
+                attention.merge,
+                (tiles, s.pairs, row_groups),
+                out,
+                parts,
+                stats,
+                read.merges,
+                out.stride(0),
+                s=s,
+                ROWS=_MERGE_ROWS,
+                warps=4,
             )
 
     def _attention_constants(
@@ -143,7 +156,9 @@ class PoolKernels:
         s = self._rotary_constants(heads, head_dim, cos.shape[-1], stores=k is not None)
         key_offset, value_offset, key_scale_offset, value_scale_offset = self._offsets(layer)
         k, v = (q if k is None else k), (q if v is None else v)
-        rotary.rotate_and_store[(tokens, s.parts + (2 if s.kv_heads else 0))](
+        launch(
+            rotary.rotate_and_store,
+            (tokens, s.parts + (2 if s.kv_heads else 0)),
             q,
             k,
             v,
@@ -164,14 +179,16 @@ class PoolKernels:
             key_scale_offset,
             value_scale_offset,
             s=s,
-            num_warps=4 if s.tile * s.width >= 1024 else 1,
+            warps=4 if s.tile * s.width >= 1024 else 1,
         )
         return out
 
     def store_latent(self, latent: Tensor, plan: TritonPlan, *, layer: int) -> None:
         s = self._rotary_constants(0, latent.shape[1], 0, stores=True)
         key_offset, _, key_scale_offset, _ = self._offsets(layer)
-        rotary.store_latent[(len(latent),)](
+        launch(
+            rotary.store_latent,
+            (len(latent),),
             latent,
             plan.slots,
             self._values,
@@ -182,7 +199,7 @@ class PoolKernels:
             key_offset,
             key_scale_offset,
             s=s,
-            num_warps=2,
+            warps=2,
         )
 
     def _rotary_constants(self, heads: int, head_dim: int, half: int, *, stores: bool) -> RotaryConstants:

@@ -59,7 +59,7 @@ def make_tasks(
 ) -> Tasks:
     """rows: of each span's first token in the batch. table_starts: of its block ids in the flat table."""
     tiles = _tiles(spans, rows, table_starts, tile.tokens)
-    first_row, tokens, position, table = tiles.T
+    first_row, tokens, position, _ = tiles.T
     ends = np.maximum(position + tokens, 0)
     begins = np.maximum(position + 1 - window, 0) if window else np.zeros_like(ends)
     # Tiles of keys start at multiples of block_n, so that no two splits share one.

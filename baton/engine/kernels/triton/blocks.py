@@ -6,7 +6,7 @@ to and from a host pool without a staging copy on the device.
 # Triton's language is typed by its compiler: pyright knows neither its values nor its constants.
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# ruff: noqa: ANN001, SIM108
+# ruff: noqa: ANN001
 
 from collections.abc import Iterator, Sequence
 

@@ -1,12 +1,13 @@
 """What the kernels need to know of the device they are launched on."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 """The kernels run in Triton's interpreter, on host tensors."""
 
 
@@ -49,3 +50,10 @@ _TRITON_DTYPES: dict[torch.dtype, tl.dtype] = {
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
     """Of the operands of matrix products. The interpreter has no bfloat16 arithmetic, only conversions."""
     return tl.float32 if INTERPRETED else _TRITON_DTYPES[dtype]
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, stages: int = 1, **constants: Any
+) -> None:
+    """Start `kernel` on the current stream. `constants`: of the compiled kernel."""
+    kernel[grid](*arguments, num_warps=warps, num_stages=stages, **constants)

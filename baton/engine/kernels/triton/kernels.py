@@ -17,7 +17,7 @@ from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from baton.engine.kernels.triton import blocks, gated, norm
 from baton.engine.kernels.triton.attention_launch import PoolKernels
-from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts
+from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from baton.engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
 from baton.engine.kernels.triton.plan import AttentionLaunch, Capacity, HostPlan, Planner, TritonPlan, upload
 from baton.engine.kernels.triton.products import ACTIVATIONS, Products
@@ -123,7 +123,9 @@ class TritonKernels:
         out = torch.empty((rows, size), dtype=gate.dtype, device=gate.device)
         width = min(1024, power_of_two(size))
         if rows:
-            gated.gated[(rows, triton.cdiv(size, width))](
+            launch(
+                gated.gated,
+                (rows, triton.cdiv(size, width)),
                 gate,
                 up,
                 out,
@@ -132,7 +134,7 @@ class TritonKernels:
                 SIZE=size,
                 WIDTH=width,
                 ACTIVATION=ACTIVATIONS[activation],
-                num_warps=4,
+                warps=4,
             )
         return out
 
@@ -153,7 +155,9 @@ class TritonKernels:
         # Short rows (a head's) share a program, long ones get more warps.
         together = max(1, 1024 // width)
         if rows:
-            norm.rms_norm[(triton.cdiv(rows, together),)](
+            launch(
+                norm.rms_norm,
+                (triton.cdiv(rows, together),),
                 x,
                 x if residual is None else residual,
                 weight,
@@ -169,7 +173,7 @@ class TritonKernels:
                 WIDTH=width,
                 ROWS=together,
                 HAS_RESIDUAL=residual is not None,
-                num_warps=min(16, max(4, width // 512)),
+                warps=min(16, max(4, width // 512)),
             )
         return out, total
 
@@ -220,7 +224,9 @@ class TritonKernels:
         self, source: Tensor, target: Tensor, count: int, from_ids: Tensor | None, to_ids: Tensor | None
     ) -> None:
         row_words = source.shape[1]
-        blocks.copy_rows[(count, triton.cdiv(row_words, _COPY_WORDS))](
+        launch(
+            blocks.copy_rows,
+            (count, triton.cdiv(row_words, _COPY_WORDS)),
             source,
             target,
             from_ids if from_ids is not None else source,
@@ -229,7 +235,7 @@ class TritonKernels:
             HAS_FROM_IDS=from_ids is not None,
             HAS_TO_IDS=to_ids is not None,
             WORDS=_COPY_WORDS,
-            num_warps=4,
+            warps=4,
         )
 
     def _ids(self, block_ids: Sequence[int]) -> Tensor:

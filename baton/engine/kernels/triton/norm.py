@@ -2,7 +2,7 @@
 # Triton's language is typed by its compiler: pyright knows neither its values nor its constants.
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# ruff: noqa: ANN001, SIM108
+# ruff: noqa: ANN001
 
 import triton
 import triton.language as tl

@@ -41,8 +41,12 @@ class ProductConstants:
     """The inputs are a whole number of steps."""
     block_t: int
     block_f: int
+    nibble_offset: float
+    """INT4: what `nibbles_plus` adds, and 8, for values are stored as 0 … 15."""
     block_k: int
     """Inputs per step; of INT4 half of them, and the other half lies in the same bytes."""
+    halves: int
+    """2 of INT4, else 1."""
     dot: tl.dtype
     native_fp8: bool
     precision: str
@@ -62,24 +66,12 @@ def nibbles_plus(bits, s: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _nibble_offset(s: tl.constexpr) -> tl.constexpr:
-    """What `nibbles_plus` adds, and 8: values are stored as 0 … 15."""
-    if s.dot == tl.bfloat16:
-        offset: tl.constexpr = 136.0
-    elif s.dot == tl.float16:
-        offset: tl.constexpr = 1032.0
-    else:
-        offset: tl.constexpr = 8.0
-    return offset
-
-
-@triton.jit
 def _weights(raw, high: tl.constexpr, s: tl.constexpr) -> tl.tensor:
     """Loaded bytes -> numbers, up to zero and scale. high: of INT4, the upper half."""
     if s.kind == 2:
         wide = raw.to(tl.int16)
         bits = (wide >> 4) & 0xF if high else wide & 0xF
-        y = nibbles_plus(bits, s) - _nibble_offset(s)
+        y = nibbles_plus(bits, s) - s.nibble_offset
     elif s.kind == 3:
         if s.native_fp8:
             y = raw.to(tl.float8e4nv, bitcast=True).to(s.dot)
@@ -93,7 +85,9 @@ def _weights(raw, high: tl.constexpr, s: tl.constexpr) -> tl.tensor:
 @triton.jit
 def _scales_at(side, row, step_start, live, s: tl.constexpr) -> tuple:
     """Scale and zero of each feature for inputs from step_start on, fp32 [block_f]."""
-    scales_ptr, zeros_ptr, scale_stride = side
+    scales_ptr, zeros_ptr, scale_stride, depth = side
+    # The last step may reach beyond the inputs (where x is zeros), and so beyond the scales.
+    live = live & (row * 0 + step_start < depth)
     at = row
     if s.group:
         at = row + (step_start // s.group).to(tl.int64) * scale_stride
@@ -132,18 +126,17 @@ def _tile(
     acc = tl.zeros([s.block_f, s.block_t], tl.float32)
     up = tl.zeros([s.block_f, s.block_t], tl.float32)
     lane = tl.arange(0, s.block_k)
-    halves: tl.constexpr = 2 if s.kind == 2 else 1
     w_rows = w_ptr + row.to(tl.int64) * w_stride
     up_rows = w_rows + tl.cast(up_offset, tl.int64) * w_stride
-    for start in tl.range(begin, end, s.block_k * halves):
-        byte = start // halves + lane
+    for start in tl.range(begin, end, s.block_k * s.halves):
+        byte = start // s.halves + lane
         mask = live[:, None]
         if not s.is_even:
             mask = mask & (byte < w_stride)[None, :]
         raw = tl.load(w_rows[:, None] + byte[None, :], mask=mask, other=0)
         if s.activation >= 0:
             raw_up = tl.load(up_rows[:, None] + byte[None, :], mask=mask, other=0)
-        for half in tl.static_range(halves):
+        for half in tl.static_range(s.halves):
             first = start + half * s.block_k
             x_mask = x_live[:, None]
             if not s.is_even:
@@ -224,7 +217,7 @@ def product(
         end = tl.minimum(begin + split_depth, depth)
         out_ptr += tl.program_id(1).to(tl.int64) * tokens * out_stride
     x_rows = x_ptr + x_row.to(tl.int64) * x_stride
-    side = (scales_ptr, zeros_ptr, scale_stride)
+    side = (scales_ptr, zeros_ptr, scale_stride, depth)
     acc, up = _tile(x_rows, used, w_ptr, up_offset, f, live, side, begin, end, depth, w_stride, s)
     y = tl.trans(_finished(acc, up, bias_ptr, f, live, up_offset, s))
     mask = used[:, None] & live[None, :]
@@ -247,7 +240,7 @@ def add_splits(
     live = f < features
     y = tl.zeros([WIDTH], tl.float32)
     for i in tl.range(0, splits):
-        y += tl.load(parts_ptr + (i.to(tl.int64) * tokens + t) * features + f, mask=live, other=0.0)
+        y += tl.load(parts_ptr + (i * tokens + t) * features + f, mask=live, other=0.0)
     if HAS_BIAS:
         y += tl.load(bias_ptr + f, mask=live, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from baton.engine.kernels.interface import Activation
 from baton.engine.kernels.triton import gated as gated_kernels
 from baton.engine.kernels.triton import grouping, product
-from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, dot_dtype
+from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, dot_dtype, launch
 from baton.engine.kernels.triton.packing import PackedMatrix
 from baton.engine.kernels.triton.product import ProductConstants
 from baton.engine.kernels.triton.tiles import power_of_two
@@ -24,6 +25,8 @@ _KINDS = {"dense": product.DENSE, "int8": product.INT8, "int4": product.INT4, "f
 _SPLITS_MAX = 8
 _SPLIT_INPUTS_MIN = 512
 """A split with fewer inputs spends its time starting up."""
+_NIBBLE_BIAS = {tl.bfloat16: 128.0, tl.float16: 1024.0}
+"""What `product.nibbles_plus` adds."""
 _STEP = 1024
 """Rows that `grouping` looks at at once."""
 
@@ -108,7 +111,9 @@ class Products:
             return out
         parts = torch.empty((splits, tokens, features), dtype=torch.float32, device=x.device)
         self._launch(x, packed, parts, tile, splits=splits)
-        product.add_splits[(tokens, triton.cdiv(features, 1024))](
+        launch(
+            product.add_splits,
+            (tokens, triton.cdiv(features, 1024)),
             parts,
             packed.bias if packed.bias is not None else x,
             residual if residual is not None else x,
@@ -120,7 +125,7 @@ class Products:
             HAS_BIAS=packed.bias is not None,
             HAS_RESIDUAL=residual is not None,
             WIDTH=1024,
-            num_warps=4,
+            warps=4,
         )
         return out
 
@@ -166,8 +171,15 @@ class Products:
         parts = torch.empty((rows, down.out_size), dtype=self._dtype, device=x.device)
         self._launch(inner, down, parts, down_tile, groups=groups, row_weights=weights.contiguous())
         width = min(1024, power_of_two(down.out_size))
-        grouping.add_choices[(tokens, triton.cdiv(down.out_size, width))](
-            parts, out, SIZE=down.out_size, CHOICES=choices, WIDTH=width, num_warps=4
+        launch(
+            grouping.add_choices,
+            (tokens, triton.cdiv(down.out_size, width)),
+            parts,
+            out,
+            SIZE=down.out_size,
+            CHOICES=choices,
+            WIDTH=width,
+            warps=4,
         )
         return out
 
@@ -179,8 +191,10 @@ class Products:
         row_ids = torch.full((tiles * block_t,), rows, dtype=torch.int32, device=chosen.device)
         tile_experts = torch.full((tiles,), -1, dtype=torch.int32, device=chosen.device)
         chosen = chosen.contiguous()
-        grouping.count_rows[(experts,)](chosen, counts, rows, STEP=_STEP, num_warps=4)
-        grouping.place_rows[(experts,)](
+        launch(grouping.count_rows, (experts,), chosen, counts, rows, STEP=_STEP, warps=4)
+        launch(
+            grouping.place_rows,
+            (experts,),
             chosen,
             counts,
             row_ids,
@@ -190,7 +204,7 @@ class Products:
             WIDTH=power_of_two(experts),
             BLOCK=block_t,
             STEP=_STEP,
-            num_warps=4,
+            warps=4,
         )
         return Groups(row_ids, tile_experts)
 
@@ -228,6 +242,8 @@ class Products:
             block_t=tile.block_t,
             block_f=tile.block_f,
             block_k=tile.block_k,
+            nibble_offset=8.0 + _NIBBLE_BIAS.get(self._dot, 0.0),
+            halves=2 if packed.half else 1,
             dot=self._dot,
             native_fp8=self._facts.capability >= 89 and not INTERPRETED,
             precision=self._precision,
@@ -251,7 +267,9 @@ class Products:
         rows, features = out.shape[-2:]
         tiles = len(groups.tile_experts) if groups else triton.cdiv(rows, tile.block_t)
         many = groups is not None
-        product.product[(tiles * triton.cdiv(features, tile.block_f), splits)](
+        launch(
+            product.product,
+            (tiles * triton.cdiv(features, tile.block_f), splits),
             x,
             packed.values,
             _or(packed.scales, x),
@@ -276,8 +294,8 @@ class Products:
             rows_per_x,
             _up_to_step(triton.cdiv(packed.in_size, splits), max(step, packed.group)),
             s=s,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            warps=tile.warps,
+            stages=tile.stages,
         )
 
 

@@ -6,7 +6,6 @@ e4m3 is encoded and decoded with integer arithmetic, which every architecture an
 # Triton's language is typed by its compiler: pyright knows neither its values nor its constants.
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# ruff: noqa: ANN001, SIM108
 
 import triton
 import triton.language as tl

@@ -26,7 +26,10 @@ def make_layout(geometry, sizes, block_count=64, seed=0):
     """sizes: (first position, tokens) of each sequence."""
     free = np.random.default_rng(seed).permutation(block_count).tolist()
     return BatchLayout.of(
-        [Span(first, n, tuple(free.pop() for _ in range(geometry.blocks_for(first + n)))) for first, n in sizes]
+        [
+            Span(first, n, tuple(free.pop() for _ in range(geometry.blocks_for(first + n))))
+            for first, n in sizes
+        ]
     )
 
 

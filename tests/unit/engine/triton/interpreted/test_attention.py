@@ -82,6 +82,7 @@ def test_bfloat16_with_the_tiles_of_production(window) -> None:
 def test_chunks_are_split_where_the_device_would_idle(monkeypatch) -> None:
     monkeypatch.setitem(attention_plan.SPLIT_KEYS_MIN, "chunk", 32)
     monkeypatch.setitem(attention_plan.SPLIT_KEYS_MIN, "few", 32)
-    plan = check(GQA, [(150, 40), (90, 3)], window=100)
+    facts = DeviceFacts(capability=90, sm_count=64, shared_bytes=227 * 1024)
+    plan = check(GQA, [(150, 40), (90, 3)], window=100, facts=facts)
     (launches,) = plan.reads.values()
     assert all(launch.slot_count for launch in launches)
