@@ -1,12 +1,11 @@
 """What the router must know of a model: how long a sequence may be, which ids exist, which ones end it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from baton.core.errors import PromptTooLong, SetupError
+from baton.core.errors import PromptTooLong
+from baton.engine.models.read import load_spec
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -25,33 +24,7 @@ def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> Prom
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise SetupError(f"{path} does not hold a JSON object")
-    return value
-
-
 def read_model_card(folder: Path) -> ModelCard:
-    """From config.json and generation_config.json; the latter has the last word on what ends a text.
-
-    Raises SetupError if config.json is missing or says neither the context nor the vocabulary.
-    """
-    config = _read(folder / "config.json")
-    if not config:
-        raise SetupError(f"{folder} has no config.json: not a model folder")
-    config = config | config.get("text_config", {})
-    eos = _read(folder / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
-    try:
-        return ModelCard(
-            context_tokens=int(config["max_position_embeddings"]),
-            vocab_size=int(config["vocab_size"]),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise SetupError(f"{folder}/config.json lacks a usable field: {error}") from error
+    """Raises SetupError: no model folder, or a model that cannot be served; see `load_spec`."""
+    spec = load_spec(folder)
+    return ModelCard(spec.context_tokens, spec.vocab_size, spec.eos_token_ids)

@@ -15,11 +15,11 @@ from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
 from baton.engine.model_files import resolve_model
-from baton.engine.models.dense import DenseModel, Progress, load_weights
+from baton.engine.models.decoder import Decoder, Progress
 from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
-from baton.engine.models.rope import frequencies
-from baton.engine.models.spec import ModelSpec, load_spec
+from baton.engine.models.read import load_spec
+from baton.engine.models.spec import ModelSpec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
 from baton.engine.sources import open_source
@@ -29,6 +29,8 @@ from baton.engine.weights import Checkpoint
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     spec: ModelSpec
+    folder: Path
+    """Of the model on this machine, with its tokenizer."""
     name: str
     fingerprint: str
     context_tokens: int
@@ -57,11 +59,11 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     dtype = TORCH_DTYPES[geometry.dtype]
     source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
     loader = Loader(source, kernels)
-    weights = load_weights(spec, loader, progress=progress)
-    rope = frequencies(spec.rope, spec.head_dim, context_tokens=tokens, device=device)
+    decoder = Decoder(spec, loader, context_tokens=tokens, progress=progress)
     name = model.name or _default_name(model.path, folder)
     return LoadedModel(
         spec=spec,
+        folder=folder,
         name=name,
         fingerprint=fingerprint(
             model=name,
@@ -72,7 +74,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
         kv=kv,
         kernels=kernels,
-        model=DenseModel(spec, weights, kernels, rope),
+        model=decoder,
         linears=tuple(loader.linears),
     )
 
@@ -85,8 +87,9 @@ def _default_name(path: str, folder: Path) -> str:
 def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int, quantization: str) -> str:
     """Whatever changes a key or value: the weights, and how config.json says to use them."""
     facts = msgspec.structs.asdict(spec)
-    if spec.rope.kind == "dynamic":
-        facts["rope_context_tokens"] = max(tokens, spec.rope.original_context_tokens)
+    originals = [rope.original_context_tokens for rope in spec.ropes if rope.depends_on_context]
+    if originals:
+        facts["rope_context_tokens"] = max(tokens, *originals)
     if quantization != "none":
         facts["quantized_at_load"] = quantization
     for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):

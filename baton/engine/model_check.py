@@ -12,7 +12,7 @@ import psutil
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
-from baton.engine.models.spec import load_spec
+from baton.engine.models.read import load_spec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.safetensors_files import check_weights
 from baton.engine.sizes import context_tokens, kv_geometry, pool_block_count

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.config import ModelConfig
+from baton.core.errors import SetupError
 from baton.engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
 from baton.engine.models.linear import MatrixSource
 from baton.engine.quant.round import round_fp8, round_int4, round_int8
@@ -38,13 +39,20 @@ class PlainSource:
     """A checkpoint of floating-point numbers. Implements `MatrixSource`, as the others here do."""
 
     def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint, self.dtype, self._device = checkpoint, dtype, device
+        self._checkpoint, self.dtype, self.device = checkpoint, dtype, device
 
     def has(self, name: str) -> bool:
         return name in self._checkpoint.names or f"{name}.weight" in self._checkpoint.names
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        return self._checkpoint.tensor(name, shape, dtype=self.dtype, device=self._device)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._checkpoint.tensor(name, shape, dtype=dtype or self.dtype, device=self.device)
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        found = self._checkpoint.raw(name, device=self.device)
+        if found is None or found.shape != shape:
+            has = "is not there" if found is None else f"has shape {list(found.shape)}"
+            raise SetupError(f"{self._checkpoint.folder}: {name} {has}; expected is {list(shape)}")
+        return found
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
         weight = self.tensor(f"{name}.weight", out_size, in_size)
@@ -72,7 +80,7 @@ class QuantizedSource(PlainSource):
             return super().matrix(name, out_size, in_size, bias=bias)
 
         def raw(suffix: str) -> Tensor | None:
-            return self._checkpoint.raw(f"{name}.{suffix}", device=self._device)
+            return self._checkpoint.raw(f"{name}.{suffix}", device=self.device)
 
         found = unpack(self._scheme, raw, name=name, out_size=out_size, in_size=in_size)
         if not bias:
@@ -95,13 +103,16 @@ class RoundedSource:
     def __init__(self, inner: MatrixSource, kind: str) -> None:
         """kind: int8, int4 or fp8."""
         self._inner, self._kind = inner, kind
-        self.dtype = inner.dtype
+        self.dtype, self.device = inner.dtype, inner.device
 
     def has(self, name: str) -> bool:
         return self._inner.has(name)
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        return self._inner.tensor(name, *shape)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._inner.tensor(name, *shape, dtype=dtype)
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        return self._inner.stored(name, *shape)
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
         matrix = self._inner.matrix(name, out_size, in_size, bias=bias)

@@ -41,7 +41,7 @@ def _best(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
         return TorchKernels(pool)
     try:
         return _native(engine, pool, "the fastest on a CPU")
-    except NativeUnavailable as error:
+    except (NativeUnavailable, SetupError) as error:
         log.warning(
             "%s", _told(f"kernels: torch, slower, because the native ones are not to be had: {error}", error)
         )
@@ -56,5 +56,6 @@ def _native(engine: EngineConfig, pool: KVPool, reason: str) -> NativeKernels:
     return kernels
 
 
-def _told(message: str, error: NativeUnavailable) -> str:
-    return f"{message}\n{error.log}" if error.log else message
+def _told(message: str, error: Exception) -> str:
+    compiler_said = error.log if isinstance(error, NativeUnavailable) else ""
+    return f"{message}\n{compiler_said}" if compiler_said else message

@@ -5,7 +5,6 @@ step of a small model is a hundred such calls.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.devices import TORCH_DTYPES
-from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
-from baton.engine.kernels.torch_plan import TorchPlan
-from baton.engine.kernels.torch_ref import TorchKernels
+from baton.engine.kernels.interface import Activation
+from baton.engine.kernels.native_attention import NativeAttention
 from baton.engine.kernels.weights import ExpertMatrices, Matrix
 from baton.engine.kv_pool import KVPool
 from baton.engine.native.build import NativeUnavailable
@@ -62,29 +60,30 @@ def _functions() -> ctypes.CDLL:
     return native
 
 
-class NativeKernels:
+class NativeKernels(NativeAttention):
     """Implements `baton.engine.kernels.interface.Kernels` in bfloat16 and float32."""
 
     is_batch_invariant = True
 
     def __init__(self, pool: KVPool, *, threads: int = 0) -> None:
-        """threads: 0: as many as this process may run on. Raises NativeUnavailable."""
+        """threads: 0: as many as this process may run on. Raises NativeUnavailable; SetupError: a kind of
+        KV that they have no code for."""
         dtype = TORCH_DTYPES[pool.geometry.dtype]
         if pool.device.type != "cpu":
             raise NativeUnavailable(f"they run on the CPU, the model is on {pool.device}")
         if dtype not in (torch.float32, torch.bfloat16):
             raise NativeUnavailable("they compute in bfloat16 and float32 only")
-        self._dtype = dtype
+        super().__init__(pool)
+        self._weights_dtype = dtype
         native = _functions()
         self.thread_count = set_threads(threads)
         self.features = features()
         self._linear, self._rms_norm = native.baton_linear, native.baton_rms_norm
-        self._attention = TorchKernels(pool)
 
     # --- weights ---
 
     def pack(self, matrix: Matrix) -> NativeMatrix:
-        return pack_matrix(matrix, self._dtype)
+        return pack_matrix(matrix, self._weights_dtype)
 
     def pack_experts(self, experts: ExpertMatrices) -> NativeExperts:
         gate_up = tuple(self.pack(matrix) for matrix in experts.gate_up)
@@ -189,33 +188,3 @@ class NativeKernels:
             *(weight.data_ptr(), F32 if weight.dtype is torch.float32 else BF16),
             *(rows, x.shape[-1], eps),
         )
-
-    # --- attention ---
-
-    def plan(self, layout: BatchLayout, ropes: RopeTables, *, windows: frozenset[int]) -> TorchPlan:
-        return self._attention.plan(layout, ropes, windows=windows)
-
-    def rotate_and_store(
-        self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: TorchPlan
-    ) -> Tensor:
-        return self._attention.rotate_and_store(q, k, v, spec=spec, plan=plan)
-
-    def rotate(self, x: Tensor, *, rope: int, plan: TorchPlan) -> Tensor:
-        return self._attention.rotate(x, rope=rope, plan=plan)
-
-    def store_latent(self, latent: Tensor, *, layer: int, plan: TorchPlan) -> None:
-        self._attention.store_latent(latent, layer=layer, plan=plan)
-
-    def attention(self, q: Tensor, *, spec: AttentionSpec, plan: TorchPlan) -> Tensor:
-        return self._attention.attention(q, spec=spec, plan=plan)
-
-    # --- blocks ---
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._attention.copy_blocks(pairs)
-
-    def gather_blocks(self, block_ids: Sequence[int]) -> Tensor:
-        return self._attention.gather_blocks(block_ids)
-
-    def scatter_blocks(self, block_ids: Sequence[int], data: Tensor) -> None:
-        self._attention.scatter_blocks(block_ids, data)

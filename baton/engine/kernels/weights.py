@@ -99,6 +99,20 @@ def _fp8_weight(matrix: Fp8Matrix) -> Tensor:
     return matrix.values.float() * scales
 
 
+def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
+    """The matrix whose row i is row rows[i]; dense in `dtype` where the format does not allow it."""
+    bias = None if matrix.bias is None else matrix.bias[rows]
+    match matrix:
+        case DenseMatrix():
+            return DenseMatrix(matrix.weight[rows], bias)
+        case IntMatrix():
+            zeros = None if matrix.zeros is None else matrix.zeros[rows]
+            values, scales = matrix.values[rows], matrix.scales[rows]
+            return IntMatrix(matrix.bits, values, scales, zeros, matrix.group_size, matrix.order, bias)
+        case Fp8Matrix():
+            return DenseMatrix(to_dense(matrix, dtype).weight[rows], bias)
+
+
 def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> Matrix:
     """One matrix whose rows are those of all, in order; they have the same inputs.
 

@@ -1,5 +1,6 @@
 """The matrices of a model, as its forward pass calls them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
@@ -37,6 +38,9 @@ class MatrixSource(Protocol):
         """The model's."""
         ...
 
+    @property
+    def device(self) -> torch.device: ...
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor or matrix of this name."""
         ...
@@ -47,9 +51,13 @@ class MatrixSource(Protocol):
         """What `matrix` would return for one that is in memory already (a tied head)."""
         ...
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype. The name is
-        the whole one, ".weight" included."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype unless
+        another is given. The name is the whole one, ".weight" included."""
+        ...
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        """A tensor as the checkpoint has it, whatever its dtype."""
         ...
 
 
@@ -133,6 +141,16 @@ class Linear(Generic[Packed]):
         return self._kernels.logits(x, self._packed)
 
 
+class Norm:
+    """RMS norm over the last dimension."""
+
+    def __init__(self, kernels: Kernels[Any, Any, Any], weight: Tensor, eps: float) -> None:
+        self._kernels, self._weight, self._eps = kernels, weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self._weight, self._eps)
+
+
 class Loader(Generic[Plan, Packed, PackedExperts]):
     """Makes the parts of a model out of a source, for one set of kernels."""
 
@@ -141,13 +159,27 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         self.linears: list[Linear[Packed]] = []
         """Those that adapters may change."""
 
+    def norm(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> Norm:
+        """offset: added to the weights, in float32."""
+        if not offset:
+            return Norm(self.kernels, self.source.tensor(f"{name}.weight", size), eps)
+        weight = self.source.tensor(f"{name}.weight", size, dtype=torch.float32)
+        return Norm(self.kernels, weight + offset, eps)
+
     def linear(self, *parts: tuple[str, int], in_size: int, bias: bool = False) -> Linear[Packed]:
         """parts: (name, rows) of matrices that read the same input."""
         matrices = [self.source.matrix(name, rows, in_size, bias=bias) for name, rows in parts]
-        joined = tuple(Part(name, rows) for name, rows in parts)
+        linear = self.joined(matrices, parts, in_size=in_size)
+        self.linears.append(linear)
+        return linear
+
+    def joined(
+        self, matrices: Sequence[Matrix], parts: Sequence[tuple[str, int]], *, in_size: int = 0
+    ) -> Linear[Packed]:
+        """The same of matrices that are read already, out of reach for adapters."""
         packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
-        self.linears.append(Linear(self.kernels, packed, joined, in_size=in_size))
-        return self.linears[-1]
+        joined = tuple(Part(name, rows) for name, rows in parts)
+        return Linear(self.kernels, packed, joined, in_size=in_size)
 
     def head(
         self, name: str, vocab_size: int, hidden_size: int, *, tied: DenseMatrix | None
