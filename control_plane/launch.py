@@ -17,6 +17,7 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
+from baton.engine.model_files import local_folder
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
@@ -44,7 +45,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
     if worker_count == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
-    folder = _model_folder(config.model.path)
+    folder = local_folder(config.model.path)
     if folder is not None:
         check_model(folder, config.model, config.engine)
         if with_router:
@@ -55,20 +56,6 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
     if with_router:
         _check_port(config.router.host, config.router.port, knob="--port")
-
-
-def _model_folder(path: str) -> Path | None:
-    """None for a hub id, which the workers resolve. Raises SetupError: neither of the two."""
-    if not path:
-        raise SetupError("no model: name a folder or hub id with --model")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise SetupError(f"{path} is a file; --model takes a Hugging Face folder or hub id")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise SetupError(f"model folder {path} does not exist")
-    return None
 
 
 def _has_chat_template(path: str) -> bool:

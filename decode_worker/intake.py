@@ -23,6 +23,7 @@ from baton.core.messages import (
     PeerRef,
     SourceMessage,
 )
+from baton.core.steps import TokenLogprobs
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
 
@@ -56,6 +57,8 @@ class Ready:
     transferred_bytes: int
     transfer_s: float
     handover_s: float
+    first_logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class _Pull:
     """An answer came, so `lease_end_s` is a lease and not our patience."""
     was_granted_any: bool = False
     first_token: int | None = None
+    first_logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     last_grant_s: float = 0.0
     chunks_left: int = 0
     """Granted and not read yet."""
@@ -266,6 +271,7 @@ class Intake:
             pull.last_grant_s = now_s
         if grant.is_last and pull.first_token is None:
             pull.first_token = grant.first_token
+            pull.first_logprobs, pull.prompt_logprobs = grant.first_logprobs, grant.prompt_logprobs
             pull.last_grant_s = now_s
         return self._finish_if_complete(pull, now_s=now_s) or self._start_reads(now_s=now_s)
 
@@ -445,6 +451,8 @@ class Intake:
             transferred_bytes=(pull.next_block - pull.held_count) * self._block_bytes,
             transfer_s=pull.transfer_s,
             handover_s=now_s - pull.last_grant_s,
+            first_logprobs=pull.first_logprobs,
+            prompt_logprobs=pull.prompt_logprobs,
         )
         pull.block_ids = []
         return [ready, *self._end(pull, tell_source=True, taken=True)]

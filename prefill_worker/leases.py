@@ -11,6 +11,7 @@ from enum import StrEnum, auto
 from baton.core.ids import BlockId, SeqKey, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import AskKV, KVGrant, KVRefused, SourceMessage
+from baton.core.steps import TokenLogprobs
 from baton.engine.block_pool import BlockPool
 
 
@@ -56,6 +57,8 @@ class _Handover:
     lease_end_s: float | None = None
     first_token: int | None = None
     cached_token_count: int = 0
+    first_logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +128,8 @@ class LeaseBook:
         *,
         first_token: int,
         cached_token_count: int,
+        first_logprobs: TokenLogprobs | None = None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
         now_s: float,
     ) -> list[Tell]:
         """All prompt positions are in `blocks`, the part-filled last one included. The book takes its
@@ -135,6 +140,7 @@ class LeaseBook:
         handover.life.to(HandoverPhase.COMPLETE, now_s=now_s, cause="computed")
         handover.blocks = list(blocks)
         handover.first_token, handover.cached_token_count = first_token, cached_token_count
+        handover.first_logprobs, handover.prompt_logprobs = first_logprobs, prompt_logprobs
         if handover.asker is not None:
             return [self._grant(handover, now_s=now_s)]
         self._hold(handover, handover.blocks)
@@ -234,6 +240,8 @@ class LeaseBook:
             is_last=handover.life.phase is HandoverPhase.COMPLETE,
             first_token=handover.first_token,
             cached_token_count=handover.cached_token_count,
+            first_logprobs=handover.first_logprobs,
+            prompt_logprobs=handover.prompt_logprobs,
         )
         return Tell(handover.asker, grant)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from baton.core.errors import PromptTooLong, SetupError
+from baton.core.errors import PromptTooLong
+from baton.engine.models.read import load_spec
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -18,6 +19,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     model_type: str = ""
     hidden_size: int = 0
     """Numbers in an embedding."""
+    layer_count: int = 0
     matryoshka_dimensions: tuple[int, ...] | None = None
     """Lengths that embeddings may be cut to; empty: any; None: they may not."""
 
@@ -30,18 +32,6 @@ def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> Prom
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise SetupError(f"{path} does not hold a JSON object")
-    return value
-
-
 def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
     """As sentence-transformers and vLLM read it: `matryoshka_dimensions`, or `is_matryoshka` for any."""
     dimensions = config.get("matryoshka_dimensions")
@@ -51,23 +41,16 @@ def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def read_model_card(folder: Path) -> ModelCard:
-    """From config.json and generation_config.json; the latter has the last word on what ends a text.
-
-    Raises SetupError if config.json is missing or says neither the context nor the vocabulary.
-    """
-    config = _read(folder / "config.json")
-    if not config:
-        raise SetupError(f"{folder} has no config.json: not a model folder")
-    config = config | config.get("text_config", {}) | {"model_type": config.get("model_type", "")}
-    eos = _read(folder / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
-    try:
-        return ModelCard(
-            context_tokens=int(config["max_position_embeddings"]),
-            vocab_size=int(config["vocab_size"]),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
-            model_type=str(config.get("model_type", "")),
-            hidden_size=int(config.get("hidden_size", 0)),
-            matryoshka_dimensions=_matryoshka(config),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise SetupError(f"{folder}/config.json lacks a usable field: {error}") from error
+    """Raises SetupError: no model folder, or a model that cannot be served; see `load_spec`."""
+    spec = load_spec(folder)
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return ModelCard(
+        spec.context_tokens,
+        spec.vocab_size,
+        spec.eos_token_ids,
+        model_type=str(config.get("model_type", "")),
+        hidden_size=spec.hidden_size,
+        layer_count=spec.layer_count,
+        matryoshka_dimensions=_matryoshka(config),
+    )

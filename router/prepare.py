@@ -166,7 +166,9 @@ class Preparation:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
         if index_in_prompt and not call.stream and sampling.prompt_logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        submit = self.submit(f"{index}", prompt.tokens, sampling)
+        first = index - index_in_prompt
+        group = f"{self._request_id}/{first}" if call.sequences_per_prompt > 1 else ""
+        submit = self.submit(f"{index}", prompt.tokens, sampling, group=group)
         wants = Wants(
             token_ids=call.with_token_ids,
             logprobs=self._form,
@@ -178,7 +180,10 @@ class Preparation:
         )
         return submit, self._detokenizer(submit, wants), wants
 
-    def submit(self, name: str, tokens: tuple[int, ...], sampling: SamplingParams) -> Submit:
+    def submit(
+        self, name: str, tokens: tuple[int, ...], sampling: SamplingParams, *, group: str = ""
+    ) -> Submit:
+        """One sequence of this request, called `name` within it."""
         call, service = self._call, self._service
         return Submit(
             seq_id=SequenceId(f"{self._request_id}/{name}"),
@@ -192,7 +197,7 @@ class Preparation:
             priority=call.priority,
             tpot_slo_s=call.tpot_slo_s,
             fairness_key=call.fairness_key,
-            group=self._request_id if call.sequences_per_prompt > 1 and len(call.prompts) <= 1 else "",
+            group=group,
         )
 
     def _parser(self, start: Start, *, is_late: bool, is_constrained: bool) -> Stages | None:

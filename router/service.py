@@ -25,6 +25,7 @@ class Service:
         *,
         config: RouterConfig,
         model: str,
+        model_path: str,
         driver: Driver,
         tokenizer: Tokenizer,
         observer: Observer,
@@ -33,7 +34,7 @@ class Service:
         directory_state: Callable[[], str] = lambda: "none",
     ) -> None:
         """`directory_state`: for /health, whether membership is current."""
-        self.config, self.model = config, model
+        self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)

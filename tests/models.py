@@ -9,7 +9,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["llama", "qwen2", "qwen3", "mistral"]
+Kind = Literal[
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "olmo2",
+    "granite",
+    "gpt_neox",
+    "stablelm",
+]
 
 CONTEXT_TOKENS = 8192
 VOCAB_TOKENS = 512
@@ -73,9 +92,71 @@ def save_tokenizer(path: Path, vocab: int = VOCAB_TOKENS) -> None:
     fast.save_pretrained(path)
 
 
+_MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+_GEMMA: dict[str, Any] = {"head_dim": 32, "tie_word_embeddings": True}
+_QWEN_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_PER_KIND: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"num_hidden_layers": 3, "sliding_window": 48}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"num_hidden_layers": 3, "head_dim": 32}),
+    "phi3": ("Phi3", {"pad_token_id": 0}),
+    "gemma": ("Gemma", _GEMMA),
+    "gemma2": ("Gemma2", {**_GEMMA, "sliding_window": 40, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 3,
+            "sliding_window": 40,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "intermediate_size": 48}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "mlp_only_layers": [0]},
+    ),
+    "qwen3_moe": ("Qwen3Moe", {**_QWEN_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {**_MLA, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5, "n_shared_experts": 2},
+    ),
+    "deepseek_v3": ("DeepseekV3", {**_MLA, "n_shared_experts": 1}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 64,
+            "sliding_window": 40,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+}
+
+
 def model_config(kind: Kind, *, vocab: int = VOCAB_TOKENS, **changes: Any) -> Any:
     """The transformers config of a tiny model; `changes` replace or add fields of its config.json."""
-    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+    import transformers
 
     fields: dict[str, Any] = {
         "vocab_size": vocab,
@@ -92,27 +173,26 @@ def model_config(kind: Kind, *, vocab: int = VOCAB_TOKENS, **changes: Any) -> An
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
     }
-    per_kind: dict[Kind, tuple[Any, dict[str, Any]]] = {
-        "llama": (LlamaConfig, {}),
-        "mistral": (MistralConfig, {"num_hidden_layers": 3, "sliding_window": 48}),
-        "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
-        "qwen3": (Qwen3Config, {"num_hidden_layers": 3, "head_dim": 32}),
-    }
-    config_class, own = per_kind[kind]
-    return config_class(**(fields | own | changes))
+    name, own = _PER_KIND[kind]
+    fields["architectures"] = [f"{name.removesuffix('Text')}ForCausalLM"]
+    return getattr(transformers, f"{name}Config")(**(fields | own | changes))
 
 
 def _spread_constants(model: Any, seed: int) -> None:
-    """Biases start as zeros and norms as ones, where a forgotten one would go unnoticed."""
+    """Biases and sinks start as zeros and norms as ones, where a forgotten one would go unnoticed."""
     import torch
 
     random = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.2)
-            elif "norm" in name:
-                parameter.copy_(1 + torch.randn(parameter.shape, generator=random) * 0.1)
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        for name, tensor in tensors:
+            noise = torch.randn(tensor.shape, generator=random)
+            if "norm" in name and not name.endswith("bias"):
+                # Gemma stores a norm's weight less one.
+                centre = 0.0 if tensor.abs().max() == 0 else 1.0
+                tensor.copy_(centre + noise * 0.1)
+            elif name.endswith(("bias", "sinks")):
+                tensor.copy_(noise * 0.2)
 
 
 def make_model(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.bench import handover as handover_bench
+from baton.bench.engine_cli import engine
 
 app = typer.Typer(
     name="bench",
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command("engine")(engine)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

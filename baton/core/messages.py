@@ -70,6 +70,12 @@ class AdapterRef(msgspec.Struct, frozen=True):
     digest: str
     """Of its files. Part of the block hash's root: another adapter under the same name shares no KV."""
 
+    @property
+    def key(self) -> str:
+        """What a worker knows it by (`StepItem.adapter`): another one under the same name may be loaded
+        while sequences still use this one."""
+        return f"{self.name}@{self.digest}"
+
 
 # --- router -> worker -----------------------------------------------------------------------------
 

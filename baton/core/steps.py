@@ -49,8 +49,11 @@ class StepItem(msgspec.Struct, frozen=True):
     want_drafts: int = 0
     """Where a draft model runs: how many guesses of what follows the tokens sampled here to return, at
     most. The first item that asks carries the `history`."""
+    next_prompt_token: int | None = None
+    """The prompt token that follows `tokens`, set when `sampling.prompt_logprobs` wants its logprob: the
+    last of this item's `ItemResult.prompt_logprobs`."""
     adapter: str = ""
-    """Name of a loaded LoRA adapter; empty: the base model."""
+    """`AdapterRef.key` of a loaded LoRA adapter; empty: the base model."""
     wants_embedding: bool = False
     """Return the final hidden state of the last token (after the last norm) instead of sampling."""
 
@@ -82,7 +85,8 @@ class ItemResult(msgspec.Struct, frozen=True):
     """One per sampled token, if asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens at positions first_position + 1 … first_position + len(item.tokens), as far
-    as they belong to the prompt; if asked for."""
+    as they belong to the prompt; if asked for. The last one's id is `item.next_prompt_token`, unless the
+    item reaches the prompt's end."""
     embedding: tuple[float, ...] = ()
     drafts: tuple[int, ...] = ()
     """Guesses of what follows the sampled tokens, where a draft model runs."""

@@ -6,30 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from torch import Tensor
 
 from baton.config import EngineConfig, ModelConfig
-from baton.core.errors import SetupError
 from baton.core.geometry import fingerprint
 from baton.core.messages import WIRE_VERSION
 from baton.engine.devices import TORCH_DTYPES, torch_device
+from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
-from baton.engine.kernels.torch_ref import TorchKernels
-from baton.engine.kernels.weights import DenseMatrix, Matrix
 from baton.engine.kv_pool import KVPool
-from baton.engine.models.dense import DenseModel, Progress, load_weights
-from baton.engine.models.linear import Loader
+from baton.engine.model_files import resolve_model
+from baton.engine.models.decoder import Decoder, Progress
+from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
-from baton.engine.models.rope import frequencies
-from baton.engine.models.spec import ModelSpec, load_spec
+from baton.engine.models.read import load_spec
+from baton.engine.models.spec import ModelSpec
+from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
-from baton.engine.weights import Checkpoint, resolve_model
+from baton.engine.sources import open_source
+from baton.engine.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     spec: ModelSpec
+    folder: Path
+    """Of the model on this machine, with its tokenizer."""
     name: str
     fingerprint: str
     context_tokens: int
@@ -37,6 +38,8 @@ class LoadedModel:
     kv: KVPool
     kernels: Kernels[Any, Any, Any]
     model: LanguageModel
+    linears: tuple[Linear[Any], ...]
+    """Those that adapters may change."""
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
@@ -47,55 +50,33 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     device = torch_device(model.device)
     folder = resolve_model(model.path, model.revision)
     spec = load_spec(folder)
+    check_quantization(spec.quantization, model)
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(spec, model, engine)
     checkpoint = Checkpoint(folder)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     kernels = make_kernels(engine, kv)
-    source = PlainSource(checkpoint, dtype=TORCH_DTYPES[geometry.dtype], device=device)
-    weights = load_weights(spec, Loader(source, kernels), progress=progress)
-    rope = frequencies(spec.rope, spec.head_dim, context_tokens=tokens, device=device)
+    dtype = TORCH_DTYPES[geometry.dtype]
+    source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
+    loader = Loader(source, kernels)
+    decoder = Decoder(spec, loader, context_tokens=tokens, progress=progress)
     name = model.name or _default_name(model.path, folder)
     return LoadedModel(
         spec=spec,
+        folder=folder,
         name=name,
         fingerprint=fingerprint(
             model=name,
-            weights_digest=_model_digest(spec, checkpoint, tokens),
+            weights_digest=_model_digest(spec, checkpoint, tokens, model.quantization),
             geometry=geometry,
             wire_version=WIRE_VERSION,
         ),
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
         kv=kv,
         kernels=kernels,
-        model=DenseModel(spec, weights, kernels, rope),
+        model=decoder,
+        linears=tuple(loader.linears),
     )
-
-
-def make_kernels(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
-    """By `engine.kernels`. Raises SetupError: what is asked for cannot run here."""
-    match engine.kernels:
-        case "auto" | "torch":
-            return TorchKernels(pool)
-        case "native" | "triton":
-            raise SetupError(f"engine.kernels={engine.kernels} is not part of this build: use auto or torch")
-
-
-class PlainSource:
-    """A checkpoint of floating-point numbers. Implements `baton.engine.models.linear.MatrixSource`."""
-
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-
-    def has(self, name: str) -> bool:
-        return name in self._checkpoint.names or f"{name}.weight" in self._checkpoint.names
-
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        return self._checkpoint.tensor(name, shape, dtype=self._dtype, device=self._device)
-
-    def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
-        weight = self.tensor(f"{name}.weight", out_size, in_size)
-        return DenseMatrix(weight, self.tensor(f"{name}.bias", out_size) if bias else None)
 
 
 def _default_name(path: str, folder: Path) -> str:
@@ -103,11 +84,14 @@ def _default_name(path: str, folder: Path) -> str:
     return Path(path).name or folder.resolve().name
 
 
-def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int) -> str:
+def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int, quantization: str) -> str:
     """Whatever changes a key or value: the weights, and how config.json says to use them."""
     facts = msgspec.structs.asdict(spec)
-    if spec.rope.kind == "dynamic":
-        facts["rope_context_tokens"] = max(tokens, spec.rope.original_context_tokens)
+    originals = [rope.original_context_tokens for rope in spec.ropes if rope.depends_on_context]
+    if originals:
+        facts["rope_context_tokens"] = max(tokens, *originals)
+    if quantization != "none":
+        facts["quantized_at_load"] = quantization
     for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):
         del facts[name]
     text = f"{checkpoint.digest()} {sorted(facts.items())!r}"

@@ -12,7 +12,8 @@ import psutil
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
-from baton.engine.models.spec import load_spec
+from baton.engine.models.read import load_spec
+from baton.engine.quant.scheme import check_quantization
 from baton.engine.safetensors_files import check_weights
 from baton.engine.sizes import context_tokens, kv_geometry, pool_block_count
 
@@ -23,6 +24,7 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     """Raises SetupError: no supported model, weights missing or damaged, or a configuration that does
     not fit the model."""
     spec = load_spec(folder)
+    check_quantization(spec.quantization, model)
     check_weights(folder)
     context_tokens(spec, model)
     pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)

@@ -11,7 +11,7 @@ from baton.core.errors import SetupError
 
 _HEADER_BYTES_MAX = 100 * 2**20
 """The safetensors format's own limit."""
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,73 +9,18 @@ chunks and decodes are therefore the same thing (vLLM v1), and preemption by rec
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from baton.core.geometry import blocks_for
-from baton.core.hashing import chain
-from baton.core.ids import BlockHash, BlockId, SeqKey
-from baton.core.messages import Leg
-from baton.core.sampling import SamplingParams
-from baton.core.steps import StepItem, StepPlan, StepResult
+from baton.core.ids import SeqKey
+from baton.core.messages import Leg, Task
+from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduling.sequence import Progress, Sequence
 
 WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One attempt while the scheduler has it. The scheduler alone writes to it."""
-
-    key: SeqKey
-    leg: Leg
-    tokens: list[int]
-    """Prompt and all generated tokens known so far."""
-    prompt_token_count: int
-    sampling: SamplingParams
-    cache_root: BlockHash
-    block_tokens: int
-    hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Of the first full blocks of `tokens`, as far as anybody needed them."""
-    block_ids: list[BlockId] = field(default_factory=list[BlockId])
-    """Block table; one share of each is the sequence's."""
-    computed_count: int = 0
-    sealed_count: int = 0
-    """Blocks, from the front, that are full and known to the prefix cache."""
-    cached_token_count: int | None = None
-    """Prompt tokens found in the cache when first admitted."""
-    order: int = 0
-    """Rises with arrival at the scheduler: seats, admission and preemption go by age."""
-    last_step: int = 0
-    is_dropped: bool = False
-    """Removed while a step with it was running: its blocks come back when the step is done."""
-
-    @property
-    def pending_count(self) -> int:
-        """Known tokens that are not computed yet."""
-        return len(self.tokens) - self.computed_count
-
-    @property
-    def generated_count(self) -> int:
-        return len(self.tokens) - self.prompt_token_count
-
-    def hashes_of(self, block_count: int) -> list[BlockHash]:
-        """Hashes of the first `block_count` blocks, which must be full."""
-        have = len(self.hashes)
-        if have < block_count:
-            fresh = self.tokens[have * self.block_tokens : block_count * self.block_tokens]
-            self.hashes.extend(chain(self.hashes[-1] if have else self.cache_root, fresh, self.block_tokens))
-        return self.hashes[:block_count]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One sequence after a step. `token` is what was sampled, appended to its tokens already."""
-
-    sequence: Sequence
-    token: int | None
 
 
 class Scheduler:
@@ -102,6 +47,8 @@ class Scheduler:
         self._in_step: list[Sequence] = []
         self._arrivals = 0
         self._step_number = 0
+        self._ended: list[SeqKey] = []
+        """Computed here, over, and not told to the executor yet."""
         self._is_head_blocked = False
         self.preemption_count = 0
         """Since the start."""
@@ -164,6 +111,8 @@ class Scheduler:
         for queue in (self._waiting, self._joined, self._running):
             if seq in queue:
                 queue.remove(seq)
+        if seq.last_step:
+            self._ended.append(seq.key)
         if seq in self._in_step:
             seq.is_dropped = True
         else:
@@ -195,17 +144,20 @@ class Scheduler:
         self._plan, self._in_step = None, []
         progress: list[Progress] = []
         for seq, item, sampled in zip(sequences, plan.items, result.results, strict=True):
-            assert bool(sampled.tokens) == (item.sample_index is not None)
-            token = sampled.tokens[0] if sampled.tokens else None
-            seq.computed_count += len(item.tokens)
-            self._seal(seq)
+            self._computed(seq, item, sampled)
             if seq.is_dropped:
                 self._release(seq)
                 continue
-            if token is not None:
-                seq.tokens.append(token)
-            progress.append(Progress(seq, token))
+            seq.take_prompt_logprobs(sampled.prompt_logprobs)
+            tokens = seq.extend(sampled.tokens)
+            progress.append(Progress(seq, tokens, sampled.logprobs[: len(tokens)], sampled.embedding))
         return progress
+
+    def _computed(self, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
+        assert bool(sampled.tokens) == (item.sample_index is not None)
+        assert len(sampled.tokens) <= 1 + item.draft_count
+        seq.computed_count += len(item.tokens) - item.draft_count + max(0, len(sampled.tokens) - 1)
+        self._seal(seq)
 
     def check(self) -> None:
         assert len(self._running) <= self._batch_sequences_max
@@ -260,6 +212,10 @@ class Scheduler:
         )
         (self._running if victim in self._running else self._joined).remove(victim)
         self._release(victim)
+        self._ended.append(victim.key)
+        victim.has_history = False
+        if victim.lacks_prompt_logprobs:
+            victim.prompt_logprobs.clear()
         insort(self._waiting, victim, key=_by_age)
         self._is_head_blocked = True
         self.preemption_count += 1
@@ -276,8 +232,10 @@ class Scheduler:
     def _admit_head(self) -> bool:
         """At least the last token is computed, however much is cached: sampling needs its logits."""
         seq = self._waiting[0]
-        hashes = seq.hashes_of((len(seq.tokens) - 1) // self._block_tokens)
-        position_count = len(seq.tokens) + (0 if seq.leg is Leg.PREFILL else 1)
+        cacheable_count = 0 if seq.lacks_prompt_logprobs else (len(seq.tokens) - 1) // self._block_tokens
+        hashes = seq.hashes_of(cacheable_count)
+        grows = seq.leg is not Leg.PREFILL and seq.task is Task.GENERATE
+        position_count = len(seq.tokens) + (1 if grows else 0)
         need_count = blocks_for(position_count, self._block_tokens)
         try:
             got = self._cache.reserve(hashes, need_count, keep_free=self._watermark())
@@ -294,11 +252,15 @@ class Scheduler:
         return True
 
     def _begin(self, work: list[tuple[Sequence, int]]) -> StepPlan:
+        """A key is never both in a plan's items and in its `ended`: what ended while the step before
+        this one ran, or was preempted for this one, is no longer among the running."""
         self._step_number += 1
         for seq, _ in work:
             seq.last_step = self._step_number
         self._in_step = [seq for seq, _ in work]
-        self._plan = StepPlan(tuple(_item(seq, count) for seq, count in work), self._step_number)
+        ended, self._ended = tuple(self._ended), []
+        items = tuple(_item(seq, count) for seq, count in work)
+        self._plan = StepPlan(items, self._step_number, ended=ended)
         return self._plan
 
     # --- blocks ---------------------------------------------------------------------------------
@@ -333,11 +295,22 @@ def _by_age(seq: Sequence) -> int:
 
 def _item(seq: Sequence, count: int) -> StepItem:
     end = seq.computed_count + count
+    is_last = end == len(seq.tokens)
+    samples = is_last and seq.task is Task.GENERATE
+    follows = end < seq.prompt_token_count and seq.lacks_prompt_logprobs
+    history = None
+    if samples and seq.sampling.needs_history and not seq.has_history:
+        history, seq.has_history = tuple(seq.tokens), True
     return StepItem(
         key=seq.key,
         tokens=tuple(seq.tokens[seq.computed_count : end]),
         first_position=seq.computed_count,
         block_ids=tuple(seq.block_ids[: blocks_for(end, seq.block_tokens)]),
-        sample_index=seq.generated_count if end == len(seq.tokens) else None,
+        sample_index=seq.generated_count if samples else None,
         sampling=seq.sampling,
+        prompt_token_count=seq.prompt_token_count,
+        history=history,
+        next_prompt_token=seq.tokens[end] if follows else None,
+        adapter=seq.adapter,
+        wants_embedding=is_last and seq.task is Task.EMBED,
     )

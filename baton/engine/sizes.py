@@ -8,7 +8,18 @@ from baton.engine.models.spec import ModelSpec
 
 def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KVGeometry:
     dtype = spec.dtype if model.dtype == "auto" else model.dtype
-    return KVGeometry(spec.layer_count, spec.kv_head_count, spec.head_dim, engine.block_tokens, dtype)
+    if spec.mla is None:
+        return KVGeometry(spec.layer_count, spec.kv_head_count, spec.head_dim, engine.block_tokens, dtype)
+    rank = spec.mla.kv_lora_rank
+    return KVGeometry(
+        layer_count=spec.layer_count,
+        kv_head_count=1,
+        head_dim=rank + spec.mla.rope_dim,
+        block_tokens=engine.block_tokens,
+        dtype=dtype,
+        planes=1,
+        value_dim=rank,
+    )
 
 
 def pool_block_count(geometry: KVGeometry, kv_bytes: int) -> int:

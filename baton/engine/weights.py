@@ -21,6 +21,14 @@ _DTYPES: dict[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+_PACKED_DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Of quantised checkpoints."""
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_TENSOR = 16
 
@@ -66,10 +74,28 @@ class Checkpoint:
         stored = _DTYPES.get(entry.dtype)
         if stored is None:
             raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
+        return self._view(entry, stored).to(device=device, dtype=dtype)
+
+    def is_float(self, name: str) -> bool:
+        """Whether there is such a tensor that `tensor` can return."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.dtype in _DTYPES
+
+    def raw(self, name: str, *, device: torch.device) -> Tensor | None:
+        """As it is stored, whatever its shape; None: no such tensor. Raises SetupError: an unknown dtype."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        stored = (_DTYPES | _PACKED_DTYPES).get(entry.dtype)
+        if stored is None:
+            raise SetupError(f"{entry.file}: {name} is {entry.dtype}, which is not supported")
+        return self._view(entry, stored).to(device)
+
+    def _view(self, entry: TensorEntry, stored: torch.dtype) -> Tensor:
         raw = self._files[entry.file].content[entry.start : entry.end]
         if raw.data_ptr() % stored.itemsize:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
-        return raw.view(stored).view(shape).to(device=device, dtype=dtype)
+        return raw.view(stored).view(entry.shape)
 
     def digest(self) -> str:
         """64 hex digits that two processes with the same checkpoint agree on.
@@ -103,39 +129,3 @@ def _samples(start: int, end: int) -> list[tuple[int, int]]:
 def _map(file: Path) -> Tensor:
     # Copy-on-write: torch warns about read-only arrays, and nothing here writes.
     return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))  # pyright: ignore[reportUnknownArgumentType]
-
-
-def resolve_model(path_or_hub_id: str, revision: str = "main") -> Path:
-    """The local folder of a model, downloaded from the hub if it is not a folder here.
-
-    Raises SetupError: nothing given, a path to nothing, or a hub id that cannot be downloaded.
-    """
-    if not path_or_hub_id:
-        raise SetupError("no model given: --model takes a Hugging Face folder or hub id")
-    folder = Path(path_or_hub_id).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise SetupError(f"{path_or_hub_id} is a file; --model takes a Hugging Face folder or hub id")
-    looks_like_path = path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") != 1
-    if looks_like_path:
-        raise SetupError(f"model folder {path_or_hub_id} does not exist")
-    return _download(path_or_hub_id, revision)
-
-
-def _download(hub_id: str, revision: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted))
-    except LocalEntryNotFoundError as error:
-        raise SetupError(
-            f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SetupError(
-            f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}"
-        ) from error

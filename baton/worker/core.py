@@ -23,17 +23,20 @@ from baton.core.messages import (
     Role,
     SequenceFailed,
     SequenceJoined,
-    SequenceOutput,
     SequenceRefused,
     StartSequence,
+    Task,
     WorkerHello,
 )
-from baton.core.sampling import FinishReason, finish_after
+from baton.core.sampling import FinishReason
 from baton.core.steps import StepResult
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.scheduler import Progress, Scheduler, Sequence
+from baton.engine.scheduler import Scheduler
+from baton.engine.scheduling.sequence import Progress, Sequence
 from baton.worker.core_attempts import Attempt, Attempts, Epochs
+from baton.worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
+from baton.worker.core_starts import sequence_of, unfit
 from baton.worker.core_status import WorkerStatus
 from baton.worker.events import (
     AskerLost,
@@ -310,13 +313,10 @@ class WorkerCore:
 
     def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
         key = (start.seq_id, start.epoch)
-        if not start.tokens or (start.leg is Leg.DECODE and start.source is None):
-            return SequenceFailed(*key, FailureReason.INTERNAL, "no tokens, or no source to pull from")
         if self._is_draining:
             return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
-        if len(start.tokens) >= self._max_tokens:
-            why = f"{len(start.tokens)} tokens and one more do not fit {self._max_tokens}"
-            return SequenceRefused(*key, RefusalReason.TOO_LONG, why)
+        if (never := unfit(start, tokens_max=self._max_tokens)) is not None:
+            return never
         if start.leg is not Leg.DECODE and self._scheduler.waiting_count >= self._waiting_max:
             why = f"{self._waiting_max} sequences are waiting"
             return SequenceRefused(*key, RefusalReason.NO_ROOM, why)
@@ -407,15 +407,16 @@ class WorkerCore:
         has, so nothing is missing whichever of the two workers it hears first."""
         attempt = self._attempts.get(ready.key)
         assert attempt is not None
-        start = attempt.start
-        seq = attempt.sequence = self._sequence(start, [*start.tokens, ready.first_token])
+        seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))
         seq.block_ids, seq.hashes = ready.block_ids, ready.hashes
-        seq.computed_count = len(start.tokens)
+        seq.computed_count = len(seq.tokens)
         seq.sealed_count = len(ready.hashes)
+        tokens = seq.extend((ready.first_token,))
         joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)
         self._out.tell(attempt.router_id, joined)
         self._scheduler.join(seq)
-        self._emit(attempt, seq, ready.first_token)
+        logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
+        self._emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -426,21 +427,35 @@ class WorkerCore:
         for done in progress:
             attempt = self._attempts.get(done.sequence.key)
             assert attempt is not None, "cancelled sequences make no progress"
-            if attempt.start.leg is Leg.PREFILL:
+            if attempt.start.task is Task.EMBED:
+                self._on_embedded(attempt, done)
+            elif attempt.start.leg is Leg.PREFILL:
                 self._on_prefilled(attempt, done, now_s)
-            elif done.token is not None:
-                self._emit(attempt, done.sequence, done.token)
+            elif done.tokens:
+                self._emit(attempt, done, prompt_logprobs_of(attempt, done.sequence))
+
+    def _on_embedded(self, attempt: Attempt, done: Progress) -> None:
+        if done.sequence.pending_count:
+            return
+        self._end(attempt, done.sequence)
+        if done.embedding:
+            self._out.add_output(attempt.router_id, embedding_output(done))
+        else:
+            self._fail(attempt, FailureReason.INTERNAL, "the engine returned no embedding")
 
     def _on_prefilled(self, attempt: Attempt, done: Progress, now_s: float) -> None:
         seq = done.sequence
-        if done.token is None:
+        if not done.tokens:
             self._announce(seq, now_s)
             return
-        if self._emit(attempt, seq, done.token) is None:
+        prompt_logprobs = prompt_logprobs_of(attempt, seq)
+        if self._emit(attempt, done, prompt_logprobs) is None:
             told = self._leases.complete(
                 seq.key,
                 seq.block_ids,
-                first_token=done.token,
+                first_token=done.tokens[0],
+                first_logprobs=done.logprobs[0] if done.logprobs else None,
+                prompt_logprobs=prompt_logprobs,
                 cached_token_count=seq.cached_token_count or 0,
                 now_s=now_s,
             )
@@ -449,24 +464,13 @@ class WorkerCore:
         else:
             self._tell_askers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
 
-    def _emit(self, attempt: Attempt, seq: Sequence, token: int) -> FinishReason | None:
-        """Tells the router the sequence's newest token, and ends the sequence if it was the last."""
-        finish = finish_after(seq.sampling, token, seq.generated_count)
-        if finish is None and len(seq.tokens) >= self._max_tokens:
-            finish = FinishReason.LENGTH
-        is_first_here = not attempt.has_output and attempt.start.leg is not Leg.DECODE
-        output = SequenceOutput(
-            *seq.key,
-            first_index=seq.generated_count - 1,
-            tokens=(token,),
-            finish=finish,
-            cached_token_count=seq.cached_token_count if is_first_here else None,
-        )
+    def _emit(self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs) -> FinishReason | None:
+        """Tells the router the sequence's newest tokens, and ends the sequence if they are the last."""
+        self._out.add_output(attempt.router_id, token_output(attempt, done, prompt_logprobs))
         attempt.has_output = True
-        self._out.add_output(attempt.router_id, output)
-        if finish is not None:
-            self._end(attempt, seq)
-        return finish
+        if done.sequence.finish is not None:
+            self._end(attempt, done.sequence)
+        return done.sequence.finish
 
     def _end(self, attempt: Attempt, seq: Sequence) -> None:
         self._attempts.pop(attempt.key)
@@ -475,15 +479,7 @@ class WorkerCore:
     # --- parts ----------------------------------------------------------------------------------
 
     def _sequence(self, start: StartSequence, tokens: list[int]) -> Sequence:
-        return Sequence(
-            key=SeqKey(start.seq_id, start.epoch),
-            leg=start.leg,
-            tokens=tokens,
-            prompt_token_count=start.prompt_token_count,
-            sampling=start.sampling,
-            cache_root=start.cache_root,
-            block_tokens=self._block_tokens,
-        )
+        return sequence_of(start, tokens, block_tokens=self._block_tokens, tokens_max=self._max_tokens)
 
     def _report(self) -> LoadReport:
         return LoadReport(

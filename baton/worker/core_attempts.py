@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
 from baton.core.messages import StartSequence
-from baton.engine.scheduler import Sequence
+from baton.engine.scheduling.sequence import Sequence
 
 EPOCHS_REMEMBERED_MAX = 16_384
 """Sequences whose highest epoch is remembered after they ended, so that late messages are refused."""

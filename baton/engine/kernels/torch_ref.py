@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.core.errors import SetupError
+from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from baton.engine.kernels.torch_attention import TorchAttention
 from baton.engine.kernels.torch_plan import Planner, TorchPlan
-from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix
+from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, to_dense
 from baton.engine.kv_pool import KVPool
 
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
@@ -33,6 +33,7 @@ class TorchKernels:
     def __init__(self, pool: KVPool) -> None:
         geometry = pool.geometry
         self._pool = pool
+        self._dtype = TORCH_DTYPES[geometry.dtype]
         self._heads, self._planes = geometry.kv_head_count, geometry.planes
         self._rows_per_plane = geometry.kv_head_count * geometry.block_tokens
         self._planner = Planner(geometry, pool.device)
@@ -42,9 +43,8 @@ class TorchKernels:
     # --- weights ---
 
     def pack(self, matrix: Matrix) -> DenseMatrix:
-        if not isinstance(matrix, DenseMatrix):
-            raise SetupError(f"the torch kernels compute with no {type(matrix).__name__}")
-        return matrix
+        """Quantised matrices become dense here, once: they compute what they mean, and save no memory."""
+        return matrix if isinstance(matrix, DenseMatrix) else to_dense(matrix, self._dtype)
 
     def pack_experts(self, experts: ExpertMatrices) -> TorchExperts:
         return TorchExperts(

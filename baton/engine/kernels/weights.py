@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.core.errors import SetupError
-
 
 @dataclass(frozen=True, slots=True)
 class DenseMatrix:
@@ -66,14 +64,102 @@ class ExpertMatrices:
     """Per expert, [hidden, I]."""
 
 
-def join_rows(matrices: Sequence[Matrix]) -> Matrix:
-    """One matrix whose rows are those of all, in order. They are of one kind and have the same inputs."""
+def to_dense(matrix: Matrix, dtype: torch.dtype) -> DenseMatrix:
+    """What a matrix means: computed in float32, rounded once to `dtype`."""
+    match matrix:
+        case DenseMatrix():
+            weight = matrix.weight.to(dtype)
+        case IntMatrix():
+            weight = _int_weight(matrix).to(dtype)
+        case Fp8Matrix():
+            weight = _fp8_weight(matrix).to(dtype)
+    return DenseMatrix(weight, None if matrix.bias is None else matrix.bias.to(dtype))
+
+
+def _int_weight(matrix: IntMatrix) -> Tensor:
+    out_size, in_size = matrix.values.shape
+    groups = matrix.scales.shape[1]
+    numbers = matrix.values.float().view(out_size, groups, in_size // groups)
+    if matrix.zeros is not None:
+        numbers = numbers - matrix.zeros.float()[:, :, None]
+    weight = (numbers * matrix.scales[:, :, None]).view(out_size, in_size)
+    if matrix.order is None:
+        return weight
+    placed = torch.empty_like(weight)
+    placed[:, matrix.order] = weight
+    return placed
+
+
+def _fp8_weight(matrix: Fp8Matrix) -> Tensor:
+    scales = matrix.scales.float()
+    if matrix.block:
+        out_size, in_size = matrix.values.shape
+        scales = scales.repeat_interleave(matrix.block, 0)[:out_size]
+        scales = scales.repeat_interleave(matrix.block, 1)[:, :in_size]
+    return matrix.values.float() * scales
+
+
+def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
+    """The matrix whose row i is row rows[i]; dense in `dtype` where the format does not allow it."""
+    bias = None if matrix.bias is None else matrix.bias[rows]
+    match matrix:
+        case DenseMatrix():
+            return DenseMatrix(matrix.weight[rows], bias)
+        case IntMatrix():
+            zeros = None if matrix.zeros is None else matrix.zeros[rows]
+            values, scales = matrix.values[rows], matrix.scales[rows]
+            return IntMatrix(matrix.bits, values, scales, zeros, matrix.group_size, matrix.order, bias)
+        case Fp8Matrix():
+            return DenseMatrix(to_dense(matrix, dtype).weight[rows], bias)
+
+
+def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> Matrix:
+    """One matrix whose rows are those of all, in order; they have the same inputs.
+
+    Those that cannot be put together as they are (another kind, bits, groups or order) become one dense
+    matrix of `dtype` (None: that of the first dense one, else bfloat16).
+    """
     first, *others = matrices
     if not others:
         return first
-    dense = [matrix for matrix in matrices if isinstance(matrix, DenseMatrix)]
-    if len(dense) < len(matrices):
-        raise SetupError("quantised matrices cannot be put together")
-    biases = [matrix.bias for matrix in dense if matrix.bias is not None]
-    assert len(biases) in (0, len(dense)), "all have a bias or none"
-    return DenseMatrix(torch.cat([matrix.weight for matrix in dense]), torch.cat(biases) if biases else None)
+    biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
+    assert len(biases) in (0, len(matrices)), "all have a bias or none"
+    bias = torch.cat(biases) if biases else None
+    ints = [matrix for matrix in matrices if isinstance(matrix, IntMatrix)]
+    if len(ints) == len(matrices) and all(_same_groups(ints[0], other) for other in ints[1:]):
+        return _join_ints(ints, bias)
+    fp8s = [matrix for matrix in matrices if isinstance(matrix, Fp8Matrix)]
+    if len(fp8s) == len(matrices) and all(_blocks_line_up(fp8s[0], other) for other in fp8s):
+        return _join_fp8s(fp8s, bias)
+    dtypes = [matrix.weight.dtype for matrix in matrices if isinstance(matrix, DenseMatrix)]
+    common = dtype or (dtypes[0] if dtypes else torch.bfloat16)
+    return DenseMatrix(torch.cat([to_dense(matrix, common).weight for matrix in matrices]), bias)
+
+
+def _same_groups(one: IntMatrix, other: IntMatrix) -> bool:
+    if (one.bits, one.group_size) != (other.bits, other.group_size):
+        return False
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
+
+
+def _join_ints(matrices: Sequence[IntMatrix], bias: Tensor | None) -> IntMatrix:
+    first = matrices[0]
+    zeros = None
+    if any(matrix.zeros is not None for matrix in matrices):
+        zeros = torch.cat([torch.zeros_like(m.scales) if m.zeros is None else m.zeros for m in matrices])
+    values = torch.cat([matrix.values for matrix in matrices])
+    scales = torch.cat([matrix.scales for matrix in matrices])
+    return IntMatrix(first.bits, values, scales, zeros, first.group_size, first.order, bias)
+
+
+def _blocks_line_up(one: Fp8Matrix, other: Fp8Matrix) -> bool:
+    return one.block == other.block and (not one.block or other.values.shape[0] % one.block == 0)
+
+
+def _join_fp8s(matrices: Sequence[Fp8Matrix], bias: Tensor | None) -> Fp8Matrix:
+    values = torch.cat([matrix.values for matrix in matrices])
+    block = matrices[0].block
+    scales = [m.scales if block else m.scales.expand(m.values.shape[0], 1) for m in matrices]
+    return Fp8Matrix(values, torch.cat(scales), block, bias)

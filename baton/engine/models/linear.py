@@ -1,26 +1,29 @@
 """The matrices of a model, as its forward pass calls them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+import torch
 from torch import Tensor
 
 from baton.engine.kernels.interface import Activation, Kernels, Packed, PackedExperts, Plan
-from baton.engine.kernels.weights import ExpertMatrices, Matrix, join_rows
+from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, join_rows
+from baton.engine.models.lora import LowRank, group_by_slot
 
 
-@dataclass(frozen=True, slots=True)
 class StepContext(Generic[Plan]):
     """What belongs to the step's tokens rather than to the model. One row per token of what is computed."""
 
-    plan: Plan
-    adapter_slots: Tensor | None = None
-    """int64 [T]: LoRA slot of each token, -1: none; None: no token has one."""
+    def __init__(self, plan: Plan, adapter_slots: Tensor | None = None) -> None:
+        """adapter_slots: int64 [T], LoRA slot of each token, -1: none; None: no token has one."""
+        self.plan = plan
+        self._slots = adapter_slots
+        self.adapter_groups = () if adapter_slots is None else group_by_slot(adapter_slots)
 
     def rows(self, rows: Tensor) -> "StepContext[Plan]":
         """For the rest of a step in which only these rows are computed."""
-        slots = None if self.adapter_slots is None else self.adapter_slots[rows]
-        return StepContext(self.plan, slots)
+        return StepContext(self.plan, None if self._slots is None else self._slots[rows])
 
 
 class MatrixSource(Protocol):
@@ -30,15 +33,31 @@ class MatrixSource(Protocol):
     or another shape.
     """
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor or matrix of this name."""
         ...
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype. The name is
-        the whole one, ".weight" included."""
+    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
+        """What `matrix` would return for one that is in memory already (a tied head)."""
+        ...
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype unless
+        another is given. The name is the whole one, ".weight" included."""
+        ...
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        """A tensor as the checkpoint has it, whatever its dtype."""
         ...
 
 
@@ -53,21 +72,83 @@ class Part:
 class Linear(Generic[Packed]):
     """y = x @ W.T + bias, W being the rows of all `parts`."""
 
-    def __init__(self, kernels: Kernels[Any, Packed, Any], packed: Packed, parts: tuple[Part, ...]) -> None:
+    def __init__(
+        self,
+        kernels: Kernels[Any, Packed, Any],
+        packed: Packed,
+        parts: tuple[Part, ...],
+        *,
+        in_size: int = 0,
+    ) -> None:
+        """in_size: 0 if adapters are not to find it."""
         self._kernels, self._packed = kernels, packed
-        self.parts = parts
+        self.parts, self.in_size = parts, in_size
+        self._low_ranks: dict[int, tuple[Packed, Packed]] = {}
+
+    @property
+    def out_size(self) -> int:
+        return sum(part.row_count for part in self.parts)
 
     def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
         """[T, in] -> [T, out]. May overwrite `residual` and return it."""
-        return self._kernels.linear(x, self._packed, residual=residual)
+        y = self._kernels.linear(x, self._packed, residual=residual)
+        if not step.adapter_groups or not self._low_ranks:
+            return y
+        for slot, rows in step.adapter_groups:
+            if slot not in self._low_ranks:
+                continue
+            if rows is None:
+                return self._with_adapter(slot, x, y)
+            y[rows] = self._with_adapter(slot, x[rows], y[rows])
+        return y
 
     def gated(self, x: Tensor, step: StepContext[Any], activation: Activation) -> Tensor:
         """act(x @ gate.T) * (x @ up.T), the two parts being gate and up."""
-        return self._kernels.gated_linear(x, self._packed, activation)
+        mine = [group for group in step.adapter_groups if group[0] in self._low_ranks]
+        if not mine:
+            return self._kernels.gated_linear(x, self._packed, activation)
+        # Rows without an adapter go the way they go in a batch without any, to the same result.
+        others = [
+            rows for slot, rows in step.adapter_groups if slot not in self._low_ranks and rows is not None
+        ]
+        out = x.new_empty((len(x), self.out_size // 2))
+        if others:
+            rest = torch.cat(others)
+            out[rest] = self._kernels.gated_linear(x[rest], self._packed, activation)
+        for slot, rows in mine:
+            chosen = x if rows is None else x[rows]
+            y = self._with_adapter(slot, chosen, self._kernels.linear(chosen, self._packed))
+            gate, up = (half.contiguous() for half in y.chunk(2, dim=1))
+            activated = self._kernels.gated(gate, up, activation)
+            if rows is None:
+                return activated
+            out[rows] = activated
+        return out
+
+    def set_low_rank(self, slot: int, low_rank: LowRank | None) -> None:
+        """What the adapter in this slot adds here; None: nothing. Between steps only."""
+        self._low_ranks.pop(slot, None)
+        if low_rank is not None:
+            a, b = (self._kernels.pack(DenseMatrix(weight)) for weight in (low_rank.a, low_rank.b))
+            self._low_ranks[slot] = (a, b)
+
+    def _with_adapter(self, slot: int, x: Tensor, y: Tensor) -> Tensor:
+        a, b = self._low_ranks[slot]
+        return self._kernels.linear(self._kernels.linear(x, a), b, residual=y)
 
     def logits(self, x: Tensor) -> Tensor:
         """float32 [T, out]."""
         return self._kernels.logits(x, self._packed)
+
+
+class Norm:
+    """RMS norm over the last dimension."""
+
+    def __init__(self, kernels: Kernels[Any, Any, Any], weight: Tensor, eps: float) -> None:
+        self._kernels, self._weight, self._eps = kernels, weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self._weight, self._eps)
 
 
 class Loader(Generic[Plan, Packed, PackedExperts]):
@@ -75,16 +156,39 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
 
     def __init__(self, source: MatrixSource, kernels: Kernels[Plan, Packed, PackedExperts]) -> None:
         self.source, self.kernels = source, kernels
+        self.linears: list[Linear[Packed]] = []
+        """Those that adapters may change."""
+
+    def norm(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> Norm:
+        """offset: added to the weights, in float32."""
+        if not offset:
+            return Norm(self.kernels, self.source.tensor(f"{name}.weight", size), eps)
+        weight = self.source.tensor(f"{name}.weight", size, dtype=torch.float32)
+        return Norm(self.kernels, weight + offset, eps)
 
     def linear(self, *parts: tuple[str, int], in_size: int, bias: bool = False) -> Linear[Packed]:
         """parts: (name, rows) of matrices that read the same input."""
         matrices = [self.source.matrix(name, rows, in_size, bias=bias) for name, rows in parts]
-        joined = tuple(Part(name, rows) for name, rows in parts)
-        return Linear(self.kernels, self.kernels.pack(join_rows(matrices)), joined)
+        linear = self.joined(matrices, parts, in_size=in_size)
+        self.linears.append(linear)
+        return linear
 
-    def head(self, name: str, vocab_size: int, hidden_size: int, *, tied: Matrix | None) -> Linear[Packed]:
+    def joined(
+        self, matrices: Sequence[Matrix], parts: Sequence[tuple[str, int]], *, in_size: int = 0
+    ) -> Linear[Packed]:
+        """The same of matrices that are read already, out of reach for adapters."""
+        packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
+        joined = tuple(Part(name, rows) for name, rows in parts)
+        return Linear(self.kernels, packed, joined, in_size=in_size)
+
+    def head(
+        self, name: str, vocab_size: int, hidden_size: int, *, tied: DenseMatrix | None
+    ) -> Linear[Packed]:
         """tied: the embedding's table, where it is also the head."""
-        matrix = tied or self.source.matrix(name, vocab_size, hidden_size)
+        if tied is not None:
+            matrix = self.source.loaded(name, tied)
+        else:
+            matrix = self.source.matrix(name, vocab_size, hidden_size)
         return Linear(self.kernels, self.kernels.pack(matrix), (Part(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:

@@ -6,47 +6,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.models.spec import RopeSpec
+from baton.engine.models.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
     radians_per_position: Tensor
-    """float32 [head_dim / 2]."""
+    """float32 [rotary_dim / 2]."""
     amplitude: float
-    """cos and sin are multiplied with it (YaRN's attention temperature)."""
+    """cos and sin are multiplied with it (YaRN's and LongRoPE's attention temperature)."""
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [T] -> cos, sin, float32 [T, head_dim / 2]."""
+        """positions int64 [T] -> cos, sin, float32 [T, rotary_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.radians_per_position
         return angles.cos() * self.amplitude, angles.sin() * self.amplitude
 
 
-def frequencies(rope: RopeSpec, head_dim: int, *, context_tokens: int, device: torch.device) -> Frequencies:
+def frequencies(rope: RopeSpec, *, context_tokens: int, device: torch.device) -> Frequencies:
     """`context_tokens` is the longest sequence this engine admits.
 
     A key is rotated once and then cached, shared and handed to other workers, so its rotation must
-    depend on its position alone. Dynamic NTK scaling as published changes all frequencies as a
-    sequence grows; here they are those of a sequence of `context_tokens`, from the first token on.
-    Up to the original context that is the same thing.
+    depend on its position alone. Dynamic NTK scaling and LongRoPE as published change all frequencies
+    when a sequence grows past the original context; here they are those of a sequence of
+    `context_tokens`, from the first token on. Up to the original context that is the same thing.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    base = rope.theta
+    dim = rope.rotary_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
+    base, amplitude = rope.theta, 1.0
     if rope.kind == "dynamic":
         longest = max(context_tokens, rope.original_context_tokens)
         stretch = rope.factor * longest / rope.original_context_tokens - (rope.factor - 1)
-        base *= stretch ** (head_dim / (head_dim - 2))
-    plain = 1.0 / base**exponents
-    amplitude = 1.0
+        base *= stretch ** (dim / (dim - 2))
+    scaled = 1.0 / base**exponents
     match rope.kind:
         case "default" | "dynamic":
-            scaled = plain
+            pass
         case "linear":
-            scaled = plain / rope.factor
+            scaled = scaled / rope.factor
         case "llama3":
-            scaled = _llama3(rope, plain)
+            scaled = _llama3(rope, scaled)
         case "yarn":
-            scaled, amplitude = _yarn(rope, plain, head_dim), _yarn_amplitude(rope)
+            scaled, amplitude = _yarn(rope, scaled), _yarn_amplitude(rope)
+        case "longrope":
+            is_long = context_tokens > rope.original_context_tokens
+            factors = rope.long_factors if is_long else rope.short_factors
+            scaled = 1.0 / (torch.tensor(factors, dtype=torch.float32) * base**exponents)
+            amplitude = _longrope_amplitude(rope)
     return Frequencies(scaled.to(device), amplitude)
 
 
@@ -58,19 +63,19 @@ def _llama3(rope: RopeSpec, plain: Tensor) -> Tensor:
     return (1 - kept) * plain / rope.factor + kept * plain
 
 
-def _yarn(rope: RopeSpec, plain: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: RopeSpec, plain: Tensor) -> Tensor:
     """NTK-by-parts, arXiv 2309.00071 section 3.2: dimensions that turn often are kept."""
 
     def dimension(turns: float) -> float:
         ratio = rope.original_context_tokens / (turns * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+        return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     width = high - low or 0.001
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    ramp = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 
@@ -85,3 +90,12 @@ def _yarn_amplitude(rope: RopeSpec) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
     return temperature(1.0)
+
+
+def _longrope_amplitude(rope: RopeSpec) -> float:
+    """arXiv 2402.13753, as Phi-3 computes it: the same for both sets of factors."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context_tokens))

@@ -25,6 +25,7 @@ class Running:
     computed: int = 0
     generated: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    adapter: str = ""
 
     @property
     def tokens(self) -> list[int]:
@@ -41,9 +42,11 @@ class Driver:
         self.free = list(range(executor.kv.block_count))
         self.step_count = 0
 
-    def start(self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, like=None) -> Running:
+    def start(
+        self, prompt: Sequence[int], params: SamplingParams = GREEDY, *, like=None, adapter=""
+    ) -> Running:
         """`like`: a sequence whose full blocks are shared as far as the prompts agree."""
-        sequence = Running(list(prompt), params)
+        sequence = Running(list(prompt), params, adapter=adapter)
         if like is not None:
             size = self.executor.geometry.block_tokens
             while (
@@ -78,6 +81,7 @@ class Driver:
             block_ids=tuple(sequence.blocks),
             sample_index=len(sequence.generated) if samples else None,
             sampling=sequence.params,
+            adapter=sequence.adapter,
         )
 
     def finish(self, *sequences: Running, chunk: int = 10**9) -> None:

@@ -45,7 +45,8 @@ class Peer:
         self.reference.generation_config.eos_token_id = None
         self.expected = functools.cache(self._expected)
 
-    def prompt(self, length: int, *, seed: int = 0) -> tuple[int, ...]:
+    def prompt(self, length: int, *, seed: int = 2) -> tuple[int, ...]:
+        """The seed is one where no greedy choice is a tie: in float32 a margin near 1e-6 is noise."""
         return tuple(random.Random(1000 * seed + length).choices(range(5, 512), k=length))
 
     def _expected(self, prompt: tuple[int, ...], count: int = 64) -> list[int]:

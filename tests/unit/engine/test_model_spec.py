@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from baton.engine.model_info import read_model_info
-from baton.engine.models.spec import load_spec, parse_spec
+from baton.engine.models.read import load_spec, parse_spec
 from tests.models import make_model
 
 BASE = {
@@ -20,6 +19,8 @@ BASE = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
 }
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
+DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"]}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -39,20 +40,21 @@ def test_old_and_new_spelling_of_rope_agree() -> None:
         rope_parameters={**LLAMA3, "rope_theta": 5e5}, dtype="bfloat16", max_position_embeddings=131072
     )
     assert old == new
-    assert (old.rope.theta, old.rope.factor, old.rope.original_context_tokens) == (5e5, 8.0, 8192)
+    (rope,) = old.ropes
+    assert (rope.theta, rope.factor, rope.original_context_tokens) == (5e5, 8.0, 8192)
     assert old.dtype == "bfloat16"
     assert old.context_tokens == 131072
 
 
 def test_the_oldest_spelling_says_type() -> None:
-    rope = spec(rope_scaling={"type": "linear", "factor": 2.0}, max_position_embeddings=4096).rope
+    (rope,) = spec(rope_scaling={"type": "linear", "factor": 2.0}, max_position_embeddings=4096).ropes
     assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 10_000.0)
 
 
 def test_defaults_of_an_old_llama_config() -> None:
     old = spec()
     assert (old.kv_head_count, old.head_dim, old.context_tokens) == (4, 16, 2048)
-    assert (old.norm_eps, old.tie_embeddings, old.rope.kind) == (1e-6, False, "default")
+    assert (old.norm_eps, old.tie_embeddings, old.ropes[0].kind) == (1e-6, False, "default")
 
 
 def test_yarn_may_be_asked_for_more_context_than_declared() -> None:
@@ -61,9 +63,10 @@ def test_yarn_may_be_asked_for_more_context_than_declared() -> None:
     assert (qwen.context_tokens, qwen.context_tokens_limit) == (32768, 131072)
 
 
-def test_end_tokens_come_from_both_files() -> None:
-    both = parse_spec({**BASE, "eos_token_id": 2}, generation={"eos_token_id": [7, 2, 9]})
-    assert both.eos_token_ids == (2, 7, 9)
+def test_the_generation_config_has_the_last_word_on_end_tokens() -> None:
+    config = {**BASE, "eos_token_id": 2}
+    assert parse_spec(config, generation={"eos_token_id": [7, 2, 9]}).eos_token_ids == (7, 2, 9)
+    assert parse_spec(config, generation={"eos_token_id": None}).eos_token_ids == (2,)
     assert spec(eos_token_id=None).eos_token_ids == ()
 
 
@@ -80,17 +83,32 @@ def test_windows_per_layer() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"architectures": ["MixtralForCausalLM"]},
-            "MixtralForCausalLM is not supported; supported are Llama",
-        ),
         ({"architectures": None}, "architecture none is not supported"),
-        ({"hidden_act": "gelu"}, "activation gelu is not supported; supported is silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"rope_scaling": {"type": "longrope"}}, "type longrope is not supported; supported are default"),
+        ({"hidden_act": "relu2"}, "activation relu2 is not supported; supported are silu"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "exl2"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of numbers, is None"),
+        ({"rope_scaling": {"type": "mrope"}}, "type mrope is not supported; supported are default"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor must be a number"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor 0.2 of 16"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 of 16"),
+        (
+            {**GEMMA2, "use_bidirectional_attention": True},
+            "use_bidirectional_attention True is not supported",
+        ),
+        ({**GEMMA2, "layer_types": ["chunked_attention"] * 4}, "layer_types must name"),
+        ({**DEEPSEEK, "attention_bias": True}, "attention_bias True is not supported"),
+        ({**DEEPSEEK, "scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ({**DEEPSEEK, "topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
+        ({**DEEPSEEK, "n_group": 7}, "7 groups (n_group) of 256 experts"),
+        ({**DEEPSEEK, "num_experts_per_tok": 200}, "num_experts_per_tok is more than the kept groups have"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+        ({**DEEPSEEK, "architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob"),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 5.0}, "swiglu_limit 5.0"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2, "num_experts_per_tok": 9},
+            "9 of 8 experts",
+        ),
         ({"dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported; supported are float32"),
         ({"vocab_size": None}, "vocab_size must be a whole number of at least 1, is None"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers must be a whole number"),
@@ -123,16 +141,15 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
         load_spec(tmp_path)
 
 
-def test_model_info_needs_no_torch(tmp_path: Path) -> None:
+def test_reading_a_spec_needs_no_torch(tmp_path: Path) -> None:
     make_model(tmp_path / "tiny", "qwen3")
     code = (
-        "import sys, json; from baton.engine.model_info import read_model_info as read;"
-        "info = read(sys.argv[1]); assert 'torch' not in sys.modules;"
-        "print(json.dumps([info.name, info.architecture, info.context_tokens, info.vocab_size,"
-        " info.eos_token_ids, info.dtype]))"
+        "import sys, json; from baton.engine.models.read import load_spec; from pathlib import Path;"
+        "spec = load_spec(Path(sys.argv[1])); assert 'torch' not in sys.modules;"
+        "print(json.dumps([spec.architecture, spec.context_tokens, spec.vocab_size,"
+        " spec.eos_token_ids, spec.dtype]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "tiny")], check=True, capture_output=True, timeout=60
     )
-    assert json.loads(done.stdout) == ["tiny", "Qwen3ForCausalLM", 8192, 512, [1], "float32"]
-    assert read_model_info(tmp_path / "tiny").vocab_size == 512
+    assert json.loads(done.stdout) == ["Qwen3ForCausalLM", 8192, 512, [1], "float32"]

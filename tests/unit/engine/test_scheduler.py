@@ -10,7 +10,8 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepResult
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.scheduler import Scheduler, Sequence
+from baton.engine.scheduler import Scheduler
+from baton.engine.scheduling.sequence import Sequence
 
 BLOCK_TOKENS = 4
 ROOT = root_hash("f", b"")
@@ -77,8 +78,8 @@ class Bench:
 
     def _after(self, progress):
         seq = progress.sequence
-        if progress.token is not None:
-            self.emitted[seq.key].append(progress.token)
+        if progress.tokens:
+            self.emitted[seq.key] += progress.tokens
             if seq.leg is Leg.PREFILL or seq.generated_count >= seq.sampling.max_tokens:
                 self.done.append(seq.key)
                 self.scheduler.remove(seq)

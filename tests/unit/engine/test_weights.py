@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.core.errors import SetupError
-from baton.engine import weights
-from baton.engine.weights import Checkpoint, resolve_model
+from baton.engine.model_files import resolve_model
+from baton.engine.weights import Checkpoint
 from tests.models import make_model
 from tests.unit.engine.driver import load
 
@@ -213,4 +213,4 @@ def test_hub_errors_are_one_line(monkeypatch) -> None:
             resolve_model("some/model")
         assert "\n" not in str(caught.value)
     with pytest.raises(SetupError):
-        weights.resolve_model("some model/with spaces")
+        resolve_model("some model/with spaces")

@@ -41,6 +41,11 @@ def make_folder(path: Path) -> Path:
         json.dumps(
             {
                 "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
                 "max_position_embeddings": CONTEXT_TOKENS,
                 "vocab_size": 512,
                 "eos_token_id": 1,

@@ -70,8 +70,19 @@ def test_special_tokens_are_known(tokenizer):
     assert tokenizer.special_ids == {0, 1, 2, 3, 4}
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 64,
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
 def test_the_generation_config_says_what_ends_a_text(tmp_path):
-    config = {"max_position_embeddings": 64, "vocab_size": 512, "eos_token_id": EOS_ID}
+    config = {**LLAMA, "eos_token_id": EOS_ID}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_model_card(tmp_path).eos_token_ids == (EOS_ID,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
@@ -86,8 +97,9 @@ def test_an_unusable_config_is_a_setup_error(tmp_path, text):
 
 
 def test_a_card_of_a_text_model_inside_another(tmp_path):
-    inner = {"max_position_embeddings": 64, "vocab_size": 512}
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": inner, "eos_token_id": 3}))
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": 3}
+    inner = {**LLAMA, "architectures": None}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": inner}))
     card = read_model_card(tmp_path)
     assert (card.context_tokens, card.vocab_size, card.eos_token_ids) == (64, 512, (3,))
 

@@ -5,7 +5,6 @@ block, a stale read or a missing position shows as a wrong token.
 """
 
 import random
-import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from baton.core.messages import (
     StepOutput,
 )
 from baton.core.sampling import SamplingParams, finish_after
-from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepPlan, StepResult
+from baton.core.steps import StepPlan
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
     AskerLost,
@@ -41,14 +40,14 @@ from baton.worker.events import (
     ToRouter,
     ToSource,
 )
+from tests.fake_engine import FakeEngine, crc_token
 
 BLOCK_TOKENS = 4
 ROUTER = RouterId("router-0")
 ROOT = root_hash("fingerprint", b"")
 
 
-def next_token(tokens):
-    return zlib.crc32(",".join(map(str, tokens)).encode()) % 1000
+next_token = crc_token
 
 
 def expected_tokens(prompt, sampling, room_tokens):
@@ -92,7 +91,8 @@ class Machine:
 
     def __post_init__(self):
         self.generations = [0] * self.block_count
-        self.memory = [[None] * BLOCK_TOKENS for _ in range(self.block_count)]
+        self.computer = FakeEngine(self.block_count, BLOCK_TOKENS)
+        self.memory = self.computer.memory
         self.core = WorkerCore(
             worker_id=WorkerId(self.name),
             role=self.role,
@@ -110,6 +110,7 @@ class Machine:
             now_s=0.0,
         )
         self.plan: StepPlan | None = None
+        self.plans: list[StepPlan] = []  # all of them
         self.reads: dict[int, StartRead] = {}
         self.told: list = []  # messages to routers
         self.told_to: list = []  # the same, with the router
@@ -123,6 +124,7 @@ class Machine:
                     assert self.plan is None, "two steps at once"
                     self._check_plan(plan)
                     self.plan = plan
+                    self.plans.append(plan)
                 case StartRead():
                     self.reads[action.read_id] = action
                 case ToRouter(router_id, message):
@@ -142,18 +144,7 @@ class Machine:
     def finish_step(self, now_s):
         """Computes the running step into memory and samples from what the memory holds."""
         plan, self.plan = self.plan, None
-        sampled = []
-        for item in plan.items:
-            for position, token in enumerate(item.tokens, start=item.first_position):
-                block = item.block_ids[position // BLOCK_TOKENS]
-                self.memory[block][position % BLOCK_TOKENS] = token
-            if item.sample_index is None:
-                sampled.append(NOTHING_SAMPLED)
-                continue
-            end = item.first_position + len(item.tokens)
-            context = [self.memory[item.block_ids[p // BLOCK_TOKENS]][p % BLOCK_TOKENS] for p in range(end)]
-            sampled.append(ItemResult((next_token(context),)))
-        return self.handle(StepDone(StepResult(plan.step_number, tuple(sampled), 0.01)), now_s)
+        return self.handle(StepDone(self.computer.run(plan)), now_s)
 
     def outputs(self, seq_id):
         return [o for m in self.told if isinstance(m, StepOutput) for o in m.outputs if o.seq_id == seq_id]

@@ -1,0 +1,61 @@
+"""Which kernels compute: `engine.kernels`, and what the machine allows."""
+
+import logging
+from typing import Any
+
+import torch
+
+from baton.config import EngineConfig
+from baton.core.errors import SetupError
+from baton.engine.kernels.interface import Kernels
+from baton.engine.kernels.native import NativeKernels
+from baton.engine.kernels.torch_ref import TorchKernels
+from baton.engine.kv_pool import KVPool
+from baton.engine.native.build import NativeUnavailable
+from baton.engine.native.library import usable_cores
+
+log = logging.getLogger(__name__)
+
+
+def make_kernels(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
+    """By `engine.kernels`; says in one line of the log which, and why. Raises SetupError: what is asked for
+    cannot run here."""
+    match engine.kernels:
+        case "torch":
+            log.info("kernels: torch, as asked for")
+            return TorchKernels(pool)
+        case "native":
+            try:
+                return _native(engine, pool, "as asked for")
+            except NativeUnavailable as error:
+                raise SetupError(_told(f"engine.kernels=native cannot run here: {error}", error)) from error
+        case "triton":
+            raise SetupError("engine.kernels=triton is not part of this build: use auto, native or torch")
+        case "auto":
+            return _best(engine, pool)
+
+
+def _best(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
+    if pool.device.type != "cpu":
+        log.info("kernels: torch, for %s", pool.device)
+        return TorchKernels(pool)
+    try:
+        return _native(engine, pool, "the fastest on a CPU")
+    except (NativeUnavailable, SetupError) as error:
+        log.warning(
+            "%s", _told(f"kernels: torch, slower, because the native ones are not to be had: {error}", error)
+        )
+        return TorchKernels(pool)
+
+
+def _native(engine: EngineConfig, pool: KVPool, reason: str) -> NativeKernels:
+    # torch has read OMP_NUM_THREADS, this worker's share of the cores.
+    threads = engine.threads or min(usable_cores(), torch.get_num_threads())
+    kernels = NativeKernels(pool, threads=threads)
+    log.info("kernels: native (%s, threads: %d), %s", kernels.features, kernels.thread_count, reason)
+    return kernels
+
+
+def _told(message: str, error: Exception) -> str:
+    compiler_said = error.log if isinstance(error, NativeUnavailable) else ""
+    return f"{message}\n{compiler_said}" if compiler_said else message

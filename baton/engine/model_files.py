@@ -1,0 +1,53 @@
+"""From what the operator named to a folder on this machine. No torch: router and control plane use it."""
+
+from pathlib import Path
+
+from baton.core.errors import SetupError
+
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt", "*.tiktoken")
+FILES_WITHOUT_WEIGHTS = tuple(pattern for pattern in MODEL_FILES if pattern != "*.safetensors")
+
+
+def local_folder(path_or_hub_id: str, *, what: str = "model") -> Path | None:
+    """Of a folder on this machine; None for a hub id.
+
+    Raises SetupError: nothing given, a path to nothing, or to a file that is no model.
+    """
+    if not path_or_hub_id:
+        raise SetupError(f"no {what} given: name a Hugging Face folder or hub id")
+    folder = Path(path_or_hub_id).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise SetupError(f"{path_or_hub_id} is a file; wanted is a Hugging Face folder or hub id")
+    if path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") != 1:
+        raise SetupError(f"{what} folder {path_or_hub_id} does not exist")
+    return None
+
+
+def resolve_model(
+    path_or_hub_id: str, revision: str = "main", *, files: tuple[str, ...] = MODEL_FILES, what: str = "model"
+) -> Path:
+    """The local folder, downloaded from the hub if it is not on this machine.
+
+    files: patterns of those wanted. Raises SetupError: see `local_folder`, or it cannot be downloaded.
+    """
+    folder = local_folder(path_or_hub_id, what=what)
+    return folder if folder is not None else _download(path_or_hub_id, revision, files)
+
+
+def _download(hub_id: str, revision: str, files: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(files)))
+    except LocalEntryNotFoundError as error:
+        raise SetupError(
+            f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SetupError(
+            f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}"
+        ) from error

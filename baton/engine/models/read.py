@@ -1,0 +1,71 @@
+"""From a model folder to its `ModelSpec`. No torch here.
+
+Whatever would make the result differ from what the model's authors meant (an activation, a rope
+variant, a router that is not known) is refused with a SetupError, never approximated.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from baton.core.errors import SetupError
+from baton.engine.models.families import FAMILIES
+from baton.engine.models.fields import Fields, read_eos_token_ids, read_json
+from baton.engine.models.spec import ModelSpec
+from baton.engine.quant.scheme import parse_scheme
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Raises SetupError: no such folder, no config.json, broken JSON, or see `parse_spec`."""
+    if not folder.is_dir():
+        raise SetupError(f"model folder {folder} does not exist")
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise SetupError(f"{folder} has no config.json: not a Hugging Face model folder")
+    generation = read_json(folder / "generation_config.json")
+    return parse_spec(config, generation=generation, where=str(folder / "config.json"))
+
+
+def parse_spec(
+    config: Mapping[str, Any], *, generation: Mapping[str, Any] | None = None, where: str = "config.json"
+) -> ModelSpec:
+    """`config` and `generation` are the contents of config.json and generation_config.json.
+
+    Raises SetupError: not a supported model, or a field that is missing or makes no sense.
+    """
+    fields = Fields(text_config(config), where)
+    architecture = _architecture(fields)
+    family = FAMILIES[architecture]
+    spec = family.read(architecture, fields.with_defaults(family.defaults))
+    return replace(
+        spec,
+        eos_token_ids=read_eos_token_ids(fields, generation or {}),
+        quantization=parse_scheme(fields.data, where),
+    )
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Models that also see have their language model's fields in `text_config`; `architectures` and what
+    only the outer object has stay."""
+    inner: object = config.get("text_config")
+    if not isinstance(inner, dict):
+        return dict(config)
+    named = {key: value for key, value in cast(dict[str, Any], inner).items() if key != "architectures"}
+    return {
+        **config,
+        **{key: value for key, value in named.items() if value is not None or key not in config},
+    }
+
+
+def _architecture(fields: Fields) -> str:
+    names: object = fields.data.get("architectures")
+    listed = cast(list[object], names) if isinstance(names, list) else []
+    for name in listed:
+        if name in FAMILIES:
+            return str(name)
+    found = ", ".join(map(str, listed)) or "none"
+    raise SetupError(
+        f"{fields.where}: architecture {found} is not supported; supported are {', '.join(FAMILIES)}"
+    )

@@ -1,0 +1,477 @@
+// Causal attention straight from the paged pool.
+//
+// Flash attention (arXiv 2205.14135, 2307.08691) over tiles of keys that start at multiples of TILE_KEYS, with
+// the running maximum and sum in fp32. Tiles are grouped into splits that start at multiples of
+// SPLIT_KEYS; each split's softmax is computed by itself and the splits are merged in order, so that a
+// long context can be shared out over the threads (flash-decoding) without changing a bit.
+//
+// A query's result is a function of its position and its sequence's keys alone. Tiles and splits lie at
+// absolute positions, products do not depend on their company (attention_tile.h), and keys a query must
+// not see change nothing where others of its tile of queries see them: their weight is exactly 0, and a
+// tile of such keys leaves maximum, sum and result as they are.
+#include "attention_pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace baton::attention {
+namespace {
+
+constexpr int64_t SPLIT_KEYS = 512;
+constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
+constexpr float LOG2_E = 1.44269504088896341f;
+constexpr int64_t ROW_BYTES_MAX = 8192;
+alignas(64) const char ZEROS[ROW_BYTES_MAX] = {};
+
+struct Call {
+    const char* q;  // [T, H, D], tokens q_stride elements apart
+    int64_t q_stride;
+    char* out;           // [T, H, value_dim]
+    const float* sinks;  // [H] or null
+    int64_t layer, heads, window;
+    float scale, softcap;
+};
+
+// Query rows of one sequence and key-value head: row r is query head r % group of token r / group.
+struct Task {
+    int32_t span, head;
+    int32_t row, row_end;
+    int32_t split, split_end;
+    int64_t partial;  // where its splits' results go, in rows of `Job::partials`; below 0: it is whole
+};
+
+int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Job {
+    const KvPool& pool;
+    const Batch& batch;
+    const Call& call;
+    int64_t group;         // query heads per key-value head
+    int64_t rows_max;      // per task
+    int64_t units;         // of a key
+    int64_t result_width;  // value_dim, up to whole panels
+    float* partials = nullptr;
+
+    // A result with its maximum and sum, in floats.
+    int64_t partial_width() const { return result_width + 2; }
+};
+
+// Softmax over some keys: results are not divided by the sums yet.
+struct State {
+    float* maxima;   // [rows], of scores in units of log 2
+    float* sums;     // [rows]
+    float* results;  // [rows, result_width]
+};
+
+struct Scratch {
+    unit* queries;
+    unit* keys;
+    unit* values;
+    float* scores;           // [ROWS_MAX, TILE_KEYS]
+    unit* weights;           // [ROWS_MAX, TILE_KEYS]
+    float* lane_sums;        // [rows, LANES]
+    float* score_factors;    // [TILE_KEYS]
+    float* value_factors;    // [TILE_KEYS]
+    const char** key_rows;   // [2, TILE_KEYS]
+    State whole, split;
+};
+
+class Carver {
+  public:
+    explicit Carver(char* memory) : memory_(memory) {}
+    template <typename T> T* take(int64_t count) {
+        char* start = memory_ ? memory_ + used_ : nullptr;
+        used_ += rounded_up(count * static_cast<int64_t>(sizeof(T)), 64);
+        return reinterpret_cast<T*>(start);
+    }
+    int64_t used() const { return used_; }
+
+  private:
+    char* memory_;
+    int64_t used_ = 0;
+};
+
+State carve_state(Carver& carver, const Job& job) {
+    return {carver.take<float>(job.rows_max), carver.take<float>(job.rows_max),
+            carver.take<float>(job.rows_max * job.result_width)};
+}
+
+Scratch carve(Carver& carver, const Job& job) {
+    Scratch s;
+    s.queries = carver.take<unit>(job.rows_max * job.units);
+    s.keys = carver.take<unit>(TILE_KEYS * job.units);
+    s.values = carver.take<unit>(TILE_KEYS * job.result_width);
+    s.scores = carver.take<float>(ROWS_MAX * TILE_KEYS);
+    s.weights = carver.take<unit>(ROWS_MAX * TILE_KEYS);
+    s.lane_sums = carver.take<float>(job.rows_max * LANES);
+    s.score_factors = carver.take<float>(TILE_KEYS);
+    s.value_factors = carver.take<float>(TILE_KEYS);
+    s.key_rows = carver.take<const char*>(2 * TILE_KEYS);
+    s.whole = carve_state(carver, job);
+    s.split = carve_state(carver, job);
+    return s;
+}
+
+// total (+)= part, row by row; both stay unnormalised. An empty side changes nothing, bit for bit.
+void merge_row(float& maximum, float& sum, float* result, float part_maximum, float part_sum, const float* part,
+               int64_t width) {
+    const float both = maximum > part_maximum ? maximum : part_maximum;
+    const float keep = exp2_1(maximum - both), add = exp2_1(part_maximum - both);
+    maximum = both;
+    sum = sum * keep + part_sum * add;
+    for (int64_t c = 0; c < width; c += LANES)
+        store16(result + c, load16(result + c) * splat(keep) + load16(part + c) * splat(add));
+}
+
+template <typename T> void write_result(T* out, const float* result, float factor, int64_t width) {
+    for (int64_t c = 0; c < width; c += LANES)
+        store_floats(out + c, load16(result + c) * splat(factor), width - c);
+}
+
+// Divides by the sum, sink included, and writes the row where it belongs.
+void finish_row(const Job& job, const Task& task, int64_t row, float maximum, float sum, const float* result) {
+    const Call& call = job.call;
+    const Span& span = job.batch.spans[task.span];
+    const int64_t head = task.head * job.group + row % job.group;
+    float factor;
+    if (call.sinks) {
+        const float sink = call.sinks[head] * LOG2_E;
+        const float both = maximum > sink ? maximum : sink;
+        const float keep = exp2_1(maximum - both);
+        factor = keep / (sum * keep + exp2_1(sink - both));
+    } else {
+        factor = 1.0f / sum;
+    }
+    const int64_t width = job.pool.value_dim;
+    const int64_t at = ((span.first_row + row / job.group) * call.heads + head) * width;
+    if (job.pool.dtype == BF16)
+        write_result(reinterpret_cast<bf16*>(call.out) + at, result, factor, width);
+    else
+        write_result(reinterpret_cast<float*>(call.out) + at, result, factor, width);
+}
+
+template <typename Products, typename Activation, typename Stored> class Attend {
+  public:
+    Attend(const Job& job, const Task& task)
+        : job_(job), task_(task), pool_(job.pool), span_(job.batch.spans[task.span]),
+          table_(job.batch.tables + span_.first_block) {
+        Carver sizes(nullptr);
+        carve(sizes, job);
+        Carver carver(static_cast<char*>(thread_scratch(0, static_cast<size_t>(sizes.used()))));
+        scratch_ = carve(carver, job);
+        newest_ = position_of(task.row_end - 1);
+        const int64_t first = position_of(task.row);
+        oldest_ = job.call.window && first >= job.call.window ? first - job.call.window + 1 : 0;
+    }
+
+    void run() {
+        load_queries();
+        const int64_t rows = task_.row_end - task_.row;
+        for (int64_t split = task_.split; split < task_.split_end; ++split) {
+            const bool is_first = split == task_.split;
+            State& state = task_.partial < 0 && is_first ? scratch_.whole : scratch_.split;
+            attend_split(split, state);
+            if (task_.partial >= 0)
+                keep_partial(state, task_.partial + (split - task_.split) * rows);
+            else if (!is_first)
+                for (int64_t r = 0; r < rows; ++r)
+                    merge_row(scratch_.whole.maxima[r], scratch_.whole.sums[r], result(scratch_.whole, r),
+                              state.maxima[r], state.sums[r], result(state, r), job_.result_width);
+        }
+        if (task_.partial >= 0) return;
+        const State& whole = scratch_.whole;
+        for (int64_t r = 0; r < rows; ++r)
+            finish_row(job_, task_, task_.row + r, whole.maxima[r], whole.sums[r], result(whole, r));
+    }
+
+  private:
+    int64_t position_of(int64_t row) const { return span_.first_position + row / job_.group; }
+    float* result(const State& state, int64_t row) const { return state.results + row * job_.result_width; }
+
+    void load_queries() {
+        const int64_t dim = pool_.head_dim;
+        for (int64_t row = task_.row; row < task_.row_end; ++row) {
+            const int64_t token = span_.first_row + row / job_.group;
+            const int64_t head = task_.head * job_.group + row % job_.group;
+            const Activation* from =
+                reinterpret_cast<const Activation*>(job_.call.q) + token * job_.call.q_stride + head * dim;
+            unit* to = scratch_.queries + (row - task_.row) * job_.units;
+            to[job_.units - 1] = 0;
+            if constexpr (Products::PER_UNIT == 1)
+                for (int64_t i = 0; i < dim; ++i) reinterpret_cast<float*>(to)[i] = to_float(from[i]);
+            else
+                std::memcpy(to, from, static_cast<size_t>(dim) * sizeof(Activation));
+        }
+    }
+
+    void keep_partial(const State& state, int64_t at) {
+        for (int64_t r = 0; r < task_.row_end - task_.row; ++r) {
+            float* to = job_.partials + (at + r) * job_.partial_width();
+            std::memcpy(to, result(state, r), static_cast<size_t>(job_.result_width) * 4);
+            to[job_.result_width] = state.maxima[r];
+            to[job_.result_width + 1] = state.sums[r];
+        }
+    }
+
+    void attend_split(int64_t split, State& state) {
+        const int64_t rows = task_.row_end - task_.row;
+        for (int64_t r = 0; r < rows; ++r) state.maxima[r] = EMPTY;
+        std::memset(scratch_.lane_sums, 0, static_cast<size_t>(rows * LANES) * 4);
+        std::memset(state.results, 0, static_cast<size_t>(rows * job_.result_width) * 4);
+        const int64_t end = std::min<int64_t>((split + 1) * SPLIT_KEYS, newest_ + 1);
+        const int64_t start = std::max(split * SPLIT_KEYS, oldest_ / TILE_KEYS * TILE_KEYS);
+        find_rows(start, end, 0);
+        for (int64_t tile = start, side = 0; tile < end; tile += TILE_KEYS, side ^= 1) {
+            const bool is_last = tile + TILE_KEYS >= end;
+            if (!is_last) find_rows(tile + TILE_KEYS, end, side ^ 1);
+            attend_tile(tile, std::min<int64_t>(TILE_KEYS, end - tile), side, is_last, state);
+        }
+        for (int64_t r = 0; r < rows; ++r) state.sums[r] = sum_of(load16(scratch_.lane_sums + r * LANES));
+    }
+
+    // Where the keys of the tile lie. Those at `end` and beyond count as zeros, and are not read.
+    void find_rows(int64_t tile, int64_t end, int64_t side) {
+        const char** rows = scratch_.key_rows + side * TILE_KEYS;
+        const int64_t first = pool_.first_vector(job_.call.layer, 0, task_.head), bytes = pool_.vector_bytes();
+        int64_t block = tile / pool_.positions, offset = tile % pool_.positions;
+        int64_t i = 0;
+        while (i < TILE_KEYS && tile + i < end) {
+            const char* row = pool_.block(table_[block]) + (first + offset) * bytes;
+            const int64_t limit = std::min(std::min<int64_t>(TILE_KEYS, end - tile), i + pool_.positions - offset);
+            for (; i < limit; ++i, row += bytes) rows[i] = row;
+            offset = 0, ++block;
+        }
+        for (; i < TILE_KEYS; ++i) rows[i] = ZEROS;
+    }
+
+    int64_t value_offset() const {
+        return pool_.planes == 1 ? 0 : pool_.heads * pool_.positions * pool_.vector_bytes();
+    }
+
+    void attend_tile(int64_t tile, int64_t keys, int64_t side, bool is_last, State& state) {
+        const char** rows = scratch_.key_rows + side * TILE_KEYS;
+        const char** next = is_last ? nullptr : scratch_.key_rows + (side ^ 1) * TILE_KEYS;
+        const int groups = static_cast<int>((keys + LANES - 1) / LANES);
+        pack_keys<Products, Stored>(scratch_.keys, rows, groups, job_.units, next, value_offset(),
+                                    pool_.vector_bytes());
+        const char* value_rows[TILE_KEYS];
+        for (int64_t i = 0; i < keys; ++i) value_rows[i] = rows[i] + value_offset();
+        pack_values<Products, Stored>(scratch_.values, value_rows, ZEROS, keys, pool_.value_dim);
+        load_factors(tile, keys);
+        const int64_t count = task_.row_end - task_.row;
+        const int64_t parts = (count + ROWS_MAX - 1) / ROWS_MAX;
+        for (int64_t part = 0; part < parts; ++part)
+            attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
+    }
+
+    // What scores and weights of each key are multiplied with.
+    void load_factors(int64_t tile, int64_t keys) {
+        const float scale = job_.call.softcap > 0 ? job_.call.scale / job_.call.softcap : job_.call.scale * LOG2_E;
+        for (int64_t v = 0; v < TILE_KEYS; v += LANES) store16(scratch_.score_factors + v, splat(scale));
+        if constexpr (std::is_same<Stored, int8_t>::value) {
+            const int64_t key0 = pool_.first_vector(job_.call.layer, 0, task_.head);
+            const int64_t value0 = pool_.first_vector(job_.call.layer, pool_.planes - 1, task_.head);
+            std::memset(scratch_.value_factors, 0, TILE_KEYS * 4);
+            for (int64_t i = 0; i < keys; ++i) {
+                const int64_t position = tile + i, offset = position % pool_.positions;
+                const char* block = pool_.block(table_[position / pool_.positions]);
+                const float* scales = reinterpret_cast<const float*>(block + pool_.values_bytes);
+                scratch_.score_factors[i] *= scales[key0 + offset];
+                scratch_.value_factors[i] = scales[value0 + offset];
+            }
+        }
+    }
+
+    void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
+        const int rows = static_cast<int>(row_end - row);
+        const int64_t newest = position_of(task_.row + row_end - 1), oldest = position_of(task_.row + row);
+        const int64_t window = job_.call.window;
+        if (newest < tile || (window && oldest - window >= tile + TILE_KEYS - 1)) return;
+        const int64_t keys = std::min<int64_t>(TILE_KEYS, newest + 1 - tile);
+        const int vectors = static_cast<int>((keys + LANES - 1) / LANES);
+        const unit* queries = scratch_.queries + row * job_.units;
+        for (int v = 0; v < vectors; v += PANEL_VECTORS)
+            multiply<Products>({queries, job_.units, scratch_.keys + v * LANES * job_.units, job_.units,
+                                scratch_.scores + v * LANES, TILE_KEYS, nullptr},
+                               rows, std::min(PANEL_VECTORS, vectors - v));
+        float alpha[ROWS_MAX];
+        for (int r = 0; r < rows; ++r) alpha[r] = weigh(tile, row + r, r, vectors, state);
+        constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
+        const int64_t steps = (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
+        const int value_vectors = static_cast<int>((pool_.value_dim + LANES - 1) / LANES);
+        for (int v = 0; v < value_vectors; v += PANEL_VECTORS)
+            multiply<Products>({scratch_.weights, UNITS, scratch_.values + v * LANES * UNITS, steps,
+                                result(state, row) + v * LANES, job_.result_width, alpha},
+                               rows, std::min(PANEL_VECTORS, value_vectors - v));
+    }
+
+    float weigh(int64_t tile, int64_t row, int slot, int vectors, State& state) {
+        switch (vectors) {
+            case 1: return weigh_row<1>(tile, row, slot, state);
+            case 2: return weigh_row<2>(tile, row, slot, state);
+            case 3: return weigh_row<3>(tile, row, slot, state);
+            default: return weigh_row<4>(tile, row, slot, state);
+        }
+    }
+
+    // Scores of one row to weights; returns what its earlier results are multiplied with. Vectors beyond
+    // VECTORS would add zeros to the sum.
+    template <int VECTORS> float weigh_row(int64_t tile, int64_t row, int slot, State& state) {
+        const int64_t position = position_of(task_.row + row), window = job_.call.window;
+        const int64_t newest = position - tile;  // the last key it may see, from the tile's start
+        const int64_t oldest = window ? newest - window + 1 : 0;
+        f32x16 x[4];
+        for (int v = 0; v < VECTORS; ++v)
+            x[v] = load16(scratch_.scores + slot * TILE_KEYS + v * LANES) * load16(scratch_.score_factors + v * LANES);
+        if (job_.call.softcap > 0)
+            for (int v = 0; v < VECTORS; ++v) x[v] = capped(x[v]);
+        if (oldest > 0 || newest < VECTORS * LANES - 1) {
+            uint64_t seen = newest >= 63 ? ~uint64_t{0} : newest < 0 ? 0 : (uint64_t{2} << newest) - 1;
+            if (oldest > 0) seen &= oldest > 63 ? 0 : ~uint64_t{0} << oldest;
+            for (int v = 0; v < VECTORS; ++v)
+                x[v] = choose(static_cast<uint32_t>(seen >> (v * LANES)) & 0xffff, x[v], splat(-INFINITY));
+        }
+        f32x16 largest = x[0];
+        for (int v = 1; v < VECTORS; ++v) largest = maximum(largest, x[v]);
+        const float tile_maximum = maximum_of(largest), before = state.maxima[row];
+        const float now = before > tile_maximum ? before : tile_maximum;
+        state.maxima[row] = now;
+        const float alpha = exp2_1(before - now);
+        for (int v = 0; v < VECTORS; ++v) x[v] = exp2_16(x[v] - splat(now));
+        f32x16 sum = VECTORS > 1 ? x[0] + x[1] : x[0];
+        if (VECTORS > 2) sum = sum + (VECTORS > 3 ? x[2] + x[3] : x[2]);
+        float* sums = scratch_.lane_sums + row * LANES;
+        store16(sums, multiply_add(load16(sums), splat(alpha), sum));
+        if constexpr (std::is_same<Stored, int8_t>::value)
+            for (int v = 0; v < VECTORS; ++v) x[v] = x[v] * load16(scratch_.value_factors + v * LANES);
+        for (int v = VECTORS; v < 4; ++v) x[v] = f32x16{};
+        unit* weights = scratch_.weights + slot * (TILE_KEYS / Products::PER_UNIT);
+        for (int v = 0; v < VECTORS; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
+        return alpha;
+    }
+
+    // c tanh(x) in units of log 2; tanh(x) = 1 - 2 / (e^2x + 1).
+    BATON_INLINE f32x16 capped(f32x16 x) const {
+        const f32x16 limited = maximum(splat(-20.0f), -maximum(-x, splat(-20.0f)));
+        const f32x16 e = exp2_16(limited * splat(2.0f * LOG2_E));
+        const f32x16 tanh = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+        return tanh * splat(job_.call.softcap * LOG2_E);
+    }
+
+    const Job& job_;
+    const Task& task_;
+    const KvPool& pool_;
+    const Span& span_;
+    const int32_t* table_;
+    Scratch scratch_;
+    int64_t newest_, oldest_;  // positions the task's rows see, at most
+};
+
+// --- sharing out ---
+
+void run_task(const Job& job, const Task& task) {
+    const int stored = job.pool.stored;
+    if (job.pool.dtype == F32) {
+        if (stored == STORED_INT8) return Attend<Float32Products, float, int8_t>(job, task).run();
+        return Attend<Float32Products, float, float>(job, task).run();
+    }
+#if BATON_BF16_PRODUCTS
+    using Products = Bf16Products;
+#else
+    using Products = Float32Products;
+#endif
+    if (stored == STORED_INT8) return Attend<Products, bf16, int8_t>(job, task).run();
+    Attend<Products, bf16, bf16>(job, task).run();
+}
+
+// Longest first, as far as the order of the spans tells.
+std::vector<Task> share_out(const Job& job) {
+    std::vector<Task> tasks;
+    for (int64_t s = job.batch.span_count - 1; s >= 0; --s) {
+        const Span& span = job.batch.spans[s];
+        const int64_t rows = span.token_count * job.group, parts = (rows + job.rows_max - 1) / job.rows_max;
+        for (int64_t part = parts - 1; part >= 0; --part) {
+            const int64_t row = part * job.rows_max, row_end = std::min(rows, row + job.rows_max);
+            const int64_t first = span.first_position + row / job.group;
+            const int64_t newest = span.first_position + (row_end - 1) / job.group;
+            const int64_t window = job.call.window;
+            const int64_t oldest = window && first >= window ? first - window + 1 : 0;
+            for (int64_t head = 0; head < job.pool.heads; ++head)
+                tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(head), static_cast<int32_t>(row),
+                                 static_cast<int32_t>(row_end), static_cast<int32_t>(oldest / SPLIT_KEYS),
+                                 static_cast<int32_t>(newest / SPLIT_KEYS + 1), -1});
+        }
+    }
+    return tasks;
+}
+
+void merge_partials(const Job& job, const Task& task, int64_t first) {
+    const int64_t rows = task.row_end - task.row, width = job.partial_width();
+    for (int64_t r = 0; r < rows; ++r) {
+        float* total = job.partials + (first + r) * width;
+        for (int64_t split = 1; split < task.split_end - task.split; ++split) {
+            const float* part = total + split * rows * width;
+            merge_row(total[job.result_width], total[job.result_width + 1], total, part[job.result_width],
+                      part[job.result_width + 1], part, job.result_width);
+        }
+        finish_row(job, task, task.row + r, total[job.result_width], total[job.result_width + 1], total);
+    }
+}
+
+// Every split a task of its own; then the splits of each are merged.
+bool run_by_split(Job& job, const std::vector<Task>& whole) {
+    std::vector<Task> tasks;
+    std::vector<int64_t> firsts;
+    int64_t rows = 0;
+    for (const Task& task : whole) {
+        firsts.push_back(rows);
+        for (int32_t split = task.split; split < task.split_end; ++split) {
+            Task part = task;
+            part.split = split, part.split_end = split + 1, part.partial = rows;
+            tasks.push_back(part);
+            rows += task.row_end - task.row;
+        }
+    }
+    std::unique_ptr<float[]> partials(new (std::nothrow) float[static_cast<size_t>(rows * job.partial_width())]);
+    if (!partials) return false;
+    job.partials = partials.get();
+    parallel_for(static_cast<int64_t>(tasks.size()),
+                 [&](int64_t i, int) { run_task(job, tasks[static_cast<size_t>(i)]); });
+    parallel_for(static_cast<int64_t>(whole.size()), [&](int64_t i, int) {
+        merge_partials(job, whole[static_cast<size_t>(i)], firsts[static_cast<size_t>(i)]);
+    });
+    return true;
+}
+
+bool wants_splits(const std::vector<Task>& tasks) {
+    const size_t threads = static_cast<size_t>(thread_count());
+    if (threads == 1 || tasks.size() >= 2 * threads) return false;
+    for (const Task& task : tasks)
+        if (task.split_end - task.split > 1) return true;
+    return false;
+}
+
+}  // namespace
+}  // namespace baton::attention
+
+// 0, or 1: a kind of pool or call that is not supported.
+BATON_API int baton_attention(const baton::KvPool* pool, const baton::Batch* batch, const void* call_) {
+    using namespace baton::attention;
+    const Call& call = *static_cast<const Call*>(call_);
+    if (pool->vector_bytes() > ROW_BYTES_MAX || call.heads % pool->heads) return 1;
+    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0};
+#if BATON_BF16_PRODUCTS
+    job.units = pool->dtype == baton::BF16 ? (pool->head_dim + 1) / 2 : pool->head_dim;
+#else
+    job.units = pool->head_dim;
+#endif
+    job.result_width = rounded_up(pool->value_dim, PANEL);
+    const std::vector<Task> tasks = share_out(job);
+    if (wants_splits(tasks) && run_by_split(job, tasks)) return 0;
+    baton::parallel_for(static_cast<int64_t>(tasks.size()),
+                        [&](int64_t i, int) { run_task(job, tasks[static_cast<size_t>(i)]); });
+    return 0;
+}

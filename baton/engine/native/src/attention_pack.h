@@ -1,0 +1,142 @@
+// Keys and values from the pool's blocks into packed tiles.
+#pragma once
+
+#include "attention_tile.h"
+
+namespace baton::attention {
+
+template <typename Stored> const Stored* at(const char* row, int64_t column) {
+    return reinterpret_cast<const Stored*>(row) + column;
+}
+
+// Sixteen units from column `column` of a row, of which the first `count` exist; the others are 0.
+template <typename Products, typename Stored>
+BATON_INLINE u32x16 load_units(const char* row, int64_t column, int64_t count) {
+    u32x16 units;
+    const Stored* from = at<Stored>(row, column);
+#if BATON_BF16_PRODUCTS
+    if constexpr (Products::PER_UNIT == 2) {
+        if constexpr (std::is_same<Stored, bf16>::value) {
+            const __mmask16 mask = static_cast<__mmask16>(count >= LANES ? 0xffff : (1u << count) - 1);
+            const __m512i raw = _mm512_maskz_loadu_epi32(mask, from);
+            std::memcpy(&units, &raw, sizeof units);
+        } else {
+            Products::pack_row(reinterpret_cast<unit*>(&units), load_floats(from, 2 * count),
+                               load_floats(from + LANES, 2 * count - LANES));
+        }
+        return units;
+    }
+#endif
+    const f32x16 values = load_floats(from, count);
+    std::memcpy(&units, &values, sizeof units);
+    return units;
+}
+
+// to[c * PANEL + r] = rows[r]'s unit c, for c < columns.
+#if BATON_SIMD512
+BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
+    __m512i a[16], b[16];
+    std::memcpy(a, rows, sizeof a);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    // a[4 q + j] has in its lane l of four columns: column 4 l + j of rows 4 q … 4 q + 3.
+    for (int j = 0; j < 4; ++j) {
+        const __m512i even01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
+        const __m512i odd01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
+        const __m512i even23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        const __m512i odd23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        b[j] = _mm512_shuffle_i32x4(even01, even23, 0x88);
+        b[8 + j] = _mm512_shuffle_i32x4(even01, even23, 0xdd);
+        b[4 + j] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
+        b[12 + j] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
+    }
+    if (columns >= 16)
+        for (int c = 0; c < 16; ++c) _mm512_storeu_si512(to + c * PANEL, b[c]);
+    else
+        for (int c = 0; c < columns; ++c) _mm512_storeu_si512(to + c * PANEL, b[c]);
+}
+#else
+BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
+    for (int64_t c = 0; c < (columns < LANES ? columns : LANES); ++c)
+        for (int r = 0; r < LANES; ++r) to[c * PANEL + r] = rows[r][c];
+}
+#endif
+
+// Keys, as columns: panel p holds keys p * PANEL …; step u their unit u. `rows` has TILE_KEYS of them;
+// those of the first `groups` groups of sixteen are packed. `next` is what to fetch meanwhile.
+template <typename Products, typename Stored>
+void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, const char* const* next,
+               int64_t next_values, int64_t row_bytes) {
+    for (int g = 0; g < groups; ++g) {
+        unit* panel = to + g / PANEL_VECTORS * (units * PANEL) + g % PANEL_VECTORS * LANES;
+        for (int64_t u = 0; u < units; u += LANES) {
+            u32x16 block[LANES];
+            for (int r = 0; r < LANES; ++r)
+                block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, units - u);
+            store_transposed(panel + u * PANEL, block, units - u);
+        }
+        if (next)
+            for (int r = 0; r < LANES; ++r)
+                for (int64_t byte = 0; byte < row_bytes; byte += 64) {
+                    __builtin_prefetch(next[g * LANES + r] + byte, 0, 2);
+                    __builtin_prefetch(next[g * LANES + r] + next_values + byte, 0, 2);
+                }
+    }
+}
+
+// One step: the units of PER_UNIT keys (`row`, `row2`), 2 * LANES columns from `column` on, of which
+// `count` exist.
+template <typename Products, typename Stored>
+BATON_INLINE void pack_value_columns(unit* to, const char* row, const char* row2, int64_t column, int64_t count) {
+    const Stored* from = at<Stored>(row, column);
+#if BATON_BF16_PRODUCTS
+    if constexpr (Products::PER_UNIT == 2) {
+        const Stored* from2 = at<Stored>(row2, column);
+        __m512i first, second;  // 32 numbers of each key
+        if constexpr (std::is_same<Stored, bf16>::value) {
+            const __mmask32 mask = count >= 32 ? ~0u : (1u << count) - 1;
+            first = _mm512_maskz_loadu_epi16(mask, from);
+            second = _mm512_maskz_loadu_epi16(mask, from2);
+        } else {
+            Products::pack_row(reinterpret_cast<unit*>(&first), load_floats(from, count),
+                               load_floats(from + LANES, count - LANES));
+            Products::pack_row(reinterpret_cast<unit*>(&second), load_floats(from2, count),
+                               load_floats(from2 + LANES, count - LANES));
+        }
+        const __m512i lower = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
+                                               6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(first, lower, second));
+        _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(first, upper, second));
+        return;
+    }
+#endif
+    store16(reinterpret_cast<float*>(to), load_floats(from, count));
+    if (count > LANES) store16(reinterpret_cast<float*>(to + LANES), load_floats(from + LANES, count - LANES));
+}
+
+// Values, as they lie: panel p holds columns p * PANEL …; step s the numbers of keys s * PER_UNIT ….
+// `rows` are the first `keys`; a missing last one of a pair counts as zeros.
+template <typename Products, typename Stored>
+void pack_values(unit* to, const char* const* rows, const char* zeros, int64_t keys, int64_t columns) {
+    constexpr int PER_UNIT = Products::PER_UNIT;
+    const int64_t steps = (keys + PER_UNIT - 1) / PER_UNIT;
+    constexpr int64_t PANEL_UNITS = TILE_KEYS / PER_UNIT * PANEL;
+    for (int64_t s = 0; s < steps; ++s) {
+        const char* row = rows[s * PER_UNIT];
+        const char* row2 = s * PER_UNIT + 1 < keys ? rows[s * PER_UNIT + 1] : zeros;
+        for (int64_t c = 0; c < columns; c += 2 * LANES)
+            pack_value_columns<Products, Stored>(to + c / PANEL * PANEL_UNITS + s * PANEL + c % PANEL, row, row2, c,
+                                                 columns - c);
+    }
+}
+
+}  // namespace baton::attention

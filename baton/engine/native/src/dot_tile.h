@@ -1,0 +1,240 @@
+// The innermost loops of a matrix product: a few rows times one panel of PANEL columns.
+//
+// Every element of the result is one chain of fused multiply-adds over k in ascending order, by the same
+// instruction whatever the number of rows: this is what makes results independent of the batch.
+//
+// A panel is stored in steps over k; in memory order, step s holds for columns c = 0 … 63:
+//   float32  k = s:             [c]
+//   bfloat16 k = 2s, 2s + 1:    [c][2]
+//   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings
+//   code4    k = 2s, 2s + 1:    32 words; word w holds in nibble n column 16 n + w / 2, k = 2s + w % 2
+#pragma once
+
+#include "runtime.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define BATON_AVX512 1
+#include <immintrin.h>
+#else
+#define BATON_AVX512 0
+#include <cmath>
+#endif
+
+namespace baton {
+
+constexpr int PANEL = 64;
+constexpr int TILE_ROWS = 6;
+
+enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3 };
+
+constexpr int64_t step_bytes(int format) {
+    return format == CODE4 ? 64 : format == CODE8 ? 128 : 256;
+}
+constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : 2; }
+
+// Where code8 keeps column c, k = 2s + parity, within its step.
+constexpr int code8_position(int c, int parity) {
+    return (c / 32) * 64 + ((c % 16) / 4) * 16 + ((c / 16) % 2) * 8 + (c % 4) * 2 + parity;
+}
+
+// What the codes of a matrix stand for. code8: bit 7 is the sign, the rest the index of a magnitude;
+// code 0x80 has a value of its own (int8's -128). code4: an index.
+struct alignas(64) Codebook {
+    uint8_t low[128];
+    uint8_t high[128];
+    bf16 nibble[32];  // twice the same 16: the bits above the nibble need no masking
+    uint8_t high_of_0x80[64];
+};
+
+inline bf16 code8_value(const Codebook& book, uint8_t code) {
+    const int magnitude = code & 0x7f;
+    const int high = code == 0x80 ? book.high_of_0x80[0] : book.high[magnitude] | (code & 0x80);
+    return static_cast<bf16>(high << 8 | book.low[magnitude]);
+}
+
+struct Prefetch {
+    const char* from;  // null: nothing
+    int lines;         // per step
+};
+
+#if BATON_AVX512
+
+inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
+    const char* line = prefetch.from + step * prefetch.lines * 64;
+    for (int i = 0; i < prefetch.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+}
+
+struct StepF32 {
+    using Element = float;
+    __m512 b[4];
+    static __m512 row(const float* a, int64_t step) { return _mm512_set1_ps(a[step]); }
+    static __m512 dot(__m512 c, __m512 a, __m512 b) { return _mm512_fmadd_ps(a, b, c); }
+    void load(const char* panel, int64_t step, const Codebook*) {
+        const float* from = reinterpret_cast<const float*>(panel) + step * PANEL;
+        for (int j = 0; j < 4; ++j) b[j] = _mm512_load_ps(from + 16 * j);
+    }
+};
+
+struct StepPairs {
+    using Element = bf16;
+    __m512bh b[4];
+    static __m512bh row(const bf16* a, int64_t step) {
+        int32_t pair;
+        std::memcpy(&pair, a + 2 * step, 4);
+        return (__m512bh)_mm512_set1_epi32(pair);
+    }
+    static __m512 dot(__m512 c, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(c, a, b); }
+};
+
+struct StepBF16 : StepPairs {
+    void load(const char* panel, int64_t step, const Codebook*) {
+        const char* from = panel + step * 256;
+        for (int j = 0; j < 4; ++j) b[j] = (__m512bh)_mm512_load_si512(from + 64 * j);
+    }
+};
+
+struct StepCode8 : StepPairs {
+    void load(const char* panel, int64_t step, const Codebook* book) {
+        const __m512i low0 = _mm512_load_si512(book->low), low1 = _mm512_load_si512(book->low + 64);
+        const __m512i high0 = _mm512_load_si512(book->high), high1 = _mm512_load_si512(book->high + 64);
+        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+        const __m512i special = _mm512_load_si512(book->high_of_0x80);
+        for (int j = 0; j < 2; ++j) {
+            const __m512i codes = _mm512_load_si512(panel + step * 128 + 64 * j);
+            const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
+            __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
+            high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // high | (codes & sign)
+            high = _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, sign), special);
+            b[2 * j] = (__m512bh)_mm512_unpacklo_epi8(low, high);
+            b[2 * j + 1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
+        }
+    }
+};
+
+struct StepCode4 : StepPairs {
+    void load(const char* panel, int64_t step, const Codebook* book) {
+        const __m512i table = _mm512_load_si512(book->nibble);
+        const __m512i codes = _mm512_load_si512(panel + step * 64);
+        b[0] = (__m512bh)_mm512_permutexvar_epi16(codes, table);
+        b[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
+        b[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
+        b[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+    }
+};
+
+// acc[r][c] (+)= sum over the steps. `rows` point at the first k of the panel's first step.
+template <int ROWS, typename Step>
+void dot_tile(const typename Step::Element* const* rows, const char* panel, int64_t steps,
+              const Codebook* book, float* acc, bool accumulate, Prefetch prefetch) {
+    __m512 c[ROWS][4];
+    const typename Step::Element* a[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        a[r] = rows[r];
+        for (int j = 0; j < 4; ++j)
+            c[r][j] = accumulate ? _mm512_load_ps(acc + r * PANEL + 16 * j) : _mm512_setzero_ps();
+    }
+    auto step = [&](int64_t s) {
+        Step weights;
+        weights.load(panel, s, book);
+        for (int r = 0; r < ROWS; ++r) {
+            const auto x = Step::row(a[r], s);
+            for (int j = 0; j < 4; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[j]);
+        }
+    };
+    if (prefetch.from)
+        for (int64_t s = 0; s < steps; ++s) step(s), prefetch_step(prefetch, s);
+    else
+        for (int64_t s = 0; s < steps; ++s) step(s);
+    for (int r = 0; r < ROWS; ++r)
+        for (int j = 0; j < 4; ++j) _mm512_store_ps(acc + r * PANEL + 16 * j, c[r][j]);
+}
+
+// One block of a coded panel to bfloat16.
+template <typename Step>
+void decode_steps(const char* panel, int64_t steps, const Codebook* book, char* to) {
+    for (int64_t s = 0; s < steps; ++s) {
+        Step weights;
+        weights.load(panel, s, book);
+        for (int j = 0; j < 4; ++j) _mm512_store_si512(to + s * 256 + 64 * j, (__m512i)weights.b[j]);
+    }
+}
+
+#else  // any processor: loops over the panel's columns, which compilers vectorise
+
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+struct StepF32 {
+    using Element = float;
+    static constexpr int K = 1;
+    float b[1][PANEL];
+    void load(const char* panel, int64_t step, const Codebook*) {
+        std::memcpy(b, panel + step * 256, 256);
+    }
+};
+
+struct StepBF16 {
+    using Element = bf16;
+    static constexpr int K = 2;
+    float b[2][PANEL];
+    void load(const char* panel, int64_t step, const Codebook*) {
+        const bf16* from = reinterpret_cast<const bf16*>(panel + step * 256);
+        for (int c = 0; c < PANEL; ++c) b[0][c] = to_float(from[2 * c]), b[1][c] = to_float(from[2 * c + 1]);
+    }
+};
+
+struct StepCode8 : StepBF16 {
+    void load(const char* panel, int64_t step, const Codebook* book) {
+        const uint8_t* from = reinterpret_cast<const uint8_t*>(panel + step * 128);
+        for (int c = 0; c < PANEL; ++c)
+            for (int p = 0; p < 2; ++p) b[p][c] = to_float(code8_value(*book, from[code8_position(c, p)]));
+    }
+};
+
+struct StepCode4 : StepBF16 {
+    void load(const char* panel, int64_t step, const Codebook* book) {
+        const char* from = panel + step * 64;
+        for (int c = 0; c < PANEL; ++c)
+            for (int p = 0; p < 2; ++p) {
+                uint16_t word;
+                std::memcpy(&word, from + 2 * (2 * (c % 16) + p), 2);
+                b[p][c] = to_float(book->nibble[(word >> (4 * (c / 16))) & 15]);
+            }
+    }
+};
+
+template <int ROWS, typename Step>
+void dot_tile(const typename Step::Element* const* rows, const char* panel, int64_t steps,
+              const Codebook* book, float* acc, bool accumulate, Prefetch) {
+    if (!accumulate) std::memset(acc, 0, sizeof(float) * ROWS * PANEL);
+    for (int64_t s = 0; s < steps; ++s) {
+        Step weights;
+        weights.load(panel, s, book);
+        for (int r = 0; r < ROWS; ++r)
+            for (int p = 0; p < Step::K; ++p) {
+                const float x = to_float(rows[r][s * Step::K + p]);
+                for (int c = 0; c < PANEL; ++c)
+                    acc[r * PANEL + c] = multiply_add(x, weights.b[p][c], acc[r * PANEL + c]);
+            }
+    }
+}
+
+template <typename Step>
+void decode_steps(const char* panel, int64_t steps, const Codebook* book, char* to) {
+    for (int64_t s = 0; s < steps; ++s) {
+        Step weights;
+        weights.load(panel, s, book);
+        bf16* out = reinterpret_cast<bf16*>(to + s * 256);
+        for (int c = 0; c < PANEL; ++c)
+            for (int p = 0; p < 2; ++p) out[2 * c + p] = to_bf16(weights.b[p][c]);
+    }
+}
+
+#endif
+
+}  // namespace baton

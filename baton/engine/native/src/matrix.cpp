@@ -1,0 +1,174 @@
+// Making matrices: from rows in memory to panels.
+#include "matrix.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <new>
+
+namespace baton {
+namespace {
+
+constexpr size_t HUGE_PAGE = size_t{2} << 20;
+
+// Weights are read from end to end at every step: huge pages spare the address translation.
+char* allocate(size_t bytes) {
+    const size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
+    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    char* memory = static_cast<char*>(std::aligned_alloc(alignment, rounded ? rounded : alignment));
+    if (!memory) return nullptr;
+#if defined(MADV_HUGEPAGE)
+    if (alignment == HUGE_PAGE) madvise(memory, rounded, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+float* allocate_floats(int64_t count) {
+    return reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * sizeof(float)));
+}
+
+void destroy(Matrix* m) {
+    if (!m) return;
+    std::free(m->panels);
+    std::free(m->scales);
+    std::free(m->zeros);
+    std::free(m->bias);
+    std::free(m->order);
+    m->~Matrix();
+    std::free(m);
+}
+
+Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
+    Matrix* m = new (allocate(sizeof(Matrix))) Matrix{};
+    m->format = format, m->n = n, m->k = k;
+    m->panel_count = (n + PANEL - 1) / PANEL;
+    m->steps = (k + step_k(format) - 1) / step_k(format);
+    m->panel_bytes = m->steps * step_bytes(format);
+    m->group_count = 1, m->group_k = k;
+    m->panels = allocate(static_cast<size_t>(m->panel_count * m->panel_bytes));
+    bool complete = m->panels != nullptr;
+    if (bias && complete) {
+        m->bias = allocate_floats(m->panel_count * PANEL);
+        complete = m->bias != nullptr;
+        for (int64_t i = 0; complete && i < m->panel_count * PANEL; ++i) m->bias[i] = i < n ? bias[i] : 0.0f;
+    }
+    if (complete) return m;
+    destroy(m);
+    return nullptr;
+}
+
+template <typename T> void pack_panel(Matrix* m, const T* weight, int64_t stride, int64_t panel) {
+    constexpr int pair = sizeof(T) == 2 ? 2 : 1;
+    T* to = reinterpret_cast<T*>(m->panels + panel * m->panel_bytes);
+    for (int64_t c = 0; c < PANEL; ++c) {
+        const int64_t row = panel * PANEL + c;
+        const T* from = weight + row * stride;
+        for (int64_t i = 0; i < m->steps * pair; ++i)
+            to[(i / pair) * PANEL * pair + c * pair + i % pair] = row < m->n && i < m->k ? from[i] : T{0};
+    }
+}
+
+void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
+    uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
+    for (int c = 0; c < PANEL; ++c) {
+        const int64_t row = panel * PANEL + c;
+        for (int64_t i = 0; i < m->steps * 2; ++i)
+            to[(i / 2) * 128 + code8_position(c, static_cast<int>(i % 2))] =
+                row < m->n && i < m->k ? codes[row * m->k + i] : 0;
+    }
+}
+
+void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(m->panels + panel * m->panel_bytes);
+    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
+    for (int c = 0; c < PANEL; ++c) {
+        const int64_t row = panel * PANEL + c;
+        for (int64_t i = 0; i < m->steps * 2; ++i) {
+            const unsigned code = row < m->n && i < m->k ? codes[row * m->k + i] & 15u : code_of_zero;
+            uint16_t& word = to[(i / 2) * 32 + (c % 16) * 2 + i % 2];
+            word = static_cast<uint16_t>(word | code << (4 * (c / 16)));
+        }
+    }
+}
+
+// [n][groups] to [panel][groups][PANEL]
+float* pack_groups(const Matrix* m, const float* values) {
+    float* to = allocate_floats(m->panel_count * m->group_count * PANEL);
+    for (int64_t p = 0; to && p < m->panel_count; ++p)
+        for (int64_t g = 0; g < m->group_count; ++g)
+            for (int64_t c = 0; c < PANEL; ++c) {
+                const int64_t row = p * PANEL + c;
+                to[(p * m->group_count + g) * PANEL + c] = row < m->n ? values[row * m->group_count + g] : 0.0f;
+            }
+    return to;
+}
+
+void fill_book(Codebook& book, int format, const bf16* values) {
+    if (format == CODE4) {
+        for (int i = 0; i < 32; ++i) book.nibble[i] = values[i % 16];
+        return;
+    }
+    for (int i = 0; i < 128; ++i) {
+        book.low[i] = static_cast<uint8_t>(values[i] & 0xff);
+        book.high[i] = static_cast<uint8_t>(values[i] >> 8);
+    }
+    std::memset(book.high_of_0x80, values[128] >> 8, sizeof(book.high_of_0x80));
+}
+
+}  // namespace
+}  // namespace baton
+
+using namespace baton;
+
+// weight [n, k] with rows `stride` elements apart, of `dtype`; bias [n] or null. Null: no memory.
+BATON_API void* baton_matrix_dense(const void* weight, int32_t dtype, int64_t n, int64_t k, int64_t stride,
+                                   const float* bias) {
+    Matrix* m = create(dtype == F32 ? DENSE_F32 : DENSE_BF16, n, k, bias);
+    if (!m) return nullptr;
+    parallel_for(m->panel_count, [&](int64_t panel, int) {
+        if (dtype == F32)
+            pack_panel(m, static_cast<const float*>(weight), stride, panel);
+        else
+            pack_panel(m, static_cast<const bf16*>(weight), stride, panel);
+    });
+    return m;
+}
+
+// codes [n, k], one a byte. bits = 8: values are 128 magnitudes and the value of code 0x80; bits = 4: the
+// values of the 16 codes. scales, zeros (or null): [n, groups], group g being columns g * group_k …; group_k
+// is even. order [k] or null.
+BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n, int64_t k, const bf16* values,
+                                   int64_t group_k, const float* scales, const float* zeros,
+                                   const int32_t* order, const float* bias) {
+    Matrix* m = create(bits == 4 ? CODE4 : CODE8, n, k, bias);
+    if (!m) return nullptr;
+    m->group_k = group_k;
+    m->group_count = (k + group_k - 1) / group_k;
+    fill_book(m->book, m->format, values);
+    uint8_t code_of_zero = 0;
+    for (int i = 0; bits == 4 && i < 16; ++i)
+        if (values[i] == 0) code_of_zero = static_cast<uint8_t>(i);
+    m->scales = pack_groups(m, scales);
+    if (zeros) m->zeros = pack_groups(m, zeros);
+    if (order && (m->order = reinterpret_cast<int32_t*>(allocate(static_cast<size_t>(k) * 4))))
+        std::memcpy(m->order, order, static_cast<size_t>(k) * 4);
+    if (!m->scales || (zeros && !m->zeros) || (order && !m->order)) {
+        destroy(m);
+        return nullptr;
+    }
+    parallel_for(m->panel_count, [&](int64_t panel, int) {
+        if (bits == 4)
+            pack_codes4(m, codes, panel, code_of_zero);
+        else
+            pack_codes8(m, codes, panel);
+    });
+    return m;
+}
+
+BATON_API void baton_matrix_free(void* matrix) { destroy(static_cast<Matrix*>(matrix)); }
+
+BATON_API int64_t baton_matrix_bytes(const void* matrix) {
+    const Matrix* m = static_cast<const Matrix*>(matrix);
+    const int64_t per_group = (m->scales ? 4 : 0) + (m->zeros ? 4 : 0);
+    return m->panel_count * (m->panel_bytes + PANEL * (per_group * m->group_count + (m->bias ? 4 : 0)));
+}

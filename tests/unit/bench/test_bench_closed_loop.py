@@ -1,0 +1,91 @@
+"""The closed loop keeps its concurrency, counts what it says, and does not compare failures."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from baton.bench import closed_loop
+from baton.bench.closed_loop import Load, LoadResult
+from baton.core.errors import SetupError
+from loadgen.client import parse_url
+
+LOAD = Load(concurrency=3, requests=12, prompt_tokens=5, output_tokens=4, first_token=10, end_token=20)
+
+
+class FakeServer:
+    """Streams `max_tokens` one-word events; fails request `fail_at`."""
+
+    def __init__(self, *, fail_at=None, cut_to=None):
+        self.fail_at, self.cut_to = fail_at, cut_to
+        self.bodies = []
+        self.now = self.most = 0
+
+    async def serve(self, reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = orjson.loads(await reader.readexactly(length))
+        self.bodies.append(body)
+        number = len(self.bodies)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        if number == self.fail_at:
+            writer.write(b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            count = self.cut_to or body["max_tokens"]
+            for _ in range(count):
+                self._event(writer, {"choices": [{"text": " w", "finish_reason": None}]})
+            usage = {"completion_tokens": count, "prompt_tokens": len(body["prompt"])}
+            self._event(writer, {"choices": [{"text": "", "finish_reason": "length"}], "usage": usage})
+            writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        self.now -= 1
+        writer.close()
+
+    def _event(self, writer, value):
+        writer.write(b"data: " + orjson.dumps(value) + b"\n\n")
+
+
+@asynccontextmanager
+async def listening(fake):
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        yield parse_url(f"http://127.0.0.1:{port}")
+
+
+async def test_every_request_is_sent_once_with_a_prompt_of_its_own():
+    fake = FakeServer()
+    async with listening(fake) as server:
+        result = await closed_loop.run(server, "m", LOAD, seed=1)
+    prompts = {tuple(body["prompt"]) for body in fake.bodies}
+    assert len(fake.bodies) == len(prompts) == 12
+    assert all(len(p) == 5 and min(p) >= 10 and max(p) < 20 for p in prompts)
+    assert fake.most <= 3
+    assert result.requests == 12
+    assert result.output_tokens_per_s == pytest.approx(12 * 4 / result.duration_s)
+
+
+async def test_another_seed_sends_other_prompts():
+    first, second = FakeServer(), FakeServer()
+    for fake, seed in ((first, 1), (second, 2)):
+        async with listening(fake) as server:
+            await closed_loop.run(server, "m", LOAD, seed=seed)
+    assert {tuple(b["prompt"]) for b in first.bodies}.isdisjoint(tuple(b["prompt"]) for b in second.bodies)
+
+
+@pytest.mark.parametrize(
+    "fake", [FakeServer(fail_at=5), FakeServer(cut_to=2)], ids=["failure", "short answer"]
+)
+async def test_a_run_with_a_failure_or_a_short_answer_is_no_result(fake):
+    async with listening(fake) as server:
+        with pytest.raises(SetupError, match="request"):
+            await closed_loop.run(server, "m", LOAD, seed=1)
+
+
+def test_medians_are_taken_field_by_field():
+    rounds = [LoadResult(1, 4, *(float(v) for v in values)) for values in ([1] * 6, [9] * 6, [2] * 6)]
+    assert closed_loop.median_of(rounds) == LoadResult(1, 4, *[2.0] * 6)

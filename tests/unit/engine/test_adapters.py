@@ -1,0 +1,204 @@
+"""LoRA adapters against transformers with the adapter merged into the base's weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from baton.core.errors import SetupError
+from baton.core.messages import AdapterRef
+from baton.core.sampling import SamplingParams
+from baton.engine.adapter_files import digest_adapter, read_adapter
+from tests.adapters import make_adapter, merge
+from tests.models import make_model
+from tests.unit.engine.driver import Driver, load
+
+COUNT = 8
+PARAMS = SamplingParams(max_tokens=COUNT)
+PROMPTS = [
+    list(range(start, start + length)) for start, length in ((5, 40), (50, 1), (7, 23), (90, 70), (11, 12))
+]
+
+
+def _ref(folder: Path, name: str = "a") -> AdapterRef:
+    return AdapterRef(name, str(folder), digest_adapter(folder))
+
+
+def _expected(folder: Path, prompt: list[int]) -> list[int]:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    tokens = model.generate(
+        torch.tensor([prompt]), max_new_tokens=COUNT, min_new_tokens=COUNT, do_sample=False, pad_token_id=0
+    )
+    return tokens[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_mixed_batch_generates_what_merged_models_do(tmp_path: Path, kind: Any) -> None:
+    """Three adapters of different ranks and targets and the base, in chunks, in the same steps."""
+    base = make_model(tmp_path / "base", kind)
+    adapters = [
+        make_adapter(base, tmp_path / "all", seed=1, rank=8),
+        make_adapter(
+            base, tmp_path / "attention", seed=2, rank=3, targets=("q_proj", "v_proj"), use_rslora=True
+        ),
+        make_adapter(
+            base,
+            tmp_path / "patterns",
+            seed=3,
+            rank=4,
+            targets=("k_proj", "up_proj", "down_proj"),
+            ranks={"up_proj": 40},
+            alpha_pattern={"mlp.up_proj": 5, "0.self_attn.k_proj": 8},
+        ),
+    ]
+    alphas = [{}, {}, {"up_proj": 5}]
+    executor = load(base)
+    keys = [""]
+    merged = [base]
+    for index, adapter in enumerate(adapters):
+        ref = _ref(adapter, f"a{index}")
+        executor.load_adapter(ref)
+        keys.append(ref.key)
+        merged.append(merge(base, adapter, tmp_path / f"merged{index}", alphas=alphas[index]))
+    _rescale_first_k(adapters[2], merged[3], base)
+    driver = Driver(executor)
+    running = [driver.start(p, PARAMS, adapter=keys[i % 4]) for i, p in enumerate(PROMPTS)]
+    driver.finish(*running, chunk=16)
+    expected = [_expected(merged[i % 4], p) for i, p in enumerate(PROMPTS)]
+    assert [r.generated for r in running] == expected
+    assert len({tuple(_expected(folder, PROMPTS[0])) for folder in merged}) == 4
+
+
+def _rescale_first_k(adapter: Path, merged: Path, base: Path) -> None:
+    """`merge` knows alphas by the module's last name only; the pattern names one layer's k."""
+    name = "model.layers.0.self_attn.k_proj.weight"
+    lora, plain = load_file(adapter / "adapter_model.safetensors"), load_file(base / "model.safetensors")
+    pair = [lora[f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"] for side in "BA"]
+    weights = load_file(merged / "model.safetensors")
+    weights[name] = plain[name] + 8 / 4 * (pair[0] @ pair[1])
+    save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_adapter_on_a_quantised_base(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama")
+    ref = _ref(make_adapter(base, tmp_path / "a", seed=1, strength=0.5))
+    executor = load(base, quantization="int8")
+    executor.load_adapter(ref)
+    driver = Driver(executor)
+    plain, adapted = driver.start(PROMPTS[0], PARAMS), driver.start(PROMPTS[0], PARAMS, adapter=ref.key)
+    driver.finish(plain, adapted, chunk=16)
+    assert plain.generated != adapted.generated
+    assert plain.generated == Driver(load(base, quantization="int8")).generate(PROMPTS[0], PARAMS)
+
+
+def test_dropped_adapters_make_room_and_slots_do_not_mix(tmp_path: Path) -> None:
+    """One with few targets takes the slot of one with many: nothing of the old one may remain."""
+    base = make_model(tmp_path / "base", "llama")
+    wide = _ref(make_adapter(base, tmp_path / "wide", seed=1), "wide")
+    narrow = _ref(make_adapter(base, tmp_path / "narrow", seed=2, targets=("o_proj",)), "narrow")
+    executor = load(base)
+    driver = Driver(executor)
+
+    def generate(ref: AdapterRef) -> list[int]:
+        executor.load_adapter(ref)
+        sequence = driver.start(PROMPTS[2], PARAMS, adapter=ref.key)
+        driver.finish(sequence)
+        executor.drop_adapter(ref.key)
+        return sequence.generated
+
+    first = generate(narrow)
+    assert generate(wide) != first
+    assert generate(narrow) == first
+    assert first == _expected(merge(base, tmp_path / "narrow", tmp_path / "merged"), PROMPTS[2])
+    assert not executor.adapters.keys
+
+
+def test_more_adapters_than_slots_are_refused(tmp_path: Path) -> None:
+    from baton.config import EngineConfig, ModelConfig
+    from baton.engine.executor import Executor
+
+    base = make_model(tmp_path / "base", "llama")
+    engine = EngineConfig(kv_bytes=2**22, block_tokens=16, threads=1, adapters_max=1)
+    executor = Executor.load(ModelConfig(path=str(base)), engine)
+    refs = [_ref(make_adapter(base, tmp_path / f"a{n}", seed=n, rank=1), f"a{n}") for n in range(2)]
+    executor.load_adapter(refs[0])
+    executor.load_adapter(refs[0])
+    with pytest.raises(SetupError, match="adapters_max=1"):
+        executor.load_adapter(refs[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
+        ({"bias": "all"}, "bias=all is not supported"),
+        ({"peft_type": "IA3"}, "peft_type IA3"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base model"),
+        ({"r": 5}, "has rank 4, adapter_config.json says 5"),
+        ({"lora_alpha": "8"}, "which is no number"),
+        ({"alpha_pattern": {"(": 1}}, "no regular expression"),
+    ],
+)
+def test_what_an_adapter_may_not_be_is_said(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
+    adapter = make_adapter(base, tmp_path / "a", seed=1, **config)
+    with pytest.raises(SetupError, match=message):
+        read_adapter(adapter, rank_max=64)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
+    other = make_model(tmp_path / "other", "llama", with_tokenizer=False, intermediate_size=96)
+    executor = load(base)
+    good = make_adapter(base, tmp_path / "good", seed=1)
+    cases = {
+        "above engine.adapter_rank_max=64": _ref(make_adapter(base, tmp_path / "big", seed=1, rank=65)),
+        "is for another model": _ref(make_adapter(other, tmp_path / "foreign", seed=1)),
+        "lm_head, which this model does not have or cannot adapt": _ref(
+            make_adapter(base, tmp_path / "head", seed=1, targets=("lm_head",))
+        ),
+        "have changed": AdapterRef("a", str(good), "0" * 64),
+        "does not exist": AdapterRef("a", str(tmp_path / "nowhere"), ""),
+        "no adapter_config.json": AdapterRef("a", str(base), ""),
+    }
+    for message, ref in cases.items():
+        with pytest.raises(SetupError, match=message):
+            executor.load_adapter(ref)
+    assert not executor.adapters.keys
+
+
+def test_damaged_and_foreign_tensors_are_refused(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
+    adapter = make_adapter(base, tmp_path / "a", seed=1)
+    weights = adapter / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(2, 2)}, weights)
+    with pytest.raises(SetupError, match=r"lm_head\.weight is not a LoRA matrix"):
+        read_adapter(adapter, rank_max=64)
+    alone = {k: v for k, v in tensors.items() if not k.endswith("q_proj.lora_B.weight")}
+    save_file(alone, weights)
+    with pytest.raises(SetupError, match="has no lora_B"):
+        read_adapter(adapter, rank_max=64)
+    save_file(tensors, weights)
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(SetupError, match="truncated"):
+        read_adapter(adapter, rank_max=64)
+
+
+def test_the_digest_covers_both_files(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
+    adapter = make_adapter(base, tmp_path / "a", seed=1)
+    first = digest_adapter(adapter)
+    config = adapter / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 9}))
+    second = digest_adapter(adapter)
+    weights = adapter / "adapter_model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    assert len({first, second, digest_adapter(adapter)}) == 3
