@@ -112,6 +112,6 @@ class Adapters:
             size = module.a.shape[1]
             if target in READS_HIDDEN and self._card.hidden_size not in (0, size):
                 raise SetupError(
-                    f"adapter {folder}: {module.name} is of another base model: its input has {size} numbers, "
+                    f"adapter {folder}: {module.name} is of another base model: its input has {size} values, "
                     f"that of {self._base} has {self._card.hidden_size}"
                 )

@@ -13,12 +13,12 @@ from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
 from router.asgi import App, RequestIds
 from router.bodies import decode_object, field_error
-from router.call import Endpoint
 from router.defects import Defects
-from router.embeddings import Embeddings
-from router.generation import Generation, error_headers
+from router.embeddings import EmbeddingRequest
+from router.generation import ChatRequest, CompletionRequest
 from router.health import StatusGauges, health
 from router.openai_response import error_body, error_of
+from router.request import Handler, error_headers
 from router.service import Service
 
 READ = ["GET", "HEAD"]
@@ -30,9 +30,12 @@ B = TypeVar("B")
 
 def make_app(service: Service) -> App:
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, endpoint in (("/v1/chat/completions", Endpoint.CHAT), ("/v1/completions", Endpoint.COMPLETION)):
-        app.router.routes.append(Route(path, Generation(service, endpoint), methods=["POST"]))
-    app.router.routes.append(Route("/v1/embeddings", Embeddings(service), methods=["POST"]))
+    for path, kind, id_prefix in (
+        ("/v1/chat/completions", ChatRequest, "chatcmpl-"),
+        ("/v1/completions", CompletionRequest, "cmpl-"),
+        ("/v1/embeddings", EmbeddingRequest, "embd-"),
+    ):
+        app.router.routes.append(Route(path, Handler(service, kind, id_prefix), methods=["POST"]))
     _add_models(app, service)
     _add_adapters(app, service)
     _add_health(app, service)

@@ -272,17 +272,22 @@ class Choice:
         """All that was said, as one message."""
         if self.wants.parser is None:
             return {"role": "assistant", "content": "".join(self.deltas)}
-        message = Message()
-        message.add(self.take_deltas())
-        body: dict[str, Any] = {"role": "assistant", "content": message.content}
-        if message.reasoning:
-            body |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning}
-        if message.calls:
-            body["tool_calls"] = [
-                {"id": self.wants.new_call_id(), "type": "function"}
-                | {"function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.calls
-            ]
-        if not message.content and (message.calls or message.reasoning):
-            body["content"] = None
-        return body
+        return message_body(self.take_deltas(), self.wants.new_call_id)
+
+
+def message_body(deltas: Sequence[Delta], new_call_id: Callable[[], str]) -> dict[str, Any]:
+    """OpenAI's message; without content it is null where there is something else."""
+    message = Message()
+    message.add(deltas)
+    body: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        body |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning}
+    if message.calls:
+        body["tool_calls"] = [
+            {"id": new_call_id(), "type": "function"}
+            | {"function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if not message.content and (message.calls or message.reasoning):
+        body["content"] = None
+    return body

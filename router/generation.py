@@ -1,103 +1,49 @@
-"""POST /v1/chat/completions and /v1/completions: a request from its body to the last byte of its answer."""
+"""POST /v1/chat/completions and /v1/completions."""
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
 
-from baton.core.errors import BatonError, BodyTooLarge
-from baton.core.ids import RequestId
-from baton.core.messages import AdapterRef
+from baton.core.errors import DeadlineOver
 from router import openai_api
 from router.asgi import (
     ABORT,
     EVENTS,
     JSON,
     ClientGone,
-    Headers,
     Receive,
     Scope,
     Send,
-    header,
     read_body,
     respond,
-    respond_and_linger,
     until_disconnected,
 )
-from router.call import Call, Endpoint, Limits
+from router.beam_answer import BeamAnswer
+from router.call import Beam, Call, Limits
+from router.gather import Gather, GatherStopped
 from router.observe import Outcome, outcome_of
-from router.openai_response import AnswerFormat, error_of, retry_after_s
-from router.prepare import Preparation
-from router.service import Service
-from router.streaming import Exchange
-
-Parse = Callable[[bytes, Limits], Call]
+from router.openai_response import AnswerFormat
+from router.request import RequestFrame
+from router.streaming import DEADLINE_GRACE_S, Exchange
 
 
-class Generation:
-    """POST /v1/chat/completions or /v1/completions."""
-
-    def __init__(self, service: Service, endpoint: Endpoint) -> None:
-        self._service = service
-        self._parse: Parse
-        if endpoint is Endpoint.CHAT:
-            self._parse, self._id_prefix = openai_api.parse_chat, "chatcmpl-"
-        else:
-            self._parse, self._id_prefix = openai_api.parse_completion, "cmpl-"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        observer = self._service.observer
-        request_id = RequestId(self._id_prefix + uuid.uuid4().hex)
-        traceparent = observer.open(request_id, (header(scope, b"traceparent") or b"").decode("latin-1"))
-        outcome: Outcome = "failed"
-        message = ""
-        try:
-            outcome = await _Request(self._service, self._parse, request_id, traceparent).serve(
-                scope, receive, send
-            )
-        except ClientGone:
-            outcome = "cancelled"
-        except BodyTooLarge as error:
-            outcome, message = "invalid", str(error)
-            await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)
-        except BatonError as error:
-            outcome, message = outcome_of(error), str(error)
-            await respond(send, error.http_status, error_of(error), error_headers(error))
-        finally:
-            observer.close(request_id, outcome, message)
-
-
-class _Request:
-    """One request from its body to the last byte of its answer."""
-
-    def __init__(self, service: Service, parse: Parse, request_id: RequestId, traceparent: str) -> None:
-        self._service, self._parse = service, parse
-        self._request_id, self._traceparent = request_id, traceparent
-        self._arrived_s = service.driver.now_s()
-        self._deadline_s = self._arrived_s + service.config.request_timeout_s
+class GenerationRequest(RequestFrame):
+    @staticmethod
+    def parse(body: bytes, limits: Limits) -> Call:
+        raise NotImplementedError
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
-        """Raises BatonError, ClientGone: nothing is sent then."""
-        service = self._service
+        service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = self._parse(body, service.limits)
-        preparation = Preparation(
-            service,
-            call,
-            request_id=self._request_id,
-            traceparent=self._traceparent,
-            deadline_s=self._deadline_s,
-            adapter=service.adapter_of(call.model),
-        )
+        call = self.parse(body, service.limits)
+        if call.beam is not None:
+            return await self._serve_beams(call, call.beam, receive, send)
+        preparation = self.preparation(call)
         exchange = self._exchange(call)
         exchange.prompt_format = preparation.prompt_form
-        watch = asyncio.create_task(self._watch(receive, exchange))
+        watch = asyncio.create_task(_watch(receive, exchange.client_gone))
         try:
-            prompts = await preparation.prompts()
-            if call.beam is not None:
-                await self._search(call, preparation, prompts, exchange, send)
-                return self._outcome(exchange)
-            parts = await preparation.parts(prompts)
+            parts = await preparation.parts(await preparation.prompts())
             if not exchange.is_gone:
                 exchange.submit(
                     parts, choices_per_prompt=call.sequences_per_prompt, answers_per_prompt=call.n
@@ -108,24 +54,40 @@ class _Request:
             watch.cancel()
         return self._outcome(exchange)
 
-    async def _watch(self, receive: Receive, exchange: Exchange) -> None:
-        await until_disconnected(receive)
-        exchange.client_gone()
+    async def _serve_beams(self, call: Call, beam: Beam, receive: Receive, send: Send) -> Outcome:
+        preparation = self.preparation(call)
+        gather = Gather(self.service.driver, call.prompt_field)
+        watch = asyncio.create_task(_watch(receive, gather.stop))
+        try:
+            async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
+                prompts = await preparation.prompts()
+                answer = BeamAnswer(self.service, call, beam, preparation)
+                body = await answer.whole(prompts, self._format(call), gather)
+        except TimeoutError:
+            raise DeadlineOver("the request's time is over") from None
+        except GatherStopped:
+            raise ClientGone from None
+        finally:
+            watch.cancel()
+        await respond(send, 200, body, JSON)
+        return "completed"
 
-    def _exchange(self, call: Call) -> Exchange:
-        service = self._service
-        answer = AnswerFormat(
+    def _format(self, call: Call) -> AnswerFormat:
+        return AnswerFormat(
             call.endpoint,
-            request_id=self._request_id,
+            request_id=self.request_id,
             created=int(time.time()),
             model=call.model,
-            system_fingerprint=service.system_fingerprint,
+            system_fingerprint=self.service.system_fingerprint,
             include_usage=call.include_usage,
         )
+
+    def _exchange(self, call: Call) -> Exchange:
+        service = self.service
         return Exchange(
             service.driver,
-            answer,
-            deadline_s=self._deadline_s,
+            self._format(call),
+            deadline_s=self.deadline_s,
             unsent_tokens_max=service.config.output_buffer_tokens_max,
         )
 
@@ -149,23 +111,29 @@ class _Request:
             await exchange.last_words(send({"type": "http.response.body", "body": b""}), on_drop=abort)
 
     def _outcome(self, exchange: Exchange) -> Outcome:
-        observer = self._service.observer
+        observer = self.service.observer
         if exchange.is_too_slow:
             observer.on_slow_client()
         if exchange.is_gone:
             return "cancelled"
         if exchange.error is not None:
             return outcome_of(exchange.error)
-        observer.on_answered(exchange, arrived_s=self._arrived_s)
+        observer.on_answered(exchange, arrived_s=self.arrived_s)
         return "completed"
+
+
+class ChatRequest(GenerationRequest):
+    parse = staticmethod(openai_api.parse_chat)
+
+
+class CompletionRequest(GenerationRequest):
+    parse = staticmethod(openai_api.parse_completion)
+
+
+async def _watch(receive: Receive, on_gone: Callable[[], None]) -> None:
+    await until_disconnected(receive)
+    on_gone()
 
 
 def _no_way_to_hang_up() -> None:
     """Under another server than ours: what is written no more will show the client."""
-
-
-def error_headers(error: BatonError) -> Headers:
-    seconds = retry_after_s(error)
-    return JSON if seconds is None else [*JSON, (b"retry-after", b"%d" % seconds)]
-
-

@@ -274,7 +274,7 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
         if penalty not in (None, 1):
             raise ClientError("length_penalty needs use_beam_search: true", param="length_penalty")
         return None
-    fields = ("stream", "min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    fields = ("min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
     wanted = [name for name in fields if getattr(body, name)]
     fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
     wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
@@ -282,6 +282,8 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
         wanted.append("repetition_penalty")
     if structured is not None:
         wanted.append(structured.field)
+    if body.stream:
+        wanted.append("stream")
     if wanted:
         raise ClientError(f"{wanted[0]} is not available with use_beam_search", param=wanted[0])
     return Beam(width, 1.0 if penalty is None else penalty)

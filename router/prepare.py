@@ -7,7 +7,7 @@ import msgspec
 
 from baton.core.errors import DeadlineOver
 from baton.core.ids import RequestId, SequenceId
-from baton.core.messages import AdapterRef
+from baton.core.messages import AdapterRef, Task
 from baton.core.sampling import Grammar, SamplingParams
 from router import openai_api
 from router.call import Call, Endpoint
@@ -172,16 +172,22 @@ class Preparation:
         wants = Wants(
             token_ids=call.with_token_ids,
             logprobs=self._form,
-            parser=self._parser(prompt.start, is_late=is_late, is_constrained=grammar is not None),
+            parser=self.parser(prompt.start, is_late=is_late, is_constrained=grammar is not None),
             new_call_id=short_call_id if service.parsers.tool == "mistral" else call_id,
             echo=echo,
             prompt_only=call.prompt_only,
             is_ranked=is_ranked,
         )
-        return submit, self._detokenizer(submit, wants), wants
+        return submit, self.detokenizer(submit, wants), wants
 
     def submit(
-        self, name: str, tokens: tuple[int, ...], sampling: SamplingParams, *, group: str = ""
+        self,
+        name: str,
+        tokens: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        group: str = "",
+        task: Task = Task.GENERATE,
     ) -> Submit:
         """One sequence of this request, called `name` within it."""
         call, service = self._call, self._service
@@ -198,9 +204,10 @@ class Preparation:
             tpot_slo_s=call.tpot_slo_s,
             fairness_key=call.fairness_key,
             group=group,
+            task=task,
         )
 
-    def _parser(self, start: Start, *, is_late: bool, is_constrained: bool) -> Stages | None:
+    def parser(self, start: Start, *, is_late: bool = False, is_constrained: bool = False) -> Stages | None:
         call, parsers = self._call, self._service.parsers
         if call.endpoint is not Endpoint.CHAT:
             return None
@@ -210,7 +217,7 @@ class Preparation:
             parsers, call.tools, start, is_constrained=is_late, with_reasoning=call.include_reasoning
         )
 
-    def _detokenizer(self, submit: Submit, wants: Wants) -> Detokenizer:
+    def detokenizer(self, submit: Submit, wants: Wants) -> Detokenizer:
         call, service, sampling = self._call, self._service, submit.sampling
         special = self._tokenizer.special_ids if call.skip_special else frozenset[int]()
         if wants.parser is not None:

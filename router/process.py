@@ -103,7 +103,6 @@ async def run_router(
     router = RouterProcess(config, tokenizer, control_address, workers, dial)
     stop = stop or asyncio.Event()
     try:
-        await router.load_adapters()
         with _signals_set(stop):
             await router.run(sock, on_ready, stop)
     finally:
@@ -167,11 +166,8 @@ class RouterProcess:
             return "none"
         return "current" if self._watch.is_current else "away"
 
-    async def load_adapters(self) -> None:
-        """Those that the configuration names. Raises SetupError."""
-        await self._service.adapters.load_configured(self._config.model.adapters)
-
     async def run(self, sock: socket.socket, on_ready: Callable[[str], None], stop: asyncio.Event) -> None:
+        await self._service.adapters.load_configured(self._config.model.adapters)
         server = Server(
             uvicorn.Config(
                 make_app(self._service),

@@ -182,7 +182,9 @@ class Tokenizer:
         finally:
             self._waiting_count -= 1
 
-    def _encode(self, text: str, field: str, *, with_special: bool, may_be_cut: bool) -> tuple[int, ...]:
+    def _encode(
+        self, text: str, field: str, *, with_special: bool, may_be_cut: bool = False
+    ) -> tuple[int, ...]:
         """What can't fit is refused before it costs anything more. Raises PromptTooLong for `field`."""
         context = self.card.context_tokens
         bound = None if may_be_cut else self._characters_per_token
