@@ -45,6 +45,10 @@ class GrammarStore:
     def cached_bytes(self) -> int:
         return self._bytes
 
+    def has(self, grammar: Grammar) -> bool:
+        with self._lock:
+            return (grammar.kind, grammar.text) in self._compiled
+
     def prepare(self, grammar: Grammar) -> None:
         """Compile it, if it is not at hand. Raises GrammarError."""
         self._get(grammar)

@@ -137,6 +137,9 @@ class WorkerCore:
         nothing_runs = self._scheduler.is_empty and self._intake.is_idle
         return nothing_runs and self._leases.count == 0 and not len(self._attempts)
 
+    def adapters_in_use(self) -> set[str]:
+        return self._attempts.adapters()
+
     def status(self) -> WorkerStatus:
         return WorkerStatus(
             role=self._role,
