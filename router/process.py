@@ -9,13 +9,13 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from pathlib import PurePath
 
 import uvicorn
 
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
+from baton.engine.model_files import default_name
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.client import DirectoryClient, worker_session
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
 
 def served_name(config: Config) -> str:
     """The model's name for clients."""
-    return config.model.name or PurePath(config.model.path.rstrip("/")).name
+    return config.model.name or default_name(config.model.path)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

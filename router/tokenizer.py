@@ -3,15 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
-import huggingface_hub
-import huggingface_hub.errors
 import msgspec
 import transformers
 
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
+from baton.engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text_bound import characters_per_token_max
 
@@ -24,27 +22,6 @@ THREADS = 2
 
 WAITING_MAX = 512
 """Texts waiting for a thread; one more is refused."""
-
-FILES_WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-
-
-def fetch_model_folder(path: str, revision: str) -> Path:
-    """The local folder of a model, which for a hub id has all but the weights. Raises SetupError."""
-    if not path:
-        raise SetupError("no model given: set --model to a Hugging Face folder or hub id")
-    if Path(path).is_dir():
-        return Path(path)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise SetupError(f"model folder {path} does not exist")
-    try:
-        folder = huggingface_hub.snapshot_download(
-            path, revision=revision, allow_patterns=FILES_WITHOUT_WEIGHTS
-        )
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise SetupError(
-            f"model {path} is neither a folder nor to be had from the hub: {first_line(error)}"
-        ) from error
-    return Path(folder)
 
 
 def first_line(error: Exception) -> str:
@@ -75,7 +52,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str, revision: str = "main") -> "Tokenizer":
         """Raises SetupError if the folder (or hub model) is missing or has no usable tokenizer."""
-        folder = fetch_model_folder(path, revision)
+        folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
