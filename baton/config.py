@@ -79,6 +79,8 @@ class EngineConfig(Section):
     """speculation=draft: Hugging Face folder or hub id of a model with the same vocabulary."""
     draft_kv_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
     """KV pool of the draft model."""
+    prepare_s: Seconds = 10.0
+    """A grammar that takes longer to compile, or an adapter to load, is refused."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters held by one worker at once; the least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
@@ -136,6 +138,9 @@ class RouterConfig(Section):
     """Tokens buffered for a slow client before it is dropped."""
     choices_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """Largest `n` of a request."""
+    adapter_loading: bool = True
+    """Clients may load and unload LoRA adapters by /v1/load_lora_adapter and /v1/unload_lora_adapter: from
+    any folder that routers and workers can read, and from the hub. False: only `model.adapters`."""
     tenant_salt: str = ""
     """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 512

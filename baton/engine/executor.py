@@ -2,7 +2,9 @@
 
 import time
 
+import msgspec
 import torch
+from torch import Tensor
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
@@ -10,14 +12,28 @@ from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
-from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepItem, StepPlan, StepResult
+from baton.core.steps import (
+    NOTHING_SAMPLED,
+    ItemResult,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from baton.engine.adapters import AdapterSlots
 from baton.engine.devices import TORCH_DTYPES
-from baton.engine.kernels.interface import BatchLayout, Span
+from baton.engine.grammar import GrammarStore
+from baton.engine.kernels.interface import Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.models.decoder import Progress
 from baton.engine.models.model import LanguageModel
-from baton.engine.sampler import Draw, sample
+from baton.engine.sampling.logprobs import logprobs_of
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.step_batch import PromptRows, StepBatch
+from baton.engine.swap import SwapSpace
+
+PROMPT_LOGITS_MAX = 2**24
+"""Logits of a prompt that are in memory at once, 64 MiB."""
 
 
 class Executor:
@@ -35,6 +51,13 @@ class Executor:
         self.vocab_size: int = loaded.spec.vocab_size
         self.eos_token_ids: tuple[int, ...] = loaded.spec.eos_token_ids
         self._model: LanguageModel | None = loaded.model
+        self.swap = SwapSpace(self.kv, engine.swap_bytes)
+        self.grammars = GrammarStore(loaded.folder, self.vocab_size, self.eos_token_ids)
+        self._sampler = Sampler(
+            vocab=self.vocab_size, grammars=self.grammars, eos_token_ids=self.eos_token_ids
+        )
+        self._last_sampled: dict[SeqKey, int] = {}
+        """By the step before, for `PENDING_TOKEN`."""
         self.adapters = AdapterSlots(
             loaded.linears,
             slot_count=engine.adapters_max,
@@ -56,44 +79,77 @@ class Executor:
         return cls(load_model(model, engine, progress=progress), engine)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Any mixture of prompt chunks and decodes, each sequence at most once. Returns when the KV is
-        written and the tokens are sampled."""
+        """Any mixture of prompt chunks, decodes and decodes with guesses, each sequence at most once.
+        Returns when the KV is written and the tokens are sampled."""
         assert self._model is not None, "execute after close"
         started_s = time.perf_counter()
-        if not plan.items:
-            return StepResult(plan.step_number, (), 0.0)
-        sampled = self._run(self._model, plan.items)
-        return StepResult(plan.step_number, sampled, time.perf_counter() - started_s)
+        self._sampler.end(plan.ended)
+        self._move_blocks(plan)
+        results = self._run(self._model, plan.items) if plan.items else ()
+        self._last_sampled = {
+            item.key: result.tokens[-1]
+            for item, result in zip(plan.items, results, strict=True)
+            if result.tokens
+        }
+        return StepResult(plan.step_number, results, time.perf_counter() - started_s)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.swap_out:
+            self.swap.out(plan.swap_out)
+        if plan.swap_in:
+            self.swap.back(plan.swap_in)
+        if plan.copies:
+            self.kernels.copy_blocks(plan.copies)
 
     @torch.inference_mode()
     def _run(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[ItemResult, ...]:
         for item in items:
             self._clear_partial_block(item)
-        layout = BatchLayout.of([self._span(item) for item in items])
-        tokens: list[int] = []
-        rows: list[int] = []
-        draws: list[Draw] = []
-        sampling_items: list[int] = []
-        for index in layout.order:
-            item = items[index]
-            tokens.extend(item.tokens)
-            if item.sample_index is not None:
-                rows.append(len(tokens) - 1)
-                draws.append(Draw(item.sampling, item.sample_index))
-                sampling_items.append(index)
+        batch = StepBatch.of(items, [self._span(item) for item in items], self._last_sampled.__getitem__)
         device = self.kv.device
         hidden = model.forward(
-            torch.tensor(tokens, dtype=torch.int64, device=device),
-            layout,
-            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor(batch.tokens, dtype=torch.int64, device=device),
+            batch.layout,
+            torch.tensor(batch.rows, dtype=torch.int64, device=device),
         )
-        results = [NOTHING_SAMPLED] * len(items)
-        if draws:
-            for index, token in zip(sampling_items, sample(model.logits(hidden), draws), strict=True):
-                results[index] = ItemResult((token,))
-        elif device.type == "cuda":
+        if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
+        return self._results(model, len(items), batch, hidden)
+
+    def _results(
+        self, model: LanguageModel, item_count: int, batch: StepBatch, hidden: Tensor
+    ) -> tuple[ItemResult, ...]:
+        results = [NOTHING_SAMPLED] * item_count
+        sampled_end = batch.sampled_row_count
+        embedded_end = sampled_end + len(batch.embedding_items)
+        if batch.sampling:
+            rows = hidden if sampled_end == len(hidden) else hidden[:sampled_end]
+            sampled = self._sampler.sample(model.logits(rows), [request for _, request in batch.sampling])
+            for (item, _), one in zip(batch.sampling, sampled, strict=True):
+                results[item] = ItemResult(one.tokens, one.logprobs)
+        if batch.embedding_items:
+            vectors = hidden[sampled_end:embedded_end].float().tolist()
+            for item, vector in zip(batch.embedding_items, vectors, strict=True):
+                results[item] = ItemResult(embedding=tuple(vector))
+        start = embedded_end
+        for prompt in batch.prompts:
+            end = start + len(prompt.tokens)
+            logprobs = self._prompt_logprobs(model, hidden[start:end], prompt)
+            results[prompt.item] = msgspec.structs.replace(results[prompt.item], prompt_logprobs=logprobs)
+            start = end
         return tuple(results)
+
+    def _prompt_logprobs(
+        self, model: LanguageModel, hidden: Tensor, prompt: PromptRows
+    ) -> tuple[TokenLogprobs, ...]:
+        """In pieces, since a prompt's logits are many times larger than its hidden states."""
+        piece = max(1, PROMPT_LOGITS_MAX // self.vocab_size)
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(prompt.tokens), piece):
+            tokens = prompt.tokens[start : start + piece]
+            logits = model.logits(hidden[start : start + piece])
+            found += logprobs_of(logits, tokens, [prompt.top_count] * len(tokens))
+        return tuple(found)
 
     def _span(self, item: StepItem) -> Span:
         end = item.first_position + len(item.tokens)

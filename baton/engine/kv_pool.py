@@ -57,6 +57,11 @@ class KVPool:
         self.generations: npt.NDArray[np.uint64] = np.zeros(self.block_count, dtype=np.uint64)
 
     @property
+    def memory(self) -> Tensor:
+        """The whole pool's bytes, uint8 [B, block_bytes]."""
+        return self._memory.view(self.block_count, self.block_bytes)
+
+    @property
     def base_address(self) -> int:
         return self.blocks.data_ptr()
 

@@ -50,6 +50,10 @@ class Attempts:
     def pop(self, key: SeqKey) -> Attempt:
         return self._by_key.pop(key)
 
+    def adapters(self) -> set[str]:
+        """`AdapterRef.key` of those that live attempts name."""
+        return {a.start.adapter.key for a in self._by_key.values() if a.start.adapter is not None}
+
     def of(self, router_id: RouterId) -> list[Attempt]:
         return [attempt for attempt in self._by_key.values() if attempt.router_id == router_id]
 

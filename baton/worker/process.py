@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, MutableSequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -36,6 +37,8 @@ from baton.worker.core import WorkerCore
 from baton.worker.driver import CoreDriver, CoreSink
 from baton.worker.engine_thread import EngineThread
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.preparation import Preparation
+from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars
 from baton.worker.registration import Registration
 from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
@@ -65,6 +68,7 @@ class WorkerProcess:
         self._control_address, self._port = control_address, port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     async def run(
         self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
@@ -75,6 +79,7 @@ class WorkerProcess:
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_engine)
+            stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
             await self._engine.run(executor.warm_up)
@@ -104,7 +109,9 @@ class WorkerProcess:
             observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
-        self._routers = RouterSessions(sink=sink, status=self._status)
+        preparation = self._make_preparation(executor, sink)
+        self._routers = RouterSessions(sink=preparation, status=self._status)
+        preparation.answer = self._routers.send
         self._askers = AskerSessions(hello=self._hello, sink=sink)
         self._puller = Puller(
             hello=self._hello,
@@ -114,6 +121,20 @@ class WorkerProcess:
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._driver.ports = _Ports(self._routers, self._askers, self._puller)
+
+    def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
+        engine = self._config.engine
+        loader = EngineAdapters(executor, self._engine)
+        adapters = Adapters(
+            loader, self._threads, count_max=engine.adapters_max, in_use=self._core.adapters_in_use
+        )
+        return Preparation(
+            core,
+            (Grammars(executor.grammars, self._threads), adapters),
+            spawn=self._spawn,
+            prepare_s=engine.prepare_s,
+            pending_max=engine.waiting_sequences_max,
+        )
 
     def _make_core(self, executor: Executor) -> WorkerCore:
         cluster = self._config.cluster

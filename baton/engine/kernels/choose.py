@@ -30,15 +30,16 @@ def make_kernels(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
             except NativeUnavailable as error:
                 raise SetupError(_told(f"engine.kernels=native cannot run here: {error}", error)) from error
         case "triton":
-            raise SetupError("engine.kernels=triton is not part of this build: use auto, native or torch")
+            kernels = _triton(pool)
+            log.info("kernels: triton, as asked for")
+            return kernels
         case "auto":
             return _best(engine, pool)
 
 
 def _best(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
     if pool.device.type != "cpu":
-        log.info("kernels: torch, for %s", pool.device)
-        return TorchKernels(pool)
+        return _best_on_gpu(pool)
     try:
         return _native(engine, pool, "the fastest on a CPU")
     except (NativeUnavailable, SetupError) as error:
@@ -46,6 +47,25 @@ def _best(engine: EngineConfig, pool: KVPool) -> Kernels[Any, Any, Any]:
             "%s", _told(f"kernels: torch, slower, because the native ones are not to be had: {error}", error)
         )
         return TorchKernels(pool)
+
+
+def _best_on_gpu(pool: KVPool) -> Kernels[Any, Any, Any]:
+    try:
+        kernels = _triton(pool)
+    except SetupError as error:
+        log.warning("kernels: torch, slower, because the triton ones are not to be had: %s", error)
+        return TorchKernels(pool)
+    log.info("kernels: triton, for %s", pool.device)
+    return kernels
+
+
+def _triton(pool: KVPool) -> Kernels[Any, Any, Any]:
+    # Imported here: Triton takes half a second, and is of use on GPUs only.
+    try:
+        from baton.engine.kernels.triton.kernels import TritonKernels
+    except ImportError as error:
+        raise SetupError("engine.kernels=triton needs the package triton: install baton[worker]") from error
+    return TritonKernels(pool)
 
 
 def _native(engine: EngineConfig, pool: KVPool, reason: str) -> NativeKernels:

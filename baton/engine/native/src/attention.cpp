@@ -20,9 +20,16 @@
 namespace baton::attention {
 namespace {
 
+#if BATON_BF16_PRODUCTS
+using PairProducts = Bf16Products;
+#else
+using PairProducts = Float32Products;
+#endif
+
 constexpr int64_t SPLIT_KEYS = 512;
 constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr int GROUPS = TILE_KEYS / LANES;
 constexpr int64_t ROW_BYTES_MAX = 8192;
 alignas(64) const char ZEROS[ROW_BYTES_MAX] = {};
 
@@ -53,11 +60,28 @@ struct Job {
     int64_t rows_max;      // per task
     int64_t units;         // of a key
     int64_t result_width;  // value_dim, up to whole panels
+    bool is_paired;        // computed with PairProducts
     float* partials = nullptr;
 
     // A result with its maximum and sum, in floats.
     int64_t partial_width() const { return result_width + 2; }
 };
+
+int64_t position_of(const Job& job, const Span& span, int64_t row) {
+    return span.first_position + row / job.group;
+}
+
+// The oldest key that a task's rows see.
+int64_t oldest_key(const Job& job, const Span& span, int64_t row) {
+    const int64_t first = position_of(job, span, row), window = job.call.window;
+    return window && first >= window ? first - window + 1 : 0;
+}
+
+// Where a task's keys begin.
+int64_t first_tile(const Job& job, const Task& task) {
+    const int64_t oldest = oldest_key(job, job.batch.spans[task.span], task.row);
+    return std::max(oldest / TILE_KEYS * TILE_KEYS, task.split * SPLIT_KEYS);
+}
 
 // Softmax over some keys: results are not divided by the sums yet.
 struct State {
@@ -75,7 +99,7 @@ struct Scratch {
     float* lane_sums;        // [rows, LANES]
     float* score_factors;    // [TILE_KEYS]
     float* value_factors;    // [TILE_KEYS]
-    const char** key_rows;   // [2, TILE_KEYS]
+    const char** key_rows;   // [TILE_KEYS]
     State whole, split;
 };
 
@@ -109,7 +133,7 @@ Scratch carve(Carver& carver, const Job& job) {
     s.lane_sums = carver.take<float>(job.rows_max * LANES);
     s.score_factors = carver.take<float>(TILE_KEYS);
     s.value_factors = carver.take<float>(TILE_KEYS);
-    s.key_rows = carver.take<const char*>(2 * TILE_KEYS);
+    s.key_rows = carver.take<const char*>(TILE_KEYS);
     s.whole = carve_state(carver, job);
     s.split = carve_state(carver, job);
     return s;
@@ -126,9 +150,13 @@ void merge_row(float& maximum, float& sum, float* result, float part_maximum, fl
         store16(result + c, load16(result + c) * splat(keep) + load16(part + c) * splat(add));
 }
 
-template <typename T> void write_result(T* out, const float* result, float factor, int64_t width) {
-    for (int64_t c = 0; c < width; c += LANES)
-        store_floats(out + c, load16(result + c) * splat(factor), width - c);
+template <typename T> void write_result(T* out, const float* result, float factor, int64_t width, bool is_paired) {
+    for (int64_t c = 0; c < width; c += 2 * LANES) {
+        f32x16 a = load16(result + c), b = load16(result + c + LANES);
+        if (is_paired) PairProducts::in_order(a, b);
+        store_floats(out + c, a * splat(factor), width - c);
+        if (width - c > LANES) store_floats(out + c + LANES, b * splat(factor), width - c - LANES);
+    }
 }
 
 // Divides by the sum, sink included, and writes the row where it belongs.
@@ -148,23 +176,22 @@ void finish_row(const Job& job, const Task& task, int64_t row, float maximum, fl
     const int64_t width = job.pool.value_dim;
     const int64_t at = ((span.first_row + row / job.group) * call.heads + head) * width;
     if (job.pool.dtype == BF16)
-        write_result(reinterpret_cast<bf16*>(call.out) + at, result, factor, width);
+        write_result(reinterpret_cast<bf16*>(call.out) + at, result, factor, width, job.is_paired);
     else
-        write_result(reinterpret_cast<float*>(call.out) + at, result, factor, width);
+        write_result(reinterpret_cast<float*>(call.out) + at, result, factor, width, job.is_paired);
 }
 
 template <typename Products, typename Activation, typename Stored> class Attend {
   public:
-    Attend(const Job& job, const Task& task)
+    // following: what this thread is likely to compute next, or null.
+    Attend(const Job& job, const Task& task, const Task* following)
         : job_(job), task_(task), pool_(job.pool), span_(job.batch.spans[task.span]),
-          table_(job.batch.tables + span_.first_block) {
+          table_(job.batch.tables + span_.first_block), following_(following) {
         Carver sizes(nullptr);
         carve(sizes, job);
         Carver carver(static_cast<char*>(thread_scratch(0, static_cast<size_t>(sizes.used()))));
         scratch_ = carve(carver, job);
         newest_ = position_of(task.row_end - 1);
-        const int64_t first = position_of(task.row);
-        oldest_ = job.call.window && first >= job.call.window ? first - job.call.window + 1 : 0;
     }
 
     void run() {
@@ -188,7 +215,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     }
 
   private:
-    int64_t position_of(int64_t row) const { return span_.first_position + row / job_.group; }
+    int64_t position_of(int64_t row) const { return baton::attention::position_of(job_, span_, row); }
     float* result(const State& state, int64_t row) const { return state.results + row * job_.result_width; }
 
     void load_queries() {
@@ -222,49 +249,71 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         std::memset(scratch_.lane_sums, 0, static_cast<size_t>(rows * LANES) * 4);
         std::memset(state.results, 0, static_cast<size_t>(rows * job_.result_width) * 4);
         const int64_t end = std::min<int64_t>((split + 1) * SPLIT_KEYS, newest_ + 1);
-        const int64_t start = std::max(split * SPLIT_KEYS, oldest_ / TILE_KEYS * TILE_KEYS);
-        find_rows(start, end, 0);
-        for (int64_t tile = start, side = 0; tile < end; tile += TILE_KEYS, side ^= 1) {
-            const bool is_last = tile + TILE_KEYS >= end;
-            if (!is_last) find_rows(tile + TILE_KEYS, end, side ^ 1);
-            attend_tile(tile, std::min<int64_t>(TILE_KEYS, end - tile), side, is_last, state);
+        const int64_t start = std::max(split * SPLIT_KEYS, first_tile(job_, task_));
+        for (int64_t tile = start; tile < end; tile += TILE_KEYS) {
+            find_rows(tile, end);
+            find_next(tile + TILE_KEYS);
+            attend_tile(tile, std::min<int64_t>(TILE_KEYS, end - tile), state);
         }
         for (int64_t r = 0; r < rows; ++r) state.sums[r] = sum_of(load16(scratch_.lane_sums + r * LANES));
     }
 
     // Where the keys of the tile lie. Those at `end` and beyond count as zeros, and are not read.
-    void find_rows(int64_t tile, int64_t end, int64_t side) {
-        const char** rows = scratch_.key_rows + side * TILE_KEYS;
-        const int64_t first = pool_.first_vector(job_.call.layer, 0, task_.head), bytes = pool_.vector_bytes();
-        int64_t block = tile / pool_.positions, offset = tile % pool_.positions;
+    void find_rows(int64_t tile, int64_t end) {
+        const char** rows = scratch_.key_rows;
+        const int64_t bytes = pool_.vector_bytes(), keys = std::min<int64_t>(TILE_KEYS, end - tile);
         int64_t i = 0;
-        while (i < TILE_KEYS && tile + i < end) {
-            const char* row = pool_.block(table_[block]) + (first + offset) * bytes;
-            const int64_t limit = std::min(std::min<int64_t>(TILE_KEYS, end - tile), i + pool_.positions - offset);
-            for (; i < limit; ++i, row += bytes) rows[i] = row;
-            offset = 0, ++block;
+        while (i < keys) {
+            const int64_t limit = std::min(keys, i + pool_.positions - (tile + i) % pool_.positions);
+            for (const char* row = key_row(span_, task_.head, tile + i); i < limit; ++i, row += bytes) rows[i] = row;
         }
         for (; i < TILE_KEYS; ++i) rows[i] = ZEROS;
+    }
+
+    const char* key_row(const Span& span, int64_t head, int64_t position) const {
+        const int64_t block = job_.batch.tables[span.first_block + position / pool_.positions];
+        const int64_t vector = pool_.first_vector(job_.call.layer, 0, head) + position % pool_.positions;
+        return pool_.block(block) + vector * pool_.vector_bytes();
+    }
+
+    // The four groups of keys that are wanted after this tile: of the task's next tile, or the first one of
+    // the task that follows.
+    void find_next(int64_t tile) {
+        const Span* span = &span_;
+        int64_t head = task_.head, newest = newest_;
+        if (tile > newest_ || tile >= task_.split_end * SPLIT_KEYS) {
+            if (!following_) {
+                next_[0] = nullptr;
+                return;
+            }
+            span = &job_.batch.spans[following_->span], head = following_->head;
+            tile = first_tile(job_, *following_), newest = baton::attention::position_of(job_, *span, following_->row_end - 1);
+        }
+        for (int g = 0; g < GROUPS; ++g)
+            next_[g] = key_row(*span, head, std::min<int64_t>(newest, tile + g * LANES));
+    }
+
+    Fetch fetch(int group, int64_t offset) const {
+        if (!next_[0]) return {};
+        return {{next_[group] + offset, next_[group + 1] + offset}, (LANES * pool_.vector_bytes() + 63) / 64};
     }
 
     int64_t value_offset() const {
         return pool_.planes == 1 ? 0 : pool_.heads * pool_.positions * pool_.vector_bytes();
     }
 
-    void attend_tile(int64_t tile, int64_t keys, int64_t side, bool is_last, State& state) {
-        const char** rows = scratch_.key_rows + side * TILE_KEYS;
-        const char** next = is_last ? nullptr : scratch_.key_rows + (side ^ 1) * TILE_KEYS;
+    void attend_tile(int64_t tile, int64_t keys, State& state) {
         const int groups = static_cast<int>((keys + LANES - 1) / LANES);
-        pack_keys<Products, Stored>(scratch_.keys, rows, groups, job_.units, next, value_offset(),
-                                    pool_.vector_bytes());
-        const char* value_rows[TILE_KEYS];
-        for (int64_t i = 0; i < keys; ++i) value_rows[i] = rows[i] + value_offset();
-        pack_values<Products, Stored>(scratch_.values, value_rows, ZEROS, keys, pool_.value_dim);
+        pack_keys<Products, Stored>(scratch_.keys, scratch_.key_rows, groups, job_.units, fetch(0, 0));
+        pack_values<Products, Stored>(scratch_.values, scratch_.key_rows, value_offset(), ZEROS, keys,
+                                      pool_.value_dim, fetch(0, value_offset()));
         load_factors(tile, keys);
         const int64_t count = task_.row_end - task_.row;
         const int64_t parts = (count + ROWS_MAX - 1) / ROWS_MAX;
-        for (int64_t part = 0; part < parts; ++part)
+        for (int64_t part = 0; part < parts; ++part) {
             attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
+            next_[0] = nullptr;
+        }
     }
 
     // What scores and weights of each key are multiplied with.
@@ -292,20 +341,17 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if (newest < tile || (window && oldest - window >= tile + TILE_KEYS - 1)) return;
         const int64_t keys = std::min<int64_t>(TILE_KEYS, newest + 1 - tile);
         const int vectors = static_cast<int>((keys + LANES - 1) / LANES);
-        const unit* queries = scratch_.queries + row * job_.units;
-        for (int v = 0; v < vectors; v += PANEL_VECTORS)
-            multiply<Products>({queries, job_.units, scratch_.keys + v * LANES * job_.units, job_.units,
-                                scratch_.scores + v * LANES, TILE_KEYS, nullptr},
-                               rows, std::min(PANEL_VECTORS, vectors - v));
+        multiply_panels<Products>({scratch_.queries + row * job_.units, job_.units, scratch_.keys, job_.units,
+                                   scratch_.scores, TILE_KEYS, nullptr, fetch(2, 0)},
+                                  rows, vectors, job_.units * PANEL);
         float alpha[ROWS_MAX];
         for (int r = 0; r < rows; ++r) alpha[r] = weigh(tile, row + r, r, vectors, state);
         constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
         const int64_t steps = (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
-        const int value_vectors = static_cast<int>((pool_.value_dim + LANES - 1) / LANES);
-        for (int v = 0; v < value_vectors; v += PANEL_VECTORS)
-            multiply<Products>({scratch_.weights, UNITS, scratch_.values + v * LANES * UNITS, steps,
-                                result(state, row) + v * LANES, job_.result_width, alpha},
-                               rows, std::min(PANEL_VECTORS, value_vectors - v));
+        const int value_vectors = static_cast<int>((pool_.value_dim + 2 * LANES - 1) / (2 * LANES) * 2);
+        multiply_panels<Products>({scratch_.weights, UNITS, scratch_.values, steps, result(state, row),
+                                   job_.result_width, alpha, fetch(2, value_offset())},
+                                  rows, value_vectors, UNITS * PANEL);
     }
 
     float weigh(int64_t tile, int64_t row, int slot, int vectors, State& state) {
@@ -367,24 +413,28 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     const Span& span_;
     const int32_t* table_;
     Scratch scratch_;
-    int64_t newest_, oldest_;  // positions the task's rows see, at most
+    const Task* following_;
+    int64_t newest_;            // the last position the task's rows see
+    const char* next_[GROUPS];  // null: nothing to fetch
 };
 
 // --- sharing out ---
 
-void run_task(const Job& job, const Task& task) {
+void run_task(const Job& job, const Task& task, const Task* following) {
     const int stored = job.pool.stored;
     if (job.pool.dtype == F32) {
-        if (stored == STORED_INT8) return Attend<Float32Products, float, int8_t>(job, task).run();
-        return Attend<Float32Products, float, float>(job, task).run();
+        if (stored == STORED_INT8) return Attend<Float32Products, float, int8_t>(job, task, following).run();
+        return Attend<Float32Products, float, float>(job, task, following).run();
     }
-#if BATON_BF16_PRODUCTS
-    using Products = Bf16Products;
-#else
-    using Products = Float32Products;
-#endif
-    if (stored == STORED_INT8) return Attend<Products, bf16, int8_t>(job, task).run();
-    Attend<Products, bf16, bf16>(job, task).run();
+    if (stored == STORED_INT8) return Attend<PairProducts, bf16, int8_t>(job, task, following).run();
+    Attend<PairProducts, bf16, bf16>(job, task, following).run();
+}
+
+void run_tasks(const Job& job, const std::vector<Task>& tasks) {
+    const int64_t count = static_cast<int64_t>(tasks.size()), threads = thread_count();
+    parallel_for(count, [&](int64_t i, int) {
+        run_task(job, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
+    });
 }
 
 // Longest first, as far as the order of the spans tells.
@@ -395,10 +445,7 @@ std::vector<Task> share_out(const Job& job) {
         const int64_t rows = span.token_count * job.group, parts = (rows + job.rows_max - 1) / job.rows_max;
         for (int64_t part = parts - 1; part >= 0; --part) {
             const int64_t row = part * job.rows_max, row_end = std::min(rows, row + job.rows_max);
-            const int64_t first = span.first_position + row / job.group;
-            const int64_t newest = span.first_position + (row_end - 1) / job.group;
-            const int64_t window = job.call.window;
-            const int64_t oldest = window && first >= window ? first - window + 1 : 0;
+            const int64_t oldest = oldest_key(job, span, row), newest = position_of(job, span, row_end - 1);
             for (int64_t head = 0; head < job.pool.heads; ++head)
                 tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(head), static_cast<int32_t>(row),
                                  static_cast<int32_t>(row_end), static_cast<int32_t>(oldest / SPLIT_KEYS),
@@ -438,8 +485,7 @@ bool run_by_split(Job& job, const std::vector<Task>& whole) {
     std::unique_ptr<float[]> partials(new (std::nothrow) float[static_cast<size_t>(rows * job.partial_width())]);
     if (!partials) return false;
     job.partials = partials.get();
-    parallel_for(static_cast<int64_t>(tasks.size()),
-                 [&](int64_t i, int) { run_task(job, tasks[static_cast<size_t>(i)]); });
+    run_tasks(job, tasks);
     parallel_for(static_cast<int64_t>(whole.size()), [&](int64_t i, int) {
         merge_partials(job, whole[static_cast<size_t>(i)], firsts[static_cast<size_t>(i)]);
     });
@@ -462,16 +508,13 @@ BATON_API int baton_attention(const baton::KvPool* pool, const baton::Batch* bat
     using namespace baton::attention;
     const Call& call = *static_cast<const Call*>(call_);
     if (pool->vector_bytes() > ROW_BYTES_MAX || call.heads % pool->heads) return 1;
-    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0};
-#if BATON_BF16_PRODUCTS
-    job.units = pool->dtype == baton::BF16 ? (pool->head_dim + 1) / 2 : pool->head_dim;
-#else
-    job.units = pool->head_dim;
-#endif
+    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0, false};
+    job.is_paired = pool->dtype == baton::BF16;
+    const int64_t per_unit = job.is_paired ? PairProducts::PER_UNIT : 1;
+    job.units = (pool->head_dim + per_unit - 1) / per_unit;
     job.result_width = rounded_up(pool->value_dim, PANEL);
     const std::vector<Task> tasks = share_out(job);
     if (wants_splits(tasks) && run_by_split(job, tasks)) return 0;
-    baton::parallel_for(static_cast<int64_t>(tasks.size()),
-                        [&](int64_t i, int) { run_task(job, tasks[static_cast<size_t>(i)]); });
+    run_tasks(job, tasks);
     return 0;
 }

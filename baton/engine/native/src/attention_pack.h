@@ -71,24 +71,21 @@ BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
 #endif
 
 // Keys, as columns: panel p holds keys p * PANEL …; step u their unit u. `rows` has TILE_KEYS of them;
-// those of the first `groups` groups of sixteen are packed. `next` is what to fetch meanwhile.
+// those of the first `groups` groups of sixteen are packed.
 template <typename Products, typename Stored>
-void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, const char* const* next,
-               int64_t next_values, int64_t row_bytes) {
+void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, const Fetch& fetch) {
+    const int64_t blocks = groups * ((units + LANES - 1) / LANES);
+    const int64_t lines = (fetch.lines + blocks - 1) / blocks;
+    int64_t done = 0;
     for (int g = 0; g < groups; ++g) {
         unit* panel = to + g / PANEL_VECTORS * (units * PANEL) + g % PANEL_VECTORS * LANES;
         for (int64_t u = 0; u < units; u += LANES) {
             u32x16 block[LANES];
             for (int r = 0; r < LANES; ++r)
                 block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, units - u);
+            fetch.lines_of(done++, lines);
             store_transposed(panel + u * PANEL, block, units - u);
         }
-        if (next)
-            for (int r = 0; r < LANES; ++r)
-                for (int64_t byte = 0; byte < row_bytes; byte += 64) {
-                    __builtin_prefetch(next[g * LANES + r] + byte, 0, 2);
-                    __builtin_prefetch(next[g * LANES + r] + next_values + byte, 0, 2);
-                }
     }
 }
 
@@ -111,28 +108,29 @@ BATON_INLINE void pack_value_columns(unit* to, const char* row, const char* row2
             Products::pack_row(reinterpret_cast<unit*>(&second), load_floats(from2, count),
                                load_floats(from2 + LANES, count - LANES));
         }
-        const __m512i lower = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
-                                               6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-        const __m512i upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(first, lower, second));
-        _mm512_storeu_si512(to + LANES, _mm512_permutex2var_epi16(first, upper, second));
+        _mm512_storeu_si512(to, _mm512_unpacklo_epi16(first, second));
+        _mm512_storeu_si512(to + LANES, _mm512_unpackhi_epi16(first, second));
         return;
     }
 #endif
-    store16(reinterpret_cast<float*>(to), load_floats(from, count));
-    if (count > LANES) store16(reinterpret_cast<float*>(to + LANES), load_floats(from + LANES, count - LANES));
+    store16(to, load_floats(from, count));
+    if (count > LANES) store16(to + LANES, load_floats(from + LANES, count - LANES));
 }
 
-// Values, as they lie: panel p holds columns p * PANEL …; step s the numbers of keys s * PER_UNIT ….
-// `rows` are the first `keys`; a missing last one of a pair counts as zeros.
+// Values, as they lie: panel p holds columns p * PANEL …; step s the numbers of keys s * PER_UNIT …. Columns
+// are in the order that `Products::in_order` undoes, in pairs of vectors.
+// `rows` + `offset` are the first `keys`; a missing last one of a pair counts as zeros.
 template <typename Products, typename Stored>
-void pack_values(unit* to, const char* const* rows, const char* zeros, int64_t keys, int64_t columns) {
+void pack_values(unit* to, const char* const* rows, int64_t offset, const char* zeros, int64_t keys, int64_t columns,
+                 const Fetch& fetch) {
     constexpr int PER_UNIT = Products::PER_UNIT;
     const int64_t steps = (keys + PER_UNIT - 1) / PER_UNIT;
+    const int64_t lines = (fetch.lines + steps - 1) / steps;
     constexpr int64_t PANEL_UNITS = TILE_KEYS / PER_UNIT * PANEL;
     for (int64_t s = 0; s < steps; ++s) {
-        const char* row = rows[s * PER_UNIT];
-        const char* row2 = s * PER_UNIT + 1 < keys ? rows[s * PER_UNIT + 1] : zeros;
+        const char* row = rows[s * PER_UNIT] + offset;
+        const char* row2 = s * PER_UNIT + 1 < keys ? rows[s * PER_UNIT + 1] + offset : zeros;
+        fetch.lines_of(s, lines);
         for (int64_t c = 0; c < columns; c += 2 * LANES)
             pack_value_columns<Products, Stored>(to + c / PANEL * PANEL_UNITS + s * PANEL + c % PANEL, row, row2, c,
                                                  columns - c);

@@ -7,6 +7,8 @@
 // computed with it: it does not depend on its company.
 #pragma once
 
+#include <algorithm>
+
 #include "kv.h"
 #include "simd.h"
 
@@ -27,15 +29,21 @@ constexpr int PANEL = PANEL_VECTORS * LANES;
 struct Float32Products {
     static constexpr int PER_UNIT = 1;
 
-    static BATON_INLINE f32x16 add(f32x16 sum, unit a, const unit* b) {
+    using Vector = f32x16;
+
+    static BATON_INLINE Vector load(const unit* from) { return load16(from); }
+    static BATON_INLINE Vector same(unit a) {
         float x;
         std::memcpy(&x, &a, 4);
-        return multiply_add(splat(x), load_as<f32x16>(b), sum);
+        return splat(x);
     }
+    static BATON_INLINE f32x16 add(f32x16 sum, Vector a, Vector b) { return multiply_add(a, b, sum); }
+    // Two vectors of sums over packed values, in the order of their columns.
+    static BATON_INLINE void in_order(f32x16&, f32x16&) {}
     // Two vectors of numbers, as units.
     static BATON_INLINE void pack_row(unit* to, f32x16 first, f32x16 second) {
-        std::memcpy(to, &first, sizeof first);
-        std::memcpy(to + LANES, &second, sizeof second);
+        store16(to, first);
+        store16(to + LANES, second);
     }
 };
 
@@ -43,15 +51,41 @@ struct Float32Products {
 struct Bf16Products {
     static constexpr int PER_UNIT = 2;
 
-    static BATON_INLINE f32x16 add(f32x16 sum, unit a, const unit* b) {
-        return _mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)),
-                                (__m512bh)_mm512_loadu_si512(b));
+    using Vector = __m512i;
+
+    static BATON_INLINE Vector load(const unit* from) { return _mm512_loadu_si512(from); }
+    static BATON_INLINE Vector same(unit a) { return _mm512_set1_epi32(static_cast<int>(a)); }
+    static BATON_INLINE f32x16 add(f32x16 sum, Vector a, Vector b) {
+        return _mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    // `pack_values` interleaves within quarters of a register.
+    static BATON_INLINE void in_order(f32x16& a, f32x16& b) {
+        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+        const __m512 x = (__m512)a, y = (__m512)b;
+        a = _mm512_permutex2var_ps(x, first, y);
+        b = _mm512_permutex2var_ps(x, second, y);
     }
     static BATON_INLINE void pack_row(unit* to, f32x16 first, f32x16 second) {
         _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
     }
 };
 #endif
+
+// What is fetched into the cache while something else is computed: the memory of two groups of keys (or
+// their values). Memory is read at full speed only if requests never cease.
+struct Fetch {
+    const char* from[2] = {nullptr, nullptr};  // null: nothing
+    int64_t lines = 0;                          // of each
+
+    BATON_INLINE void lines_of(int64_t part, int64_t per_part) const {
+        const int64_t end = (part + 1) * per_part;
+        for (int64_t i = part * per_part; i < (end < lines ? end : lines); ++i) {
+            __builtin_prefetch(from[0] + i * 64, 0, 3);
+            __builtin_prefetch(from[1] + i * 64, 0, 3);
+        }
+    }
+};
 
 // c[r][j] = alpha[r] * c[r][j] + sum over s < units of a[r][s] * b[s][j]; without alpha c starts at 0.
 struct Product {
@@ -62,6 +96,7 @@ struct Product {
     float* c;
     int64_t c_stride;
     const float* alpha;
+    Fetch fetch;
 };
 
 template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
@@ -69,13 +104,20 @@ template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Pro
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v)
             c[r][v] = p.alpha ? load16(p.c + r * p.c_stride + v * LANES) * splat(p.alpha[r]) : f32x16{};
-    for (int64_t s = 0; s < p.units; ++s) {
-        const unit* b = p.b + s * PANEL;
-        for (int r = 0; r < ROWS; ++r) {
-            const unit a = p.a[r * p.a_stride + s];
-            for (int v = 0; v < VECTORS; ++v) c[r][v] = Products::add(c[r][v], a, b + v * LANES);
+    auto step = [&](int64_t s) __attribute__((always_inline)) {
+        typename Products::Vector b[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) {
+            b[v] = Products::load(p.b + s * PANEL + v * LANES);
+            pin(b[v]);
         }
-    }
+        for (int r = 0; r < ROWS; ++r) {
+            const auto a = Products::same(p.a[r * p.a_stride + s]);
+            for (int v = 0; v < VECTORS; ++v) c[r][v] = Products::add(c[r][v], a, b[v]);
+        }
+    };
+    int64_t s = 0;
+    for (; s < std::min(p.units, p.fetch.lines); ++s) step(s), p.fetch.lines_of(s, 1);
+    for (; s < p.units; ++s) step(s);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
 }
@@ -100,6 +142,16 @@ template <typename Products> void multiply(const Product& p, int rows, int vecto
         case 5: return multiply_rows<Products, 5>(p, vectors);
         case 6: return multiply_rows<Products, 6>(p, vectors);
 #endif
+    }
+}
+
+// As many columns as wanted: panels are `panel_units` units apart.
+template <typename Products> void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
+    for (; vectors > 0; vectors -= PANEL_VECTORS) {
+        multiply<Products>(p, rows, std::min(PANEL_VECTORS, vectors));
+        p.b += panel_units, p.c += PANEL;
+        p.fetch.from[0] += p.units * 64, p.fetch.from[1] += p.units * 64;
+        p.fetch.lines = std::max<int64_t>(0, p.fetch.lines - p.units);
     }
 }
 

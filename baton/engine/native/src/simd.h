@@ -35,14 +35,16 @@ using i32x16 = int32_t __attribute__((vector_size(64)));
 BATON_INLINE f32x16 splat(float x) { return x - f32x16{}; }
 BATON_INLINE u32x16 splat_bits(uint32_t x) { return x | u32x16{}; }
 
-template <typename V, typename T> BATON_INLINE V load_as(const T* from) {
-    V v;
-    std::memcpy(&v, from, sizeof(V));
-    return v;
+using f32x16_anywhere = float __attribute__((vector_size(64), aligned(1), may_alias));
+BATON_INLINE f32x16 load16(const void* from) { return *static_cast<const f32x16_anywhere*>(from); }
+BATON_INLINE void store16(void* to, f32x16 x) { *static_cast<f32x16_anywhere*>(to) = x; }
+
+// Keeps a vector in a register: compilers would rather load it again for each use.
+template <typename V> BATON_INLINE void pin(V& x) {
+#if BATON_SIMD512
+    asm("" : "+v"(x));
+#endif
 }
-BATON_INLINE f32x16 load16(const float* from) { return load_as<f32x16>(from); }
-BATON_INLINE void store16(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
-BATON_INLINE void store_bits16(uint32_t* to, u32x16 x) { std::memcpy(to, &x, sizeof x); }
 
 // a * b + c with one rounding where the processor can.
 BATON_INLINE f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 c) {

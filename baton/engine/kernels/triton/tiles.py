@@ -1,0 +1,109 @@
+"""Sizes of tiles, by shape and architecture: small tables instead of timing kernels when they run.
+
+A table is the same in every process and at every start, so results do not depend on what else the device
+did while it was timed, no request waits for a search, and every entry can be compiled in the tests.
+Shared memory bounds most entries: an attention program holds its queries and `stages` tiles of keys and
+values.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.core.geometry import STORED_BYTES, KVGeometry
+from baton.engine.kernels.triton.device import DeviceFacts
+
+Breadth = Literal["decode", "few", "chunk"]
+"""Of an attention tile: one token; the few tokens of a draft or the end of a prompt; many tokens."""
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least both."""
+    return 1 << (max(n, least) - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    block_m: int
+    """Rows: (token, query head) pairs that share a key-value head."""
+    block_n: int
+    """Keys taken in at once."""
+    heads: int
+    """Query heads of one tile, at most block_m."""
+    warps: int
+    stages: int
+    has_phases: bool
+    """See `attention.attend`. Without, there is one loop, whose loads are in flight from end to end."""
+
+    @property
+    def tokens(self) -> int:
+        return self.block_m // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a model's attention looks like to the kernel."""
+
+    geometry: KVGeometry
+    group: int
+    """Query heads per key-value head."""
+
+    @property
+    def main(self) -> int:
+        """Width of the tile of values, and of the keys' part that goes with it."""
+        return power_of_two(self.main_used, 16)
+
+    @property
+    def main_used(self) -> int:
+        return self.value_dim if self.geometry.planes == 1 else self.geometry.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.geometry.value_dim if self.geometry.planes == 1 else self.geometry.head_dim
+
+    @property
+    def rest_used(self) -> int:
+        return self.geometry.head_dim - self.main_used
+
+    @property
+    def rest(self) -> int:
+        """Width of what keys have beyond values (rotated part of a latent); 0: nothing."""
+        return power_of_two(self.rest_used, 16) if self.rest_used else 0
+
+
+def attention_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) -> AttentionTile:
+    geometry, group = shape.geometry, shape.group
+    if geometry.dtype == "float32":
+        block_m = power_of_two(min(group, 32), 16)
+        return AttentionTile(block_m, 32, min(group, block_m), 4, 1, has_phases=False)
+    if geometry.planes == 1 and shape.main > 256:
+        return _latent_tile(shape, facts, breadth)
+    width = shape.main + shape.rest
+    if breadth == "decode":
+        block_m = power_of_two(min(group, 64), 16)
+        # A tile of keys and one of values are 32 KiB in all, three in flight.
+        block_n = max(32, min(128, 16_384 // (width * STORED_BYTES[geometry.stored_dtype])))
+        return AttentionTile(block_m, block_n, min(group, block_m), 4, 3, has_phases=False)
+    if breadth == "few":
+        return AttentionTile(64, 64 if width <= 128 else 32, min(group, 64), 4, 2, has_phases=False)
+    block_m, block_n, warps, stages = _chunk_sizes(width, facts)
+    return AttentionTile(block_m, block_n, min(group, block_m), warps, stages, has_phases=True)
+
+
+def _chunk_sizes(width: int, facts: DeviceFacts) -> tuple[int, int, int, int]:
+    """(block_m, block_n, warps, stages). On Hopper two groups of 4 warps take 64 rows each."""
+    if facts.has_wgmma:
+        if width <= 64:
+            return 128, 128, 8, 3
+        return (128, 128, 8, 2) if width <= 128 else (128, 64, 8, 2)
+    if width <= 64:
+        return 128, 64, 4, 3
+    return (128, 64, 8, 2) if width <= 128 else (64, 32, 8, 2)
+
+
+def _latent_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) -> AttentionTile:
+    """Multi-head latent attention: 512 + 64 numbers per position, shared by all query heads. The sum of a
+    row alone is 512 registers' worth, so tiles have few rows and many warps."""
+    most = 64 if facts.has_wgmma else 32
+    block_m = most if breadth != "decode" else power_of_two(min(shape.group, most), 16)
+    block_n = 64 if facts.has_wgmma else 32
+    return AttentionTile(block_m, block_n, min(shape.group, block_m), 8, 2, has_phases=False)

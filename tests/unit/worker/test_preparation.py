@@ -1,0 +1,298 @@
+"""Until a sequence's grammar and adapter are ready the core hears nothing of it; whatever ends the
+sequence meanwhile is honoured."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from baton.core.errors import SetupError
+from baton.core.hashing import HASH_BYTES
+from baton.core.messages import (
+    AdapterRef,
+    CancelSequence,
+    FailureReason,
+    Leg,
+    RefusalReason,
+    SequenceFailed,
+    SequenceRefused,
+    StartSequence,
+)
+from baton.core.sampling import Grammar, GrammarKind, SamplingParams
+from baton.engine.grammar import GrammarError
+from baton.worker.preparation import Preparation
+from baton.worker.preparers import Adapters, Grammars
+
+GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
+
+
+def start(seq_id="s", epoch=1, *, grammar=None, adapter=None, time_left_s=60.0):
+    params = SamplingParams(8, grammar=grammar)
+    ref = None if adapter is None else AdapterRef(adapter, f"/{adapter}", "d")
+    root = b"h" * HASH_BYTES
+    return StartSequence(seq_id, epoch, Leg.WHOLE, (1,), 1, params, root, time_left_s, adapter=ref)
+
+
+class Core:
+    def __init__(self):
+        self.seen = []
+
+    def from_router(self, router_id, message):
+        self.seen.append(message)
+
+    def router_joined(self, router_id):
+        self.seen.append(("joined", router_id))
+
+    def router_lost(self, router_id):
+        self.seen.append(("lost", router_id))
+
+    @property
+    def starts(self):
+        return [(m.seq_id, m.epoch) for m in self.seen if isinstance(m, StartSequence)]
+
+
+class Slow:
+    """Grammars are ready when the test says so."""
+
+    def __init__(self):
+        self.begun, self.done = asyncio.Queue(), {}
+
+    def is_ready(self, message):
+        return message.sampling.grammar is None
+
+    async def prepare(self, message, claimed):
+        key = (message.seq_id, message.epoch)
+        self.done[key] = asyncio.get_running_loop().create_future()
+        self.begun.put_nowait(key)
+        await self.done[key]
+
+
+class Bench:
+    def __init__(self, *preparers, prepare_s=60.0, pending_max=8):
+        self.core, self.answers, self.tasks = Core(), asyncio.Queue(), []
+        self.now_s = 0.0
+        self.preparation = Preparation(
+            self.core,
+            preparers,
+            spawn=self.spawn,
+            prepare_s=prepare_s,
+            pending_max=pending_max,
+            now=lambda: self.now_s,
+        )
+        self.preparation.answer = lambda router_id, message: self.answers.put_nowait(message)
+
+    def spawn(self, coroutine):
+        self.tasks.append(asyncio.ensure_future(coroutine))
+        return self.tasks[-1]
+
+    def tell(self, message, router_id="r"):
+        self.preparation.from_router(router_id, message)
+
+    async def settle(self):
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        assert self.preparation.pending_count == 0
+
+
+@pytest.fixture
+async def bench():
+    return Bench(Slow())
+
+
+@pytest.fixture
+def slow(bench):
+    return bench.preparation._preparers[0]
+
+
+async def test_what_needs_nothing_goes_straight_through(bench):
+    message = start()
+    bench.tell(message)
+    assert bench.core.seen == [message]
+
+
+async def test_a_start_waits_for_its_grammar_and_has_that_much_less_time(bench, slow):
+    message = start(epoch=0, grammar=GRAMMAR)
+    bench.tell(message)
+    bench.tell(message)  # a repetition changes nothing
+    key = await slow.begun.get()
+    assert bench.core.seen == []
+    bench.now_s = 2.5
+    slow.done[key].set_result(None)
+    await bench.settle()
+    assert bench.core.seen == [msgspec.structs.replace(message, time_left_s=57.5)]
+
+
+async def test_a_cancelled_start_is_never_told(bench, slow):
+    bench.tell(start(epoch=1, grammar=GRAMMAR))
+    key = await slow.begun.get()
+    bench.tell(CancelSequence("s", 1))
+    await bench.settle()
+    assert slow.done[key].cancelled()
+    assert bench.core.starts == []
+    assert bench.core.seen[-1] == CancelSequence("s", 1)
+
+
+async def test_a_cancel_of_an_older_epoch_leaves_it_alone(bench, slow):
+    bench.tell(start(epoch=2, grammar=GRAMMAR))
+    key = await slow.begun.get()
+    bench.tell(CancelSequence("s", 1))
+    slow.done[key].set_result(None)
+    await bench.settle()
+    assert bench.core.starts == [("s", 2)]
+
+
+async def test_a_higher_epoch_replaces_it_and_a_lower_one_is_refused(bench, slow):
+    bench.tell(start(epoch=2, grammar=GRAMMAR))
+    await slow.begun.get()
+    bench.tell(start(epoch=1, grammar=GRAMMAR))
+    refused = bench.answers.get_nowait()
+    assert (refused.epoch, refused.reason) == (1, RefusalReason.STALE_EPOCH)
+    bench.tell(start(epoch=3))  # needs no grammar any more
+    await bench.settle()
+    assert bench.core.starts == [("s", 3)]
+
+
+async def test_the_epoch_before_ends_when_the_new_one_comes_not_when_it_is_ready(bench, slow):
+    bench.tell(start(epoch=1))
+    bench.tell(start(epoch=2, grammar=GRAMMAR))
+    assert bench.core.seen[-1] == CancelSequence("s", 1)
+    bench.tell(CancelSequence("s", 2))
+    await bench.settle()
+
+
+@pytest.mark.parametrize("how", ["router_lost", "router_joined"])
+async def test_a_lost_router_takes_its_own_starts_with_it(bench, slow, how):
+    bench.tell(start("a", grammar=GRAMMAR), "r")
+    bench.tell(start("b", grammar=GRAMMAR), "q")
+    await slow.begun.get()
+    await slow.begun.get()
+    getattr(bench.preparation, how)("r")
+    slow.done["b", 1].set_result(None)
+    await bench.settle()
+    assert bench.core.starts == [("b", 1)]
+
+
+async def test_more_than_may_wait_are_refused():
+    bench = Bench(slow := Slow(), pending_max=1)
+    bench.tell(start("a", 0, grammar=GRAMMAR))
+    bench.tell(start("b", 0, grammar=GRAMMAR))
+    assert bench.answers.get_nowait().reason is RefusalReason.NO_ROOM
+    slow.done[await slow.begun.get()].set_result(None)
+    await bench.settle()
+
+
+async def test_what_takes_too_long_is_refused_and_a_deadline_is_a_deadline():
+    bench = Bench(Slow(), prepare_s=0.01)
+    bench.tell(start(grammar=GRAMMAR))
+    await bench.settle()
+    refused = bench.answers.get_nowait()
+    assert isinstance(refused, SequenceRefused)
+    assert refused.reason is RefusalReason.UNSUPPORTED
+    assert "0.01 s" in refused.message
+    bench.tell(start(grammar=GRAMMAR, time_left_s=0.001))
+    await bench.settle()
+    failed = bench.answers.get_nowait()
+    assert isinstance(failed, SequenceFailed)
+    assert failed.reason is FailureReason.DEADLINE
+    assert bench.core.starts == []
+
+
+async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow):
+    bench.tell(start(grammar=GRAMMAR))
+    slow.done[await slow.begun.get()].set_exception(OSError("the disk is on fire"))
+    await bench.settle()
+    assert bench.answers.get_nowait().reason is FailureReason.INTERNAL
+
+
+class Store:
+    def __init__(self):
+        self.known = set()
+
+    def has(self, grammar):
+        return grammar in self.known
+
+    def prepare(self, grammar):
+        if grammar.text == "bad":
+            raise GrammarError("regex: no")
+        self.known.add(grammar)
+
+
+async def test_a_grammar_that_does_not_compile_is_unsupported_with_the_compilers_words():
+    with ThreadPoolExecutor(1) as threads:
+        bench = Bench(Grammars(Store(), threads))
+        bench.tell(start(grammar=Grammar(GrammarKind.REGEX, "bad")))
+        await bench.settle()
+        refused = bench.answers.get_nowait()
+        assert (refused.reason, refused.message) == (RefusalReason.UNSUPPORTED, "regex: no")
+        bench.tell(start("t", grammar=GRAMMAR))
+        await bench.settle()
+        bench.tell(start("u", grammar=GRAMMAR))  # known now: without a detour
+        assert bench.core.starts == [("t", 1), ("u", 1)]
+
+
+class Loader:
+    def __init__(self):
+        self.log, self.slots = [], set()
+
+    def read(self, ref):
+        if ref.name == "broken":
+            raise SetupError("adapter broken: no")
+        return ref.key
+
+    async def install(self, adapter):
+        await asyncio.sleep(0)
+        self.slots.add(adapter)
+        assert len(self.slots) <= 2
+        self.log.append(f"+{adapter[0]}")
+
+    async def drop(self, key):
+        await asyncio.sleep(0)
+        self.slots.remove(key)
+        self.log.append(f"-{key[0]}")
+
+
+@pytest.fixture
+async def lora():
+    loader, in_use = Loader(), set()
+    with ThreadPoolExecutor(1) as threads:
+        bench = Bench(Adapters(loader, threads, count_max=2, in_use=lambda: in_use))
+        bench.loader, bench.in_use = loader, in_use
+        yield bench
+
+
+async def test_the_least_recently_started_adapter_makes_room(lora):
+    for seq_id, adapter in enumerate("abacb"):
+        lora.tell(start(str(seq_id), adapter=adapter))
+        await lora.settle()
+    assert lora.loader.log == ["+a", "+b", "-b", "+c", "-a", "+b"]
+    assert len(lora.core.starts) == 5
+
+
+async def test_an_adapter_in_use_stays_and_the_newcomer_is_refused(lora):
+    for seq_id, adapter in enumerate("ab"):
+        lora.tell(start(str(seq_id), adapter=adapter))
+        await lora.settle()
+    lora.in_use.update({"a@d", "b@d"})
+    lora.tell(start("n", adapter="c"))
+    await lora.settle()
+    assert lora.answers.get_nowait().reason is RefusalReason.NO_ROOM
+    lora.in_use.remove("a@d")
+    lora.tell(start("m", adapter="c"))
+    await lora.settle()
+    assert lora.loader.log == ["+a", "+b", "-a", "+c"]
+
+
+async def test_one_that_many_wait_for_is_read_once_even_if_the_first_loses_interest(lora):
+    for seq_id in "xyz":
+        lora.tell(start(seq_id, adapter="a"))
+    lora.tell(CancelSequence("x", 1))
+    await lora.settle()
+    assert lora.loader.log == ["+a"]
+    assert sorted(lora.core.starts) == [("y", 1), ("z", 1)]
+
+
+async def test_a_broken_adapter_is_unsupported(lora):
+    lora.tell(start(adapter="broken"))
+    await lora.settle()
+    refused = lora.answers.get_nowait()
+    assert (refused.reason, refused.message) == (RefusalReason.UNSUPPORTED, "adapter broken: no")
