@@ -12,6 +12,7 @@ import psutil
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
+from baton.engine.models.fallback_spec import check_fallback
 from baton.engine.models.read import load_spec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.safetensors_files import check_weights
@@ -25,6 +26,7 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     not fit the model."""
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
+    check_fallback(spec, model)
     check_weights(folder)
     context_tokens(spec, model)
     pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
