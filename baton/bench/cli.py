@@ -10,6 +10,7 @@ from rich.table import Table
 
 from baton.bench import handover as handover_bench
 from baton.bench.engine_cli import engine
+from baton.bench.kernels_cli import kernels
 
 app = typer.Typer(
     name="bench",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 app.command("engine")(engine)
+app.command("kernels")(kernels)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
