@@ -66,5 +66,5 @@ def _architecture(fields: Fields) -> str:
     names: object = fields.data.get("architectures")
     listed = [str(name) for name in cast(list[object], names)] if isinstance(names, list) else []
     if not listed:
-        raise SetupError(f"{fields.where}: architectures must name the model's class, is {names!r}")
+        raise SetupError(f"{fields.where}: architecture none is not supported: `architectures` is {names!r}")
     return next((name for name in listed if name in FAMILIES), listed[0])
