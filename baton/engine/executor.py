@@ -1,6 +1,7 @@
 """Computes steps: the torch side of a worker, driven by plain values."""
 
 import time
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -24,7 +25,7 @@ from baton.engine.adapters import AdapterSlots
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.draft import DraftModel, DraftRequest
 from baton.engine.grammar import GrammarStore
-from baton.engine.kernels.interface import Span
+from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.models.decoder import Progress
 from baton.engine.models.model import LanguageModel
@@ -184,6 +185,30 @@ class Executor:
     def drop_adapter(self, key: str) -> None:
         """`AdapterRef.key`; no sequence uses it any more."""
         self.adapters.drop(key)
+
+    @torch.inference_mode()
+    def logits_of(self, tokens: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
+        """For measurements: float32 [n, vocab] after each token of one text, computed as a prompt is, in
+        chunks and through the KV pool, of which nothing else may be in use.
+
+        Raises SetupError: the pool does not hold the text.
+        """
+        assert self._model is not None, "logits_of after close"
+        needed = self.geometry.blocks_for(len(tokens))
+        if needed > self.kv.block_count:
+            raise SetupError(
+                f"{len(tokens)} tokens need {needed} blocks of KV, there are {self.kv.block_count}"
+            )
+        blocks = tuple(range(needed))
+        for block in blocks:
+            self.kv.clear(block)
+        for start in range(0, len(tokens), chunk_tokens):
+            chunk = list(tokens[start : start + chunk_tokens])
+            end = start + len(chunk)
+            layout = BatchLayout.of([Span(start, len(chunk), blocks[: self.geometry.blocks_for(end)])])
+            ids = torch.tensor(chunk, dtype=torch.int64, device=self.kv.device)
+            hidden = self._model.forward(ids, layout, torch.arange(len(chunk), device=self.kv.device))
+            yield self._model.logits(hidden)
 
     def warm_up(self) -> None:
         """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay
