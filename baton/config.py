@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = ""
-    """Hugging Face folder or hub id."""
+    """Hugging Face folder, hub id, or GGUF file."""
     name: str = ""
     """Name clients use; empty: the folder's or hub id's last part."""
     revision: str = "main"
