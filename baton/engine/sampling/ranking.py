@@ -40,7 +40,7 @@ def sorted_rows(keys: Tensor) -> Tensor:
 
 def _keys(values: Tensor) -> Tensor:
     """int64, all different within a row: the number's order in the upper half, the id's in the lower."""
-    bits = values.contiguous().view(torch.int32)
+    bits = (values.contiguous() + 0.0).view(torch.int32)  # the sum makes -0.0 what it equals
     # A float's bits order like an integer's, but for negative ones the wrong way round.
     order = torch.where(bits < 0, bits ^ 0x7FFF_FFFF, bits).long()
     falling_ids = torch.arange(values.shape[-1] - 1, -1, -1, device=values.device)
