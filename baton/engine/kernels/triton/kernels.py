@@ -15,12 +15,12 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
-from baton.engine.kernels.triton import blocks, gated, norm
+from baton.engine.kernels.triton import blocks, norm
 from baton.engine.kernels.triton.attention_launch import PoolKernels
 from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from baton.engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
 from baton.engine.kernels.triton.plan import AttentionLaunch, Capacity, HostPlan, Planner, TritonPlan, upload
-from baton.engine.kernels.triton.products import ACTIVATIONS, Products
+from baton.engine.kernels.triton.products import Products, gate_rows
 from baton.engine.kernels.triton.tiles import power_of_two
 from baton.engine.kernels.weights import ExpertMatrices, Matrix
 from baton.engine.kv_pool import KVPool
@@ -56,7 +56,7 @@ class TritonKernels:
                 f"{self._facts.capability / 10}: use engine.kernels=torch"
             )
         self._pool, self._dtype = pool, TORCH_DTYPES[pool.geometry.dtype]
-        self._on_pool = PoolKernels(pool, self._dtype)
+        self._on_pool = PoolKernels(pool, self._dtype, self._facts)
         self._products = Products(self._dtype, self._facts)
         self._planner = Planner(pool.geometry, self._facts)
         self._group_sizes: dict[int, set[int]] = {}
@@ -119,24 +119,7 @@ class TritonKernels:
         return self.linear(x, matrix).float()
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        rows, size = gate.shape
-        out = torch.empty((rows, size), dtype=gate.dtype, device=gate.device)
-        width = min(1024, power_of_two(size))
-        if rows:
-            launch(
-                gated.gated,
-                (rows, triton.cdiv(size, width)),
-                gate,
-                up,
-                out,
-                gate.stride(0),
-                up.stride(0),
-                SIZE=size,
-                WIDTH=width,
-                ACTIVATION=ACTIVATIONS[activation],
-                warps=4,
-            )
-        return out
+        return gate_rows(gate, up, activation)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)[0]
