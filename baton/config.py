@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = ""
-    """Hugging Face folder or hub id."""
+    """Hugging Face folder, hub id, or GGUF file."""
     name: str = ""
     """Name clients use; empty: the folder's or hub id's last part."""
     revision: str = "main"
@@ -138,6 +138,9 @@ class RouterConfig(Section):
     """Tokens buffered for a slow client before it is dropped."""
     choices_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """Largest `n` of a request."""
+    adapter_loading: bool = True
+    """Clients may load and unload LoRA adapters by /v1/load_lora_adapter and /v1/unload_lora_adapter: from
+    any folder that routers and workers can read, and from the hub. False: only `model.adapters`."""
     tenant_salt: str = ""
     """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 512

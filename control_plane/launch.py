@@ -17,7 +17,7 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
-from baton.engine.model_files import local_folder
+from baton.engine.model_files import default_name, local_folder
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
@@ -262,7 +262,7 @@ class _Cluster:
 
     def ready_text(self) -> str:
         cluster = self._config.cluster
-        model = self._config.model.name or Path(self._config.model.path).name
+        model = self._config.model.name or default_name(self._config.model.path)
         pools = (
             f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
         )

@@ -1,11 +1,6 @@
 """The public HTTP API. Everything a client can get wrong is answered in OpenAI's error shape."""
 
-import asyncio
-import logging
-import time
-import uuid
-from collections.abc import Callable
-from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
 import orjson
@@ -14,266 +9,35 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from baton.config import RouterConfig
-from baton.core.errors import BatonError, BodyTooLarge, DeadlineOver, ModelNotFound
-from baton.core.ids import RequestId, SequenceId
+from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
-from router import openai_api
-from router.asgi import (
-    ABORT,
-    EVENTS,
-    JSON,
-    App,
-    ClientGone,
-    Headers,
-    Receive,
-    RequestIds,
-    Scope,
-    Send,
-    header,
-    read_body,
-    respond,
-    respond_and_linger,
-    until_disconnected,
-)
+from router.asgi import App, RequestIds
+from router.bodies import decode_object, field_error
 from router.defects import Defects
-from router.detokenizer import Detokenizer
-from router.driver import Driver
-from router.events import Submit
+from router.embeddings import EmbeddingRequest
+from router.generation import ChatRequest, CompletionRequest
 from router.health import StatusGauges, health
-from router.observe import Observer, Outcome, outcome_of
-from router.openai_api import Call, Endpoint, Limits
-from router.openai_response import AnswerFormat, error_body, error_of, retry_after_s
-from router.streaming import Exchange
-from router.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
-
-CONTEXT_TOKENS = 5
-"""Prompt tokens that decide how the first generated ones are spaced."""
+from router.openai_response import error_body, error_of
+from router.request import Handler, error_headers
+from router.service import Service
 
 READ = ["GET", "HEAD"]
-
-Parse = Callable[[bytes, Limits], Call]
-
-
-class Service:
-    """What the handlers share. One per router process."""
-
-    def __init__(
-        self,
-        *,
-        config: RouterConfig,
-        model: str,
-        driver: Driver,
-        tokenizer: Tokenizer,
-        observer: Observer,
-        directory_state: Callable[[], str] = lambda: "none",
-    ) -> None:
-        """`directory_state`: for /health, whether membership is current."""
-        self.config, self.model = config, model
-        self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
-        self.directory_state = directory_state
-        self.created = int(time.time())
-        self.salt = config.tenant_salt.encode()
-
-    @property
-    def limits(self) -> Limits:
-        """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
-        card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
-        if holds is not None and holds < card.context_tokens:
-            card = msgspec.structs.replace(card, context_tokens=holds)
-        return Limits(
-            card=card,
-            choices_max=self.config.choices_max,
-            default_max_tokens=self.config.default_max_tokens,
-        )
-
-    def check_model(self, name: str) -> None:
-        """Raises ModelNotFound."""
-        if name != self.model:
-            raise ModelNotFound(f"The model `{name:.200}` does not exist; this server has `{self.model}`.")
-
-    @property
-    def system_fingerprint(self) -> str:
-        """Changes when the workers' model, weights or layout do."""
-        facts = self.driver.fingerprint or self.model
-        return "fp_" + blake2b(facts.encode(), digest_size=5).hexdigest()
+SMALL_BODY_BYTES_MAX = 64 * 1024
 
 
-class Generation:
-    """POST /v1/chat/completions or /v1/completions."""
-
-    def __init__(self, service: Service, endpoint: Endpoint) -> None:
-        self._service = service
-        self._parse: Parse
-        if endpoint is Endpoint.CHAT:
-            self._parse, self._id_prefix = openai_api.parse_chat, "chatcmpl-"
-        else:
-            self._parse, self._id_prefix = openai_api.parse_completion, "cmpl-"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        observer = self._service.observer
-        request_id = RequestId(self._id_prefix + uuid.uuid4().hex)
-        traceparent = observer.open(request_id, (header(scope, b"traceparent") or b"").decode("latin-1"))
-        outcome: Outcome = "failed"
-        message = ""
-        try:
-            outcome = await _Request(self._service, self._parse, request_id, traceparent).serve(
-                scope, receive, send
-            )
-        except ClientGone:
-            outcome = "cancelled"
-        except BodyTooLarge as error:
-            outcome, message = "invalid", str(error)
-            await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)
-        except BatonError as error:
-            outcome, message = outcome_of(error), str(error)
-            await respond(send, error.http_status, error_of(error), error_headers(error))
-        finally:
-            observer.close(request_id, outcome, message)
-
-
-class _Request:
-    """One request from its body to the last byte of its answer."""
-
-    def __init__(self, service: Service, parse: Parse, request_id: RequestId, traceparent: str) -> None:
-        self._service, self._parse = service, parse
-        self._request_id, self._traceparent = request_id, traceparent
-        self._arrived_s = service.driver.now_s()
-        self._deadline_s = self._arrived_s + service.config.request_timeout_s
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
-        """Raises BatonError, ClientGone: nothing is sent then."""
-        service = self._service
-        body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = self._parse(body, service.limits)
-        service.check_model(call.model)
-        exchange = self._exchange(call)
-        watch = asyncio.create_task(self._watch(receive, exchange))
-        try:
-            parts = await self._parts(call)
-            if not exchange.is_gone:
-                exchange.submit(parts, choices_per_prompt=call.n, with_token_ids=call.return_token_ids)
-                await self._answer(call, exchange, scope, send)
-        finally:
-            exchange.close()
-            watch.cancel()
-        return self._outcome(exchange)
-
-    async def _watch(self, receive: Receive, exchange: Exchange) -> None:
-        await until_disconnected(receive)
-        exchange.client_gone()
-
-    def _exchange(self, call: Call) -> Exchange:
-        service = self._service
-        answer = AnswerFormat(
-            call.endpoint,
-            request_id=self._request_id,
-            created=int(time.time()),
-            model=service.model,
-            system_fingerprint=service.system_fingerprint,
-            include_usage=call.include_usage,
-        )
-        return Exchange(
-            service.driver,
-            answer,
-            deadline_s=self._deadline_s,
-            unsent_tokens_max=service.config.output_buffer_tokens_max,
-        )
-
-    async def _prompts(self, call: Call) -> list[tuple[int, ...]]:
-        tokenizer = self._service.tokenizer
-        try:
-            async with asyncio.timeout_at(self._deadline_s):
-                if call.endpoint is Endpoint.CHAT:
-                    return [await tokenizer.encode_chat(call.messages)]
-                return [
-                    await tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-                    for prompt in call.prompts
-                ]
-        except TimeoutError:
-            raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
-
-    async def _parts(self, call: Call) -> list[tuple[Submit, Detokenizer]]:
-        prompts = await self._prompts(call)
-        return [
-            self._part(call, prompt, prompt_index * call.n + i)
-            for prompt_index, prompt in enumerate(prompts)
-            for i in range(call.n)
-        ]
-
-    def _part(self, call: Call, prompt: tuple[int, ...], index: int) -> tuple[Submit, Detokenizer]:
-        service = self._service
-        sampling = openai_api.sampling_params(
-            call, choice_index=index, prompt_tokens=len(prompt), limits=service.limits
-        )
-        submit = Submit(
-            seq_id=SequenceId(f"{self._request_id}/{index}"),
-            request_id=self._request_id,
-            prompt=prompt,
-            sampling=sampling,
-            salt=service.salt,
-            deadline_s=self._deadline_s,
-            traceparent=self._traceparent,
-        )
-        detokenizer = Detokenizer(
-            service.tokenizer.decode,
-            special_ids=service.tokenizer.special_ids,
-            stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
-            stops=call.stops,
-            context=prompt[-CONTEXT_TOKENS:],
-        )
-        return submit, detokenizer
-
-    async def _answer(self, call: Call, exchange: Exchange, scope: Scope, send: Send) -> None:
-        abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
-        if not call.stream:
-            body = await exchange.whole()
-            if not exchange.is_gone:
-                await exchange.last_words(respond(send, 200, body, JSON), on_drop=abort)
-            return
-        await exchange.begin()
-        if exchange.is_gone:
-            return
-
-        async def write(events: bytes) -> None:
-            await send({"type": "http.response.body", "body": events, "more_body": True})
-
-        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        await exchange.stream(write, include_usage=call.include_usage, on_drop=abort)
-        if not exchange.is_gone:
-            await exchange.last_words(send({"type": "http.response.body", "body": b""}), on_drop=abort)
-
-    def _outcome(self, exchange: Exchange) -> Outcome:
-        observer = self._service.observer
-        if exchange.is_too_slow:
-            observer.on_slow_client()
-        if exchange.is_gone:
-            return "cancelled"
-        if exchange.error is not None:
-            return outcome_of(exchange.error)
-        observer.on_answered(exchange, arrived_s=self._arrived_s)
-        return "completed"
-
-
-def _no_way_to_hang_up() -> None:
-    """Under another server than ours: what is written no more will show the client."""
-
-
-def error_headers(error: BatonError) -> Headers:
-    seconds = retry_after_s(error)
-    return JSON if seconds is None else [*JSON, (b"retry-after", b"%d" % seconds)]
-
-
-# --- the app --------------------------------------------------------------------------------------
+B = TypeVar("B")
 
 
 def make_app(service: Service) -> App:
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, endpoint in (("/v1/chat/completions", Endpoint.CHAT), ("/v1/completions", Endpoint.COMPLETION)):
-        app.router.routes.append(Route(path, Generation(service, endpoint), methods=["POST"]))
+    for path, kind, id_prefix in (
+        ("/v1/chat/completions", ChatRequest, "chatcmpl-"),
+        ("/v1/completions", CompletionRequest, "cmpl-"),
+        ("/v1/embeddings", EmbeddingRequest, "embd-"),
+    ):
+        app.router.routes.append(Route(path, Handler(service, kind, id_prefix), methods=["POST"]))
     _add_models(app, service)
+    _add_adapters(app, service)
     _add_health(app, service)
     _add_error_shape(app)
     return RequestIds(Defects(app))
@@ -284,25 +48,78 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def card() -> dict[str, object]:
+    def base() -> dict[str, object]:
         limits = service.limits.card
         return {
             "id": service.model,
             "object": "model",
             "created": service.created,
             "owned_by": "baton",
+            "root": service.model_path,
+            "parent": None,
             "max_model_len": limits.context_tokens,
             "vocab_size": limits.vocab_size,
         }
 
+    def card(name: str) -> dict[str, object]:
+        """Raises ModelNotFound."""
+        if service.adapter_of(name) is None:
+            return base()
+        adapter = service.adapters.get(name)
+        assert adapter is not None
+        own = {"id": name, "created": adapter.created, "root": adapter.ref.path, "parent": service.model}
+        return base() | own
+
     @app.api_route("/v1/models", methods=READ)
     async def models() -> Response:
-        return _json({"object": "list", "data": [card()]})
+        return _json(
+            {"object": "list", "data": [card(name) for name in (service.model, *service.adapters.names)]}
+        )
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> Response:
-        service.check_model(name)
-        return _json(card())
+        return _json(card(name))
+
+
+class LoadAdapter(msgspec.Struct):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct):
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+def _add_adapters(app: FastAPI, service: Service) -> None:
+    """vLLM's endpoints: they answer in plain text."""
+
+    async def body_of(request: Request, kind: type[B]) -> B:
+        if not service.adapters.may_change:
+            raise ClientError("this server loads no adapters on request (router.adapter_loading)")
+        size = 0
+        parts: list[bytes] = []
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > SMALL_BODY_BYTES_MAX:
+                raise BodyTooLarge(f"the body may have at most {SMALL_BODY_BYTES_MAX} bytes")
+        try:
+            return msgspec.convert(decode_object(b"".join(parts)), kind)
+        except msgspec.ValidationError as error:
+            raise field_error(error) from error
+
+    @app.post("/v1/load_lora_adapter")
+    async def load(request: Request) -> Response:
+        body = await body_of(request, LoadAdapter)
+        done = await service.adapters.load(body.lora_name, body.lora_path, in_place=body.load_inplace)
+        return Response(done, media_type="text/plain")
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(request: Request) -> Response:
+        body = await body_of(request, UnloadAdapter)
+        return Response(service.adapters.unload(body.lora_name), media_type="text/plain")
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

@@ -85,10 +85,12 @@ class StopFinder:
     the result does not depend on how the text is cut into deltas.
     """
 
-    __slots__ = ("_held", "_stops", "found")
+    __slots__ = ("_held", "_keeps_stop", "_stops", "found")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
+        """`keeps_stop`: what was found is part of the text."""
         self._stops = tuple(stops)
+        self._keeps_stop = keeps_stop
         self._held = ""
         self.found: str | None = None
 
@@ -101,10 +103,14 @@ class StopFinder:
         if hits:
             _, at, self.found = min(hits)
             self._held = ""
-            return text[:at]
+            return text[: at + len(self.found)] if self._keeps_stop else text[:at]
         keep = min((self._beginning(text, stop) for stop in self._stops), default=len(text))
         self._held = text[keep:]
         return text[:keep]
+
+    @property
+    def held_characters(self) -> int:
+        return len(self._held)
 
     def flush(self) -> str:
         held, self._held = self._held, ""
@@ -128,9 +134,20 @@ class Detokenizer:
     stop_ids      tokens that end the text and are not part of it
     stops         strings that end the text and are not part of it
     context       the prompt's last tokens, see `TextWindow`
+    keeps_stop    whatever ends the text is part of it
+    min_tokens    stop strings are looked for in what follows so many tokens
     """
 
-    __slots__ = ("_finder", "_special_ids", "_stop_ids", "_window", "stopped", "token_count")
+    __slots__ = (
+        "_finder",
+        "_keeps_stop",
+        "_min_tokens",
+        "_special_ids",
+        "_stop_ids",
+        "_window",
+        "stopped",
+        "token_count",
+    )
 
     def __init__(
         self,
@@ -140,9 +157,12 @@ class Detokenizer:
         stop_ids: frozenset[int] = frozenset(),
         stops: Sequence[str] = (),
         context: Sequence[int] = (),
+        keeps_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._window = TextWindow(decode, [i for i in context if i not in special_ids])
-        self._finder = StopFinder(stops) if stops else None
+        self._finder = StopFinder(stops, keeps_stop=keeps_stop) if stops else None
+        self._keeps_stop, self._min_tokens = keeps_stop, min_tokens
         self._special_ids, self._stop_ids = special_ids, stop_ids
         self.stopped = False
         """A stop string or stop token was met: further tokens change nothing."""
@@ -152,6 +172,11 @@ class Detokenizer:
     @property
     def found_stop_string(self) -> bool:
         return self._finder is not None and self._finder.found is not None
+
+    @property
+    def held_characters(self) -> int:
+        """Decoded, but not sent, since it may be the beginning of a stop string."""
+        return 0 if self._finder is None else self._finder.held_characters
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text to send now."""
@@ -175,11 +200,12 @@ class Detokenizer:
         self.token_count += 1
         if token in self._stop_ids:
             self.stopped = True
-            return ""
+            if not self._keeps_stop:
+                return ""
         if token in self._special_ids:
             return ""
         text = self._window.push(token)
-        if self._finder is None or not text:
+        if self._finder is None or not text or self.token_count <= self._min_tokens:
             return text
         text = self._finder.push(text)
         self.stopped = self._finder.found is not None

@@ -3,123 +3,124 @@
 A body is parsed once. Whatever is wrong with it raises ClientError, naming the field.
 """
 
-import gc
-import secrets
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
+import math
 from hashlib import blake2b
-from typing import Any, TypeVar
 
 import msgspec
 
 from baton.core.errors import ClientError, PromptTooLong
-from baton.core.sampling import SamplingParams
+from baton.core.sampling import Grammar, SamplingParams
+from router.bodies import AnyBody, BatonOptions, Body, ChatBody, CompletionBody, EmbeddingBody, parse_body
+from router.call import Beam, Call, Endpoint, Limits, Template
+from router.checks import (
+    LOGPROBS_MAX,
+    SEED_BITS,
+    Prompt,
+    between,
+    check_allowed_ids,
+    check_logit_bias,
+    check_max_tokens,
+    check_prompts,
+    check_seed,
+    check_stop_tokens,
+    check_stops,
+    check_user,
+)
+from router.conversation import ToolMode, check_messages, check_tool_use
 from router.model_card import ModelCard, prompt_too_long
-from router.unsupported import CHAT, COMPLETION, Harmless, refuse_unsupported
+from router.structured import Structured, grammar_of
+from router.unsupported import CHAT, COMPLETION, EMBEDDING
 
-STOPS_MAX = 16
-STOP_CHARACTERS_MAX = 1024
-MESSAGES_MAX = 8192
-"""Of one request, and parts of one message: a template's rendering of more would hold everybody up."""
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
-SEED_BITS = 64
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-
-Prompt = str | tuple[int, ...]
-
-
-class Endpoint(StrEnum):
-    CHAT = "chat.completion"
-    COMPLETION = "text_completion"
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints have. `top_k`, `ignore_eos`, `stop_token_ids` and `return_token_ids` are
-    extensions, named as in vLLM."""
-
-    model: str
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    return_token_ids: bool | None = None
-    user: str | None = None
-
-
-class _ChatBody(_Body, frozen=True, kw_only=True):
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-
-
-class _CompletionBody(_Body, frozen=True, kw_only=True):
-    prompt: str | list[Any]
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What this server and its model allow."""
-
-    card: ModelCard
-    choices_max: int
-    default_max_tokens: int
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A checked request: everything is within bounds except what only the tokens can tell."""
-
-    endpoint: Endpoint
-    model: str
-    prompts: tuple[Prompt, ...]
-    """Completions only; each has `n` choices."""
-    messages: tuple[dict[str, Any], ...]
-    """Chat only, with `content` as text."""
-    n: int
-    stream: bool
-    include_usage: bool
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stops: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
-    return_token_ids: bool
-    max_tokens_field: str = "max_tokens"
+PRIORITY_MAX = 2**31 - 1
+EMBEDDING_INPUTS_MAX = 2048
+"""OpenAI's bound."""
+TEMPLATE_RESERVED = frozenset(
+    {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
+    | {"continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
+    | {"tokenizer_kwargs", "return_assistant_tokens_mask", "load_audio_from_video", "processor_kwargs"}
+)
+"""Not for `chat_template_kwargs`: they have fields of their own, or are none of the client's business."""
 
 
 def parse_chat(body: bytes, limits: Limits) -> Call:
-    parsed = _parse(body, _ChatBody, CHAT)
+    parsed = parse_body(body, ChatBody, CHAT)
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
-    return _call(parsed, limits, Endpoint.CHAT, max_tokens, field, messages=check_messages(parsed.messages))
+    tools = check_tool_use(parsed.tools, parsed.tool_choice, is_parallel=parsed.parallel_tool_calls)
+    structured = grammar_of(parsed)
+    if structured is not None and tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+        raise ClientError(
+            f"{structured.field} and a tool_choice that forces a call exclude each other", param="tool_choice"
+        )
+    call = _call(parsed, limits, Endpoint.CHAT, max_tokens, field, structured, _chat_logprobs(parsed))
+    return msgspec.structs.replace(
+        call,
+        messages=check_messages(parsed.messages),
+        tools=tools,
+        template=_check_template(parsed),
+        include_reasoning=parsed.include_reasoning is not False,
+    )
 
 
 def parse_completion(body: bytes, limits: Limits) -> Call:
-    parsed = _parse(body, _CompletionBody, COMPLETION)
-    prompts = check_prompts(parsed.prompt, limits)
+    parsed = parse_body(body, CompletionBody, COMPLETION)
+    prompts = check_prompts(
+        parsed.prompt,
+        limits.card,
+        prompts_max=limits.choices_max,
+        may_be_cut=parsed.truncate_prompt_tokens is not None,
+    )
     max_tokens = COMPLETION_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
-    return _call(parsed, limits, Endpoint.COMPLETION, max_tokens, "max_tokens", prompts=prompts)
+    echo = bool(parsed.echo)
+    prompt_only = echo and max_tokens == 0
+    logprobs = None
+    if parsed.logprobs is not None:
+        logprobs = between("logprobs", parsed.logprobs, 0, LOGPROBS_MAX, default=0)
+    call = _call(
+        parsed, limits, Endpoint.COMPLETION, 1 if prompt_only else max_tokens, "max_tokens",
+        grammar_of(parsed), logprobs, prompts,
+    )  # fmt: skip
+    if echo and logprobs is not None and call.sampling.prompt_logprobs is None:
+        sampling = msgspec.structs.replace(call.sampling, prompt_logprobs=logprobs)
+        call = msgspec.structs.replace(call, sampling=sampling)
+    return msgspec.structs.replace(
+        call, echo=echo, prompt_only=prompt_only, best_of=_check_best_of(parsed, call, limits)
+    )
 
 
-def sampling_params(call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits) -> SamplingParams:
+def parse_embedding(body: bytes, limits: Limits) -> Call:
+    parsed = parse_body(body, EmbeddingBody, EMBEDDING)
+    if parsed.encoding_format not in (None, "float", "base64"):
+        raise ClientError("encoding_format must be float or base64", param="encoding_format")
+    return Call(
+        endpoint=Endpoint.EMBEDDING,
+        model=parsed.model,
+        prompts=check_prompts(
+            parsed.input,
+            limits.card,
+            prompts_max=EMBEDDING_INPUTS_MAX,
+            param="input",
+            may_be_cut=parsed.truncate_prompt_tokens is not None,
+        ),
+        add_special_tokens=parsed.add_special_tokens,
+        truncate_prompt_tokens=_check_truncation(parsed, limits.card.context_tokens),
+        priority=between("priority", parsed.priority, -PRIORITY_MAX, PRIORITY_MAX, default=0),
+        fairness_key=check_user(parsed.user or parsed.safety_identifier),
+        encoding_format=parsed.encoding_format or "float",
+        dimensions=_check_dimensions(parsed.dimensions, limits.card),
+    )
+
+
+def sampling_params(
+    call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits, grammar: Grammar | None = None
+) -> SamplingParams:
     """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
     context = limits.card.context_tokens
     room = context - prompt_tokens
-    field = "messages" if call.endpoint is Endpoint.CHAT else "prompt"
+    field = call.prompt_field
     if prompt_tokens < 1:
         raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
     if room < 1:
@@ -132,14 +133,21 @@ def sampling_params(call: Call, *, choice_index: int, prompt_tokens: int, limits
             f"completion). Please reduce the {field} or {call.max_tokens_field}.",
             param=field,
         )
-    return SamplingParams(
+    sampling = call.sampling
+    if sampling.min_tokens > max_tokens:
+        raise ClientError(
+            f"min_tokens must be at most {max_tokens}, as {call.max_tokens_field}", param="min_tokens"
+        )
+    own = sampling.stop_token_ids
+    # vLLM's meaning: the client's own stop tokens count even where the model's are ignored.
+    ends = own if sampling.ignore_eos and own else (*limits.card.eos_token_ids, *own)
+    return msgspec.structs.replace(
+        sampling,
         max_tokens=max_tokens,
-        temperature=call.temperature,
-        top_p=call.top_p,
-        top_k=call.top_k,
-        seed=choice_seed(call.seed, choice_index),
-        stop_token_ids=tuple(dict.fromkeys((*limits.card.eos_token_ids, *call.stop_token_ids))),
-        ignore_eos=call.ignore_eos,
+        seed=choice_seed(sampling.seed, choice_index),
+        stop_token_ids=tuple(dict.fromkeys(ends)),
+        ignore_eos=sampling.ignore_eos and not own,
+        grammar=grammar,
     )
 
 
@@ -151,241 +159,194 @@ def choice_seed(seed: int, choice_index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-# --- the body -------------------------------------------------------------------------------------
-
-B = TypeVar("B", _ChatBody, _CompletionBody)
-
-
-@contextmanager
-def _without_gc() -> Generator[None]:
-    """A body of a million small containers takes six times as long to decode while the collector looks
-    through them again and again, and none of them is garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _parse(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> B:
-    with _without_gc():
-        return _parse_fields(body, kind, unsupported)
-
-
-def _parse_fields(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> B:
-    try:
-        fields = msgspec.json.decode(body)
-    except UnicodeDecodeError as error:
-        raise ClientError(f"the body is not UTF-8: {error}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ClientError(f"the body is not valid JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ClientError("the body must be a JSON object")
-    try:
-        parsed = msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(error) from error
-    refuse_unsupported(fields, unsupported)
-    return parsed
-
-
-def _field_error(error: msgspec.ValidationError) -> ClientError:
-    """msgspec says "… - at `$.messages[1]`" or "… missing required field `model`"."""
-    what, _, path = str(error).partition(" - at `$.")
-    if path:
-        return ClientError(f"{what} in {path.rstrip('`')}", param=path.rstrip("`"), code="invalid_type")
-    if "missing required field" in what:
-        field = what.rsplit("`", 2)[1]
-        return ClientError(f"{field} is required", param=field, code="missing_required_parameter")
-    return ClientError(what)
-
-
 def _call(
-    body: _Body,
+    body: Body,
     limits: Limits,
     endpoint: Endpoint,
     max_tokens: int | None,
     max_tokens_field: str,
-    *,
+    structured: Structured | None,
+    logprobs: int | None,
     prompts: tuple[Prompt, ...] = (),
-    messages: tuple[dict[str, Any], ...] = (),
 ) -> Call:
-    n = _between("n", body.n, 1, limits.choices_max, default=1)
+    card = limits.card
+    n = between("n", body.n, 1, limits.choices_max, default=1)
     if len(prompts) * n > limits.choices_max:
         raise ClientError(
             f"{len(prompts)} prompts with n={n} are {len(prompts) * n} choices, at most "
             f"{limits.choices_max} are allowed",
             param="prompt",
         )
-    top_p = _between("top_p", body.top_p, 0.0, 1.0, default=1.0)
-    top_k = max(0, _between("top_k", body.top_k, -1, 2**31 - 1, default=0))
+    beam = _check_beam(body, n, structured)
+    sampling = _sampling(body, card, logprobs)
     return Call(
         endpoint=endpoint,
         model=body.model,
         prompts=prompts,
-        messages=messages,
         n=n,
+        beam=beam,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
-        max_tokens=_check_max_tokens(max_tokens, max_tokens_field, limits.card.context_tokens),
-        temperature=_between("temperature", body.temperature, 0.0, 2.0, default=1.0),
-        # A nucleus of nothing is the most likely token alone.
-        top_p=top_p if top_p > 0 else 1.0,
-        top_k=top_k if top_p > 0 else 1,
-        seed=_check_seed(body.seed),
-        stops=_check_stops(body.stop),
-        stop_token_ids=_check_stop_tokens(body.stop_token_ids or [], limits.card.vocab_size),
-        ignore_eos=bool(body.ignore_eos),
-        return_token_ids=bool(body.return_token_ids),
+        max_tokens=check_max_tokens(max_tokens, max_tokens_field, card.context_tokens),
         max_tokens_field=max_tokens_field,
+        sampling=sampling,
+        stops=check_stops(body.stop),
+        with_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        with_logprobs=logprobs is not None,
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+        with_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        structured=structured,
+        add_special_tokens=body.add_special_tokens,
+        truncate_prompt_tokens=_check_truncation(body, card.context_tokens),
+        priority=between("priority", body.priority, -PRIORITY_MAX, PRIORITY_MAX, default=0),
+        tpot_slo_s=_check_tpot_s(body.baton),
+        fairness_key=check_user(body.user or body.safety_identifier),
     )
 
 
-# --- fields ---------------------------------------------------------------------------------------
-
-N = TypeVar("N", int, float)
+# --- fields that hang together --------------------------------------------------------------------
 
 
-def _between(name: str, value: N | None, low: N, high: N, *, default: N) -> N:
-    if value is None:
-        return default
-    if not low <= value <= high:
-        raise ClientError(f"{name} must be from {low} to {high}, not {value}", param=name)
-    return value
+def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingParams:
+    top_p = between("top_p", body.top_p, 0.0, 1.0, default=1.0)
+    top_k = max(0, between("top_k", body.top_k, -1, 2**31 - 1, default=0))
+    prompt_logprobs = body.prompt_logprobs
+    if prompt_logprobs is not None:
+        between("prompt_logprobs", prompt_logprobs, 0, LOGPROBS_MAX, default=0)
+        if body.stream:
+            raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
+    return SamplingParams(
+        max_tokens=1,
+        temperature=between("temperature", body.temperature, 0.0, 2.0, default=1.0),
+        # A nucleus of nothing is the most likely token alone.
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=top_k if top_p > 0 else 1,
+        min_p=between("min_p", body.min_p, 0.0, 1.0, default=0.0),
+        seed=check_seed(body.seed),
+        stop_token_ids=check_stop_tokens(body.stop_token_ids or [], card.vocab_size),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=between("min_tokens", body.min_tokens, 0, card.context_tokens, default=0),
+        repetition_penalty=between("repetition_penalty", body.repetition_penalty, 0.01, 10.0, default=1.0),
+        presence_penalty=between("presence_penalty", body.presence_penalty, -2.0, 2.0, default=0.0),
+        frequency_penalty=between("frequency_penalty", body.frequency_penalty, -2.0, 2.0, default=0.0),
+        logit_bias=check_logit_bias(body.logit_bias, card.vocab_size),
+        allowed_token_ids=check_allowed_ids(body.allowed_token_ids, card.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
-def _check_max_tokens(value: int | None, field: str, context_tokens: int) -> int | None:
-    if value is None:
+def _chat_logprobs(body: ChatBody) -> int | None:
+    top = body.top_logprobs
+    if not body.logprobs:
+        if top:
+            raise ClientError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
         return None
-    if value < 1:
-        raise ClientError(f"{field} must be at least 1, not {value}", param=field)
-    if value > context_tokens:
+    return between("top_logprobs", top, 0, LOGPROBS_MAX, default=0)
+
+
+def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
+    if body.best_of is None:
+        return call.n
+    if body.best_of < call.n:
+        raise ClientError(f"best_of must be at least n, which is {call.n}", param="best_of")
+    if body.best_of * len(call.prompts) > limits.choices_max:
         raise ClientError(
-            f"{field} is {value}, but this model's maximum context length is {context_tokens} tokens",
-            param=field,
-            code="context_length_exceeded",
+            f"best_of={body.best_of} of {len(call.prompts)} prompts is more than the {limits.choices_max} "
+            "sequences that are allowed",
+            param="best_of",
         )
-    return value
+    if body.best_of > call.n and call.stream:
+        raise ClientError("best_of is not available with stream: true", param="best_of")
+    if body.best_of > call.n and call.beam is not None:
+        raise ClientError("best_of and use_beam_search exclude each other", param="best_of")
+    return body.best_of
 
 
-def _include_usage(body: _Body) -> bool:
+def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
+    """Beams are scored by the model alone: what would change its probabilities is refused."""
+    penalty = body.length_penalty
+    if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
+        raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")
+    if not body.use_beam_search:
+        if penalty not in (None, 1):
+            raise ClientError("length_penalty needs use_beam_search: true", param="length_penalty")
+        return None
+    fields = ("min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    wanted = [name for name in fields if getattr(body, name)]
+    fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
+    wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
+    if body.repetition_penalty not in (None, 1):
+        wanted.append("repetition_penalty")
+    if structured is not None:
+        wanted.append(structured.field)
+    if body.stream:
+        wanted.append("stream")
+    if wanted:
+        raise ClientError(f"{wanted[0]} is not available with use_beam_search", param=wanted[0])
+    return Beam(width, 1.0 if penalty is None else penalty)
+
+
+def _check_truncation(body: AnyBody, context_tokens: int) -> int | None:
+    value = body.truncate_prompt_tokens
+    if value is None or value == -1:
+        return value
+    return between("truncate_prompt_tokens", value, 1, context_tokens - 1, default=-1)
+
+
+def _check_tpot_s(options: BatonOptions | None) -> float:
+    if options is None or options.tpot_ms is None:
+        return 0.0
+    if not 0 < options.tpot_ms <= 60_000:
+        raise ClientError(
+            f"baton.tpot_ms must be above 0 and at most 60000, not {options.tpot_ms}", param="baton.tpot_ms"
+        )
+    return options.tpot_ms / 1000
+
+
+def _check_dimensions(dimensions: int | None, card: ModelCard) -> int | None:
+    if dimensions is None or dimensions == card.hidden_size:
+        return None
+    if card.matryoshka_dimensions is None:
+        raise ClientError(
+            "this model's embeddings cannot be shortened: leave dimensions out", param="dimensions"
+        )
+    if card.matryoshka_dimensions and dimensions not in card.matryoshka_dimensions:
+        raise ClientError(
+            f"dimensions must be one of {sorted(card.matryoshka_dimensions)}, not {dimensions}",
+            param="dimensions",
+        )
+    return between("dimensions", dimensions, 1, card.hidden_size or 1, default=1)
+
+
+def _check_template(body: ChatBody) -> Template:
+    kwargs = dict(body.chat_template_kwargs or {})
+    for name in kwargs:
+        if name in TEMPLATE_RESERVED or not name.isidentifier():
+            raise ClientError(
+                f"chat_template_kwargs must not have {name!r:.60}", param="chat_template_kwargs"
+            )
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    if continues and adds:
+        raise ClientError(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="continue_final_message",
+        )
+    if continues and body.messages and body.messages[-1].get("role") != "assistant":
+        raise ClientError(
+            "continue_final_message needs an assistant's message at the end", param="continue_final_message"
+        )
+    return Template(tuple(body.documents or ()), kwargs, not continues and adds is not False, continues)
+
+
+def _include_usage(body: Body) -> bool:
     if body.stream_options is None:
         return False
     if not body.stream:
         raise ClientError("stream_options is only allowed with stream: true", param="stream_options")
     return bool(body.stream_options.include_usage)
-
-
-def _check_seed(seed: int | None) -> int:
-    if seed is None:
-        return secrets.randbits(SEED_BITS)
-    if not -(2**63) <= seed < 2**63:
-        raise ClientError(f"seed must fit into 64 bits, not {seed}", param="seed")
-    return seed % 2**SEED_BITS  # unsigned on the wire; no two of them become one
-
-
-def _check_stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if len(stops) > STOPS_MAX:
-        raise ClientError(f"at most {STOPS_MAX} stop strings are allowed, not {len(stops)}", param="stop")
-    for one in stops:
-        if not 1 <= len(one) <= STOP_CHARACTERS_MAX:
-            raise ClientError(
-                f"a stop string has from 1 to {STOP_CHARACTERS_MAX} characters, not {len(one)}", param="stop"
-            )
-    return tuple(dict.fromkeys(stops))
-
-
-def _check_stop_tokens(ids: list[int], vocab_size: int) -> tuple[int, ...]:
-    if len(ids) > STOPS_MAX:
-        raise ClientError(f"at most {STOPS_MAX} stop tokens are allowed", param="stop_token_ids")
-    return _check_ids(ids, "stop_token_ids", vocab_size)
-
-
-def _check_ids(ids: Sequence[Any], param: str, vocab_size: int) -> tuple[int, ...]:
-    for at, token in enumerate(ids):
-        if type(token) is not int:
-            raise ClientError(f"{param}[{at}] must be a token id", param=param, code="invalid_type")
-        if not 0 <= token < vocab_size:
-            raise ClientError(
-                f"{param}[{at}] is {token}, but this model's token ids are from 0 to {vocab_size - 1}",
-                param=param,
-            )
-    return tuple(ids)
-
-
-def _check_prompt_ids(ids: list[Any], param: str, limits: Limits) -> tuple[int, ...]:
-    """The length first: looking at millions of ids that can't be used anyway holds everybody up."""
-    if len(ids) >= limits.card.context_tokens:
-        raise prompt_too_long(len(ids), limits.card.context_tokens, "prompt")
-    return _check_ids(ids, param, limits.card.vocab_size)
-
-
-def check_prompts(prompt: str | list[Any], limits: Limits) -> tuple[Prompt, ...]:
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
-    if isinstance(prompt, str):
-        return (prompt,)
-    if not prompt:
-        raise ClientError("prompt must not be empty", param="prompt")
-    first = prompt[0]
-    if type(first) is int:
-        return (_check_prompt_ids(prompt, "prompt", limits),)
-    if len(prompt) > limits.choices_max:
-        raise ClientError(
-            f"{len(prompt)} prompts, at most {limits.choices_max} choices are allowed", param="prompt"
-        )
-    if isinstance(first, str | list) and all(type(one) is type(first) for one in prompt):
-        if isinstance(first, str):
-            return tuple(prompt)
-        if not all(prompt):
-            raise ClientError("prompt must not be empty", param="prompt")
-        return tuple(_check_prompt_ids(one, f"prompt[{at}]", limits) for at, one in enumerate(prompt))
-    raise ClientError(
-        "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
-        param="prompt",
-        code="invalid_type",
-    )
-
-
-def check_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    if not messages:
-        raise ClientError("messages must not be empty", param="messages")
-    if len(messages) > MESSAGES_MAX:
-        raise ClientError(
-            f"at most {MESSAGES_MAX} messages are allowed, not {len(messages)}", param="messages"
-        )
-    return tuple(_check_message(message, f"messages[{at}]") for at, message in enumerate(messages))
-
-
-def _check_message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES if isinstance(role, str) else True:
-        raise ClientError(
-            f"{where}.role must be one of {', '.join(sorted(ROLES))}, not {role!r:.60}", param=f"{where}.role"
-        )
-    content = message.get("content")
-    if isinstance(content, list):
-        if len(content) > MESSAGES_MAX:
-            raise ClientError(
-                f"{where}.content may have at most {MESSAGES_MAX} parts, not {len(content)}",
-                param=f"{where}.content",
-            )
-        content = "\n".join(_part_text(part, f"{where}.content[{at}]") for at, part in enumerate(content))
-    elif content is None and role == "assistant" and message.get("tool_calls"):
-        content = ""
-    elif not isinstance(content, str):
-        raise ClientError(
-            f"{where}.content must be a string or a list of text parts",
-            param=f"{where}.content",
-            code="invalid_type",
-        )
-    return {**message, "content": content}
-
-
-def _part_text(part: Any, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise ClientError(f"{where} is {kind!r:.60}: only text parts are supported", param=where)

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from baton.core.errors import BatonError, ClientError, Overloaded, PeerFailure
-from router.openai_api import Endpoint
+from router.call import Endpoint
 
 DONE = b"data: [DONE]\n\n"
 
@@ -44,9 +44,8 @@ class AnswerFormat:
         system_fingerprint: str,
         include_usage: bool = False,
     ) -> None:
-        self._endpoint = endpoint
-        self._is_chat = endpoint is Endpoint.CHAT
-        self.prompt_field = "messages" if self._is_chat else "prompt"
+        self.is_chat = endpoint is Endpoint.CHAT
+        self.prompt_field = "messages" if self.is_chat else "prompt"
         self._head = {
             "id": request_id,
             "object": endpoint.value,
@@ -54,19 +53,19 @@ class AnswerFormat:
             "model": model,
             "system_fingerprint": system_fingerprint,
         }
-        chunk_head = self._head | ({"object": "chat.completion.chunk"} if self._is_chat else {})
+        chunk_head = self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
         head = b"data: " + orjson.dumps(chunk_head)[:-1]
         self._usage_head = head + b',"choices":[],"usage":'
         self._chunk_head = head + b',"choices":[{"index":'
         self._chunk_tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
-        self._text_key = b',"delta":{"content":' if self._is_chat else b',"text":'
+        self._text_key = b',"delta":{"content":' if self.is_chat else b',"text":'
         self._text_end = (
-            b'},"logprobs":null,"finish_reason":' if self._is_chat else b',"logprobs":null,"finish_reason":'
+            b'},"logprobs":null,"finish_reason":' if self.is_chat else b',"logprobs":null,"finish_reason":'
         )
 
     def first_chunk(self, index: int) -> bytes:
         """Before a choice's text: who speaks. Completions have no such chunk."""
-        if not self._is_chat:
+        if not self.is_chat:
             return b""
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return b"%b%d%b%b" % (self._chunk_head, index, role, self._chunk_tail)
@@ -84,7 +83,7 @@ class AnswerFormat:
         )
 
     def last_chunk(self, index: int, reason: str) -> bytes:
-        body = b',"delta":{}' if self._is_chat else b',"text":""'
+        body = b',"delta":{}' if self.is_chat else b',"text":""'
         return b'%b%d%b,"logprobs":null,"finish_reason":"%b"%b' % (
             self._chunk_head,
             index,
@@ -96,15 +95,36 @@ class AnswerFormat:
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._usage_head + orjson.dumps(usage.as_dict()) + b"}\n\n"
 
-    def whole(self, choices: Sequence[tuple[str, str, list[int] | None]], usage: Usage) -> bytes:
-        """`choices`: (text, finish reason, token ids if asked for) by index."""
-        answers = [self._choice(i, *choice) for i, choice in enumerate(choices)]
-        return orjson.dumps(self._head | {"choices": answers, "usage": usage.as_dict()})
+    def rich_chunk(
+        self,
+        index: int,
+        said: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        token_ids: Sequence[int] | None,
+    ) -> bytes:
+        """`said`: the chunk's delta or text."""
+        body = {"index": index, **said, "logprobs": logprobs, "finish_reason": None}
+        if token_ids is not None:
+            body["token_ids"] = token_ids
+        # Without the part that `_chunk_head` and `_chunk_tail` bring.
+        inner = orjson.dumps(body)[len(b'{"index":') : -1]
+        return self._chunk_head + inner + self._chunk_tail
 
-    def _choice(self, index: int, text: str, reason: str, token_ids: list[int] | None) -> dict[str, Any]:
-        answer = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+    def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]) -> bytes:
+        """`choices`: as `choice` makes them, by index. `extra`: further fields of the answer."""
+        return orjson.dumps(self._head | {"choices": choices, "usage": usage.as_dict()} | extra)
+
+    def choice(
+        self,
+        index: int,
+        said: dict[str, Any],
+        reason: str,
+        logprobs: dict[str, Any] | None,
+        token_ids: Sequence[int] | None,
+    ) -> dict[str, Any]:
+        """`said`: its message or text, and what else belongs there."""
         ids = {} if token_ids is None else {"token_ids": token_ids}
-        return {"index": index, **answer, "logprobs": None, "finish_reason": reason, **ids}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, **ids}
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -9,22 +9,25 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from pathlib import PurePath
 
 import uvicorn
 
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
+from baton.engine.model_files import default_name
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.client import DirectoryClient, worker_session
-from router.app import Service, make_app
+from router.adapters import Adapters
+from router.app import make_app
 from router.core import RouterCore
 from router.driver import Driver
 from router.http_protocol import protocol_for
 from router.membership import Roster
 from router.observe import Observer
+from router.parsers.select import choose_parsers
+from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.tokenizer import Tokenizer
 
@@ -50,7 +53,7 @@ class Server(uvicorn.Server):
 
 def served_name(config: Config) -> str:
     """The model's name for clients."""
-    return config.model.name or PurePath(config.model.path.rstrip("/")).name
+    return config.model.name or default_name(config.model.path)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -139,9 +142,22 @@ class RouterProcess:
         self._service = Service(
             config=config.router,
             model=model,
+            model_path=config.model.path,
             driver=self.driver,
             tokenizer=tokenizer,
             observer=observer,
+            parsers=choose_parsers(
+                tool=config.model.tool_parser,
+                reasoning=config.model.reasoning_parser,
+                template=tokenizer.template_text,
+                model_type=tokenizer.card.model_type,
+            ),
+            adapters=Adapters(
+                model,
+                tokenizer.card,
+                rank_max=config.engine.adapter_rank_max,
+                may_change=config.router.adapter_loading,
+            ),
             directory_state=self._directory_state,
         )
 
@@ -151,6 +167,7 @@ class RouterProcess:
         return "current" if self._watch.is_current else "away"
 
     async def run(self, sock: socket.socket, on_ready: Callable[[str], None], stop: asyncio.Event) -> None:
+        await self._service.adapters.load_configured(self._config.model.adapters)
         server = Server(
             uvicorn.Config(
                 make_app(self._service),

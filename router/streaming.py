@@ -7,104 +7,21 @@ larger delta, and a client that lets too much wait is dropped. The engine never 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from baton.core.errors import BatonError, DeadlineOver, NoCapacity, PeerFailure, PromptTooLong, QueueFull
-from baton.core.ids import SequenceId
-from baton.core.sampling import FinishReason
+from baton.core.errors import BatonError, DeadlineOver
+from baton.core.steps import TokenLogprobs
+from router.choice import Choice, Wants
 from router.detokenizer import Detokenizer
 from router.driver import Driver
-from router.events import Failed, FailureKind, Finished, Submit
+from router.events import Submit
+from router.logprobs import LogprobFormat, joined
 from router.openai_response import DONE, AnswerFormat, Usage, error_event
 
 Write = Callable[[bytes], Awaitable[None]]
 
 DEADLINE_GRACE_S = 5.0
 """The core ends what is over its deadline; this much later the edge stops waiting for anything."""
-
-
-def error_for(failed: Failed, prompt_field: str) -> BatonError:
-    """`prompt_field`: of the request, to be named if that is too long."""
-    match failed.kind:
-        case FailureKind.QUEUE_FULL:
-            return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
-        case FailureKind.NO_CAPACITY:
-            return NoCapacity(failed.message, retry_after_s=failed.retry_after_s)
-        case FailureKind.TOO_LONG:
-            return PromptTooLong(failed.message, param=prompt_field)
-        case FailureKind.DEADLINE:
-            return DeadlineOver(failed.message)
-        case FailureKind.ATTEMPTS:
-            return PeerFailure(failed.message)
-        case FailureKind.INTERNAL:
-            return BatonError(failed.message)
-
-
-class Choice:
-    """One generated text. The driver's sink."""
-
-    def __init__(self, exchange: "Exchange", index: int, submit: Submit, detokenizer: Detokenizer) -> None:
-        self._exchange, self._detokenizer = exchange, detokenizer
-        self.index = index
-        self.submit = submit
-        self.deltas: list[str] = []
-        """Text that is not sent yet."""
-        self.unsent_ids: list[int] | None = None
-        """Token ids that are not sent yet; None: the client does not want any."""
-        self.unsent_tokens = 0
-        self.is_opened = False
-        """The client was told that this choice begins."""
-        self.is_closed = False
-        """The client was told how it ended."""
-        self.finish: FinishReason | None = None
-        self.token_count = 0
-        self.cached_token_count = 0
-        self.first_token_s = 0.0
-        self.last_token_s = 0.0
-
-    @property
-    def seq_id(self) -> SequenceId:
-        return self.submit.seq_id
-
-    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int = 0) -> None:
-        if self.finish is not None:
-            return
-        self.cached_token_count = cached_token_count
-        now_s = self._exchange.now_s()
-        self.first_token_s = self.first_token_s or now_s
-        self.last_token_s = now_s
-        self.token_count += len(tokens)
-        self.unsent_tokens += len(tokens)
-        if self.unsent_ids is not None:
-            self.unsent_ids += tokens
-        if text := self._detokenizer.push(tokens):
-            self.deltas.append(text)
-        if self._detokenizer.found_stop_string:
-            self.token_count = self._detokenizer.token_count
-            self.finish = FinishReason.STOP
-            self._exchange.cancel(self)
-        self._exchange.on_progress(self)
-
-    def on_finished(self, finished: Finished) -> None:
-        self.token_count = finished.generated_count
-        self.cached_token_count = finished.cached_token_count
-        self.finish = finished.reason
-        if text := self._detokenizer.finish():
-            self.deltas.append(text)
-        if self._detokenizer.found_stop_string:
-            self.finish = FinishReason.STOP
-        self._exchange.on_progress(self)
-
-    def on_failed(self, failed: Failed) -> None:
-        self._exchange.fail(error_for(failed, self._exchange.prompt_field))
-
-    def take(self) -> tuple[str, list[int] | None]:
-        """Text and, if wanted, token ids that are not sent yet; they count as sent."""
-        text, ids = "".join(self.deltas), self.unsent_ids
-        self.deltas.clear()
-        self.unsent_tokens = 0
-        if ids is not None:
-            self.unsent_ids = []
-        return text, ids
 
 
 class Exchange:
@@ -116,6 +33,8 @@ class Exchange:
     ) -> None:
         self._driver, self._answer = driver, answer
         self._deadline_s = deadline_s
+        self.prompt_format: LogprobFormat | None = None
+        """Set if the client wants the prompt's logprobs."""
         self._unsent_tokens_max = unsent_tokens_max
         self._wake = asyncio.Event()
         self.choices: list[Choice] = []
@@ -123,7 +42,7 @@ class Exchange:
         self.is_gone = False
         """The client went away, or was dropped."""
         self.is_too_slow = False
-        self._choices_per_prompt = 1
+        self._choices_per_prompt = self._answers_per_prompt = 1
         self._is_streaming = False
         self._on_drop: Callable[[], None] = lambda: None
 
@@ -138,16 +57,18 @@ class Exchange:
 
     def submit(
         self,
-        parts: Sequence[tuple[Submit, Detokenizer]],
+        parts: Sequence[tuple[Submit, Detokenizer, Wants]],
         *,
         choices_per_prompt: int = 1,
-        with_token_ids: bool = False,
+        answers_per_prompt: int | None = None,
     ) -> None:
-        """Raises NoCapacity while the router drains."""
+        """`answers_per_prompt`: how many of the choices of each prompt, the best ones, are the answer.
+
+        Raises NoCapacity while the router drains.
+        """
         self._choices_per_prompt = choices_per_prompt
-        self.choices = [Choice(self, i, submit, detok) for i, (submit, detok) in enumerate(parts)]
-        for choice in self.choices:
-            choice.unsent_ids = [] if with_token_ids else None
+        self._answers_per_prompt = answers_per_prompt or choices_per_prompt
+        self.choices = [Choice(self, i, *part) for i, part in enumerate(parts)]
         for choice in self.choices:
             if self.error is None:  # the first refusal ends the request
                 self._driver.submit(choice.submit, choice)
@@ -189,7 +110,7 @@ class Exchange:
         firsts = self.choices[:: self._choices_per_prompt]
         return Usage(
             prompt_tokens=sum(len(choice.submit.prompt) for choice in firsts),
-            completion_tokens=sum(choice.token_count for choice in self.choices),
+            completion_tokens=sum(c.token_count for c in self.choices if not c.wants.prompt_only),
             cached_tokens=sum(choice.cached_token_count for choice in firsts),
         )
 
@@ -203,8 +124,50 @@ class Exchange:
         await self._until(lambda: self.is_complete)
         if self.is_gone:
             return b""
-        parts = [(text, str(c.finish), ids) for c in self.choices for text, ids in (c.take(),)]
-        return self._answer.whole(parts, self.usage())
+        answered = self._answered()
+        if any(choice.prompt_logprobs for choice in self.choices):  # as much work as the prompt is long
+            return await asyncio.to_thread(self._whole, answered)
+        return self._whole(answered)
+
+    def _answered(self) -> list[Choice]:
+        """The choices that are the answer: all, or of each prompt's the most likely ones, best first."""
+        size, wanted = self._choices_per_prompt, self._answers_per_prompt
+        if wanted == size:
+            return self.choices
+        groups = [self.choices[at : at + size] for at in range(0, len(self.choices), size)]
+        return [
+            choice
+            for group in groups
+            for choice in sorted(group, key=lambda c: (-c.mean_logprob, c.index))[:wanted]
+        ]
+
+    def _whole(self, answered: Sequence[Choice]) -> bytes:
+        bodies = [self._choice_body(index, choice) for index, choice in enumerate(answered)]
+        extra: dict[str, Any] = {}
+        if self._answer.is_chat and (found := self._prompt_logprobs(answered[0])) is not None:
+            extra = {"prompt_logprobs": found}
+        return self._answer.whole(bodies, self.usage(), extra)
+
+    def _of_prompt(self, choice: Choice) -> tuple[TokenLogprobs, ...] | None:
+        """The prompt's logprobs are computed for the first choice of each."""
+        first = self.choices[choice.index - choice.index % self._choices_per_prompt]
+        return choice.prompt_logprobs or first.prompt_logprobs
+
+    def _prompt_logprobs(self, choice: Choice) -> list[Any] | None:
+        form, entries = self.prompt_format, self._of_prompt(choice)
+        return None if form is None or entries is None else form.of_prompt(choice.submit.prompt, entries)
+
+    def _choice_body(self, index: int, choice: Choice) -> dict[str, Any]:
+        if self._answer.is_chat:
+            said: dict[str, Any] = {"message": choice.message_body()}
+            _, ids = choice.take()
+        else:
+            text, ids = choice.take()
+            said = {"text": (choice.wants.echo.text if choice.wants.echo is not None else "") + text}
+            if (found := self._prompt_logprobs(choice)) is not None:
+                said["prompt_logprobs"] = found
+        logprobs = joined([choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs()])
+        return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
     async def stream(self, write: Write, *, include_usage: bool, on_drop: Callable[[], None]) -> None:
         """Server-sent events until the end, which is [DONE], or an `error` event without it.
@@ -261,10 +224,39 @@ class Exchange:
             if not choice.is_opened:
                 choice.is_opened = True
                 events.append(answer.first_chunk(choice.index))
-            text, ids = choice.take()
-            if text or ids:
-                events.append(answer.chunk(choice.index, text, ids))
+                if choice.wants.echo is not None:
+                    events.append(self._echo_chunk(choice))
+            if choice.is_plain:
+                text, ids = choice.take()
+                if text or ids:
+                    events.append(answer.chunk(choice.index, text, ids))
+            else:
+                events += self._rich_chunks(choice)
             if choice.finish is not None:
                 choice.is_closed = True
-                events.append(answer.last_chunk(choice.index, choice.finish))
+                events.append(answer.last_chunk(choice.index, choice.finish_reason))
         return b"".join(events)
+
+    def _echo_chunk(self, choice: Choice) -> bytes:
+        echo = choice.wants.echo
+        assert echo is not None
+        logprobs = choice.echo_logprobs(choice.prompt_logprobs)
+        return self._answer.rich_chunk(choice.index, {"text": echo.text}, logprobs, None)
+
+    def _rich_chunks(self, choice: Choice) -> list[bytes]:
+        """Logprobs and token ids go with the first piece of what they were generated with."""
+        text, ids = choice.take()
+        if not self._answer.is_chat:
+            said = [{"text": text}] if text else []
+        elif choice.wants.parser is None:
+            said = [{"delta": {"content": text}}] if text else []
+        else:
+            said = [{"delta": body} for body in choice.delta_bodies()]
+        logprobs = choice.take_logprobs()
+        if not said and (ids or logprobs):
+            said = [{"delta": {}} if self._answer.is_chat else {"text": ""}]
+        chunks: list[bytes] = []
+        for body in said:
+            chunks.append(self._answer.rich_chunk(choice.index, body, logprobs, ids))
+            logprobs, ids = None, None if ids is None else []
+        return chunks

@@ -1,50 +1,39 @@
 """Text to token ids and back, with the model's own tokenizer and chat template."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import huggingface_hub
-import huggingface_hub.errors
 import msgspec
 import transformers
 
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
+from baton.engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
+from router.call import Template
 from router.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text_bound import characters_per_token_max
+from router.token_bytes import TokenBytes, token_bytes_of
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
 """What the chat template sees: at least `role` and `content`, the latter as text."""
+
+
+class ChatPrompt(NamedTuple):
+    tokens: tuple[int, ...]
+    end: str
+    """The last characters of the rendered conversation: whether the answer begins within reasoning."""
+
+
+PLAIN_TEMPLATE = Template()
+PROMPT_END_CHARACTERS = 64
 
 THREADS = 2
 """The Rust tokenizers release the GIL; two threads keep a long prompt from holding up short ones."""
 
 WAITING_MAX = 512
 """Texts waiting for a thread; one more is refused."""
-
-FILES_WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
-
-
-def fetch_model_folder(path: str, revision: str) -> Path:
-    """The local folder of a model, which for a hub id has all but the weights. Raises SetupError."""
-    if not path:
-        raise SetupError("no model given: set --model to a Hugging Face folder or hub id")
-    if Path(path).is_dir():
-        return Path(path)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise SetupError(f"model folder {path} does not exist")
-    try:
-        folder = huggingface_hub.snapshot_download(
-            path, revision=revision, allow_patterns=FILES_WITHOUT_WEIGHTS
-        )
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise SetupError(
-            f"model {path} is neither a folder nor to be had from the hub: {first_line(error)}"
-        ) from error
-    return Path(folder)
 
 
 def first_line(error: Exception) -> str:
@@ -65,6 +54,12 @@ class Tokenizer:
         self._rust = rust
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
         added: dict[int, Any] = pretrained.added_tokens_decoder
+        self._token_bytes: dict[int, bytes] = {}
+        self._bytes_of: TokenBytes = (
+            (lambda token: self.decode([token]).encode())
+            if rust is None
+            else token_bytes_of(rust.to_str(), rust.id_to_token)
+        )
         self.special_ids = frozenset(
             [*pretrained.all_special_ids, *(i for i, token in added.items() if token.special)]
         )
@@ -75,7 +70,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str, revision: str = "main") -> "Tokenizer":
         """Raises SetupError if the folder (or hub model) is missing or has no usable tokenizer."""
-        folder = fetch_model_folder(path, revision)
+        folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
@@ -90,6 +85,22 @@ class Tokenizer:
             self.card = msgspec.structs.replace(self.card, context_tokens=tokens)
 
     @property
+    def template_text(self) -> str:
+        """Source of the chat template, of all if there are several; empty: there is none."""
+        template = self._pretrained.chat_template or ""
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for; half a character where it is half a character."""
+        if token not in self._token_bytes:
+            self._token_bytes[token] = self._bytes_of(token)
+        return self._token_bytes[token]
+
+    def ids_of_special(self, contents: Collection[str]) -> frozenset[int]:
+        """Ids of the special tokens that are written so."""
+        return frozenset(i for i in self.special_ids if self.decode([i]) in contents)
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._pretrained.chat_template)
 
@@ -99,22 +110,42 @@ class Tokenizer:
             return self._rust.decode(ids, skip_special_tokens=False)
         return self._pretrained.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
+    async def encode(
+        self, text: str, *, field: str = "prompt", with_special: bool = True, may_be_cut: bool = False
+    ) -> tuple[int, ...]:
         """Ids of a prompt, with what the model wants before it (usually its beginning-of-sequence).
 
-        Raises PromptTooLong if they do not fit into the context, QueueFull when too many texts wait.
+        Raises PromptTooLong if they do not fit into the context, unless the prompt `may_be_cut` later;
+        QueueFull when too many texts wait.
         """
-        return await self._in_thread(lambda: self._encode(text, "prompt", with_special=True))
+        return await self._in_thread(
+            lambda: self._encode(text, field, with_special=with_special, may_be_cut=may_be_cut)
+        )
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        template: Template = PLAIN_TEMPLATE,
+        with_special: bool = False,
+        may_be_cut: bool = False,
+    ) -> ChatPrompt:
         """Ids of a conversation, up to where the assistant's answer begins.
 
-        Raises ClientError if the template refuses the messages, PromptTooLong if they do not fit into the
-        context, QueueFull when too many texts wait.
+        Raises ClientError if the template refuses the messages or has no use for what it is given,
+        PromptTooLong if they do not fit into the context, QueueFull when too many texts wait.
         """
         if not self.has_chat_template:
             raise ClientError("this model has no chat template; use /v1/completions", param="messages")
-        return await self._in_thread(lambda: self._encode_chat(messages))
+        self._check_use(tools, template)
+
+        def encode() -> ChatPrompt:
+            text = self._render(messages, tools, template)
+            ids = self._encode(text, "messages", with_special=with_special, may_be_cut=may_be_cut)
+            return ChatPrompt(ids, text[-PROMPT_END_CHARACTERS:])
+
+        return await self._in_thread(encode)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
@@ -128,10 +159,13 @@ class Tokenizer:
         finally:
             self._waiting_count -= 1
 
-    def _encode(self, text: str, field: str, *, with_special: bool) -> tuple[int, ...]:
+    def _encode(
+        self, text: str, field: str, *, with_special: bool, may_be_cut: bool = False
+    ) -> tuple[int, ...]:
         """What can't fit is refused before it costs anything more. Raises PromptTooLong for `field`."""
         context = self.card.context_tokens
-        if self._characters_per_token is not None and len(text) > context * self._characters_per_token:
+        bound = None if may_be_cut else self._characters_per_token
+        if bound is not None and len(text) > context * bound:
             raise PromptTooLong(
                 f"This model's maximum context length is {context} tokens, and the {field} has "
                 f"{len(text)} characters: more than these tokens can stand for.",
@@ -141,21 +175,43 @@ class Tokenizer:
             return tuple(self._pretrained.encode(text, add_special_tokens=with_special))
         # Of a batch, since that gives up the GIL; `encode` keeps it.
         (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=with_special)
-        if len(encoding) >= context:
+        if len(encoding) >= context and not may_be_cut:
             raise prompt_too_long(len(encoding), context, field)
         return tuple(encoding.ids)
 
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def _render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], template: Template
+    ) -> str:
         try:
             text: str = self._pretrained.apply_chat_template(
-                self._known_roles(messages), tokenize=False, add_generation_prompt=True
+                self._known_roles(messages),
+                tools=list(tools) or None,
+                documents=list(template.documents) or None,
+                tokenize=False,
+                add_generation_prompt=template.add_generation_prompt,
+                continue_final_message=template.continue_final_message,
+                **template.kwargs,
             )
         except Exception as error:  # a program that came with the model: it may fail in any way
             raise ClientError(
                 f"the model's chat template refused the messages: {first_line(error):.500}", param="messages"
             ) from error
-        # The template writes the special tokens itself.
-        return self._encode(text, "messages", with_special=False)
+        return text
+
+    def _check_use(self, tools: Sequence[dict[str, Any]], template: Template) -> None:
+        """What the template does not look at would be left out without a word."""
+        source = self.template_text
+        for field, is_given, name in (
+            ("tools", bool(tools), "tools"),
+            ("documents", bool(template.documents), "documents"),
+            ("reasoning_effort", "reasoning_effort" in template.kwargs, "reasoning_effort"),
+        ):
+            if is_given and name not in source:
+                raise ClientError(
+                    f"this model's chat template has no use for {field}; leave it out",
+                    param=field,
+                    code="unsupported_parameter",
+                )
 
     def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """`developer` is OpenAI's newer name for `system`; few templates know it."""

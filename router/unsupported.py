@@ -13,55 +13,32 @@ from baton.core.errors import ClientError
 Harmless = tuple[Any, ...]
 
 _BOTH: dict[str, Harmless] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
     "logit_processors": ([],),
     "logits_processors": ([],),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "typical_p": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "prompt_logprobs": (),
-    "allowed_token_ids": (),
     "bad_words": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "add_special_tokens": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "response_format": ({"type": "text"},),
-    "echo": (False,),
+    "vllm_xargs": ({},),
+    "kv_transfer_params": (),
+    "early_stopping": (False,),
 }
 
 CHAT: dict[str, Harmless] = _BOTH | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "best_of": (1,),
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "store": (False,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "documents": ([],),
+    "mm_processor_kwargs": (),
 }
 
-COMPLETION: dict[str, Harmless] = _BOTH | {"logprobs": (), "suffix": ("",)}
+COMPLETION: dict[str, Harmless] = _BOTH | {"suffix": ("",), "prompt_embeds": ()}
+
+EMBEDDING: dict[str, Harmless] = {"messages": (), "prompt_embeds": (), "normalize": (True,)}
 
 
 def refuse_unsupported(fields: dict[str, Any], table: dict[str, Harmless]) -> None:

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from baton.bench import handover as handover_bench
 from baton.bench.engine_cli import engine
+from baton.bench.kernels_cli import kernels
+from baton.bench.quality_cli import quality
 
 app = typer.Typer(
     name="bench",
@@ -21,6 +23,8 @@ app = typer.Typer(
 )
 
 app.command("engine")(engine)
+app.command("quality")(quality)
+app.command("kernels")(kernels)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

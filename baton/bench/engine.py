@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.nn.functional as F
 
+from baton.bench import limits
 from baton.config import EngineConfig, ModelConfig
 from baton.core.geometry import STORED_BYTES
 from baton.core.ids import SeqKey, SequenceId
@@ -21,8 +22,6 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from baton.engine.executor import Executor
 
-READ_BYTES = 512 * 2**20
-"""Of the memory read test: beyond any cache."""
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
 """What counts as the model's own work; all else is overhead."""
 
@@ -70,7 +69,7 @@ def measure(
     executor = Executor.load(model, engine)
     try:
         steps = _Steps(executor)
-        reads = _read_bandwidth()
+        reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
         prefill_s, bare_s = _in_turn(
             sizes.rounds, lambda: steps.prefill(sizes.prefill_tokens), _bare(shapes, sizes.prefill_tokens)
@@ -149,17 +148,6 @@ def _in_turn(rounds: int, *calls: Callable[[], float]) -> tuple[float, ...]:
 
 def _decode(steps: _Steps, batch: int, sizes: Sizes) -> float:
     return _in_turn(4 * sizes.rounds, lambda: steps.decode(batch, sizes.context_tokens))[0]
-
-
-def _read_bandwidth() -> float:
-    """Bytes per second of summing memory, best of several."""
-    data = torch.ones(READ_BYTES // 4, dtype=torch.float32)
-    best_s = float("inf")
-    for _ in range(6):
-        started_s = time.perf_counter()
-        data.sum()
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return READ_BYTES / best_s
 
 
 Shapes = list[tuple[int, int, bool]]

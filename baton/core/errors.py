@@ -4,6 +4,7 @@ BatonError
 ├── ClientError               the request can never work           -> 400, do not retry
 │   ├── PromptTooLong
 │   ├── ModelNotFound         -> 404
+│   ├── AdapterNotFound       -> 404
 │   └── BodyTooLarge          -> 413
 ├── Overloaded                it would work later                  -> 503 + Retry-After
 │   ├── QueueFull
@@ -48,6 +49,10 @@ class ModelNotFound(ClientError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="model", code="model_not_found")
+
+
+class AdapterNotFound(ClientError):
+    http_status = 404
 
 
 class BodyTooLarge(ClientError):

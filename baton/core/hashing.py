@@ -36,3 +36,11 @@ def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> Iterator
 
 def block_hashes(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
     return list(chain(root, tokens, block_tokens))
+
+
+def tail_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+    """Of the first `len(tokens)` positions of a block that is not full. Never the hash of a full block,
+    whatever follows."""
+    digest = hashlib.blake2b(parent, digest_size=HASH_BYTES, person=b"tail")
+    digest.update(array("I", tokens).tobytes())
+    return BlockHash(digest.digest())

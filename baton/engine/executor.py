@@ -1,6 +1,7 @@
 """Computes steps: the torch side of a worker, driven by plain values."""
 
 import time
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
@@ -11,7 +12,7 @@ from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import AdapterRef
-from baton.core.sampling import SamplingParams
+from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import (
     NOTHING_SAMPLED,
     ItemResult,
@@ -22,8 +23,9 @@ from baton.core.steps import (
 )
 from baton.engine.adapters import AdapterSlots
 from baton.engine.devices import TORCH_DTYPES
+from baton.engine.draft import DraftModel, DraftRequest
 from baton.engine.grammar import GrammarStore
-from baton.engine.kernels.interface import Span
+from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.models.decoder import Progress
 from baton.engine.models.model import LanguageModel
@@ -40,7 +42,7 @@ class Executor:
     """A loaded model and its KV pool. `execute` runs on one thread only; between steps the pool's
     blocks belong to whoever holds them (scheduler, leases, transfers)."""
 
-    def __init__(self, loaded: LoadedModel, engine: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, engine: EngineConfig, *, draft: DraftModel | None = None) -> None:
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
@@ -56,6 +58,7 @@ class Executor:
         self._sampler = Sampler(
             vocab=self.vocab_size, grammars=self.grammars, eos_token_ids=self.eos_token_ids
         )
+        self._draft = draft
         self._last_sampled: dict[SeqKey, int] = {}
         """By the step before, for `PENDING_TOKEN`."""
         self.adapters = AdapterSlots(
@@ -73,10 +76,12 @@ class Executor:
     def load(
         cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
     ) -> "Executor":
-        """Raises SetupError, see `load_model`."""
+        """Raises SetupError, see `load_model` and `DraftModel.load`."""
         if engine.threads:
             torch.set_num_threads(engine.threads)
-        return cls(load_model(model, engine, progress=progress), engine)
+        loaded = load_model(model, engine, progress=progress)
+        draft = DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
+        return cls(loaded, engine, draft=draft)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Any mixture of prompt chunks, decodes and decodes with guesses, each sequence at most once.
@@ -86,6 +91,8 @@ class Executor:
         self._sampler.end(plan.ended)
         self._move_blocks(plan)
         results = self._run(self._model, plan.items) if plan.items else ()
+        if self._draft is not None:
+            results = _with_drafts(self._draft, plan, results)
         self._last_sampled = {
             item.key: result.tokens[-1]
             for item, result in zip(plan.items, results, strict=True)
@@ -179,6 +186,30 @@ class Executor:
         """`AdapterRef.key`; no sequence uses it any more."""
         self.adapters.drop(key)
 
+    @torch.inference_mode()
+    def logits_of(self, tokens: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
+        """For measurements: float32 [n, vocab] after each token of one text, computed as a prompt is, in
+        chunks and through the KV pool, of which nothing else may be in use.
+
+        Raises SetupError: the pool does not hold the text.
+        """
+        assert self._model is not None, "logits_of after close"
+        needed = self.geometry.blocks_for(len(tokens))
+        if needed > self.kv.block_count:
+            raise SetupError(
+                f"{len(tokens)} tokens need {needed} blocks of KV, there are {self.kv.block_count}"
+            )
+        blocks = tuple(range(needed))
+        for block in blocks:
+            self.kv.clear(block)
+        for start in range(0, len(tokens), chunk_tokens):
+            chunk = list(tokens[start : start + chunk_tokens])
+            end = start + len(chunk)
+            layout = BatchLayout.of([Span(start, len(chunk), blocks[: self.geometry.blocks_for(end)])])
+            ids = torch.tensor(chunk, dtype=torch.int64, device=self.kv.device)
+            hidden = self._model.forward(ids, layout, torch.arange(len(chunk), device=self.kv.device))
+            yield self._model.logits(hidden)
+
     def warm_up(self) -> None:
         """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay
         for reading weights and first-time set-up. Call before any block holds anything."""
@@ -196,4 +227,25 @@ class Executor:
 
     def close(self) -> None:
         """Drop weights. The pool's memory lives as long as somebody refers to it. Idempotent."""
-        self._model = None
+        self._model = self._draft = None
+
+
+def _with_drafts(
+    draft: DraftModel, plan: StepPlan, results: tuple[ItemResult, ...]
+) -> tuple[ItemResult, ...]:
+    draft.end(plan.ended)
+    requests: list[DraftRequest] = []
+    for item, result in zip(plan.items, results, strict=True):
+        if not result.tokens:
+            continue
+        if item.history is not None:
+            draft.begin(item.key, item.history)
+        draft.follow(item.key, result.tokens)
+        count = (item.sample_index or 0) + len(result.tokens)
+        if item.want_drafts and finish_after(item.sampling, result.tokens[-1], count) is None:
+            requests.append(DraftRequest(item.key, item.want_drafts))
+    guesses = draft.guess(requests)
+    return tuple(
+        msgspec.structs.replace(result, drafts=guesses[item.key]) if item.key in guesses else result
+        for item, result in zip(plan.items, results, strict=True)
+    )

@@ -14,7 +14,7 @@ from baton.engine.devices import TORCH_DTYPES, torch_device
 from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
-from baton.engine.model_files import resolve_model
+from baton.engine.model_files import default_name, resolve_model
 from baton.engine.models.decoder import Decoder, Progress
 from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
@@ -22,8 +22,7 @@ from baton.engine.models.read import load_spec
 from baton.engine.models.spec import ModelSpec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
-from baton.engine.sources import open_source
-from baton.engine.weights import Checkpoint
+from baton.engine.sources import open_checkpoint, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +52,21 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     check_quantization(spec.quantization, model)
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(spec, model, engine)
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     kernels = make_kernels(engine, kv)
     dtype = TORCH_DTYPES[geometry.dtype]
     source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
     loader = Loader(source, kernels)
     decoder = Decoder(spec, loader, context_tokens=tokens, progress=progress)
-    name = model.name or _default_name(model.path, folder)
+    name = model.name or default_name(model.path) or folder.resolve().name
     return LoadedModel(
         spec=spec,
         folder=folder,
         name=name,
         fingerprint=fingerprint(
             model=name,
-            weights_digest=_model_digest(spec, checkpoint, tokens, model.quantization),
+            weights_digest=_model_digest(spec, checkpoint.digest(), tokens, model.quantization),
             geometry=geometry,
             wire_version=WIRE_VERSION,
         ),
@@ -79,12 +78,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     )
 
 
-def _default_name(path: str, folder: Path) -> str:
-    """The last part of what was asked for: a downloaded snapshot's folder is named by its commit."""
-    return Path(path).name or folder.resolve().name
-
-
-def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int, quantization: str) -> str:
+def _model_digest(spec: ModelSpec, weights_digest: str, tokens: int, quantization: str) -> str:
     """Whatever changes a key or value: the weights, and how config.json says to use them."""
     facts = msgspec.structs.asdict(spec)
     originals = [rope.original_context_tokens for rope in spec.ropes if rope.depends_on_context]
@@ -94,5 +88,5 @@ def _model_digest(spec: ModelSpec, checkpoint: Checkpoint, tokens: int, quantiza
         facts["quantized_at_load"] = quantization
     for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):
         del facts[name]
-    text = f"{checkpoint.digest()} {sorted(facts.items())!r}"
+    text = f"{weights_digest} {sorted(facts.items())!r}"
     return hashlib.sha256(text.encode()).hexdigest()

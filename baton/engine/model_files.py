@@ -1,25 +1,37 @@
 """From what the operator named to a folder on this machine. No torch: router and control plane use it."""
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from baton.core.errors import SetupError
+from baton.engine.gguf.folder import gguf_in, unpack_gguf
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt", "*.tiktoken")
 FILES_WITHOUT_WEIGHTS = tuple(pattern for pattern in MODEL_FILES if pattern != "*.safetensors")
 
 
-def local_folder(path_or_hub_id: str, *, what: str = "model") -> Path | None:
-    """Of a folder on this machine; None for a hub id.
+def default_name(path_or_hub_id: str) -> str:
+    """What clients call a model that was given no name: the last part of what was asked for (a downloaded
+    snapshot's folder is named by its commit)."""
+    return PurePath(path_or_hub_id.rstrip("/")).name.removesuffix(".gguf")
 
-    Raises SetupError: nothing given, a path to nothing, or to a file that is no model.
+
+def local_folder(path_or_hub_id: str, *, what: str = "model") -> Path | None:
+    """Of a folder on this machine; None for a hub id. For a GGUF file, and a folder with one, the folder
+    that stands for it.
+
+    Raises SetupError: nothing given, a path to nothing, or to a file that is no model, or see
+    `unpack_gguf`.
     """
     if not path_or_hub_id:
         raise SetupError(f"no {what} given: name a Hugging Face folder or hub id")
-    folder = Path(path_or_hub_id).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise SetupError(f"{path_or_hub_id} is a file; wanted is a Hugging Face folder or hub id")
+    path = Path(path_or_hub_id).expanduser()
+    gguf = gguf_in(path)
+    if gguf is not None:
+        return unpack_gguf(gguf)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise SetupError(f"{path_or_hub_id} is a file; wanted is a folder, a .gguf file or a hub id")
     if path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") != 1:
         raise SetupError(f"{what} folder {path_or_hub_id} does not exist")
     return None

@@ -4,60 +4,94 @@ A sequence is a list of known tokens of which the first `computed_count` are in 
 step moves some sequences forward; when all known tokens are computed the next one is sampled. Prompt
 chunks and decodes are therefore the same thing (vLLM v1), and preemption by recompute is setting
 `computed_count` back to 0: tokens that were sampled stay known and are never sampled again.
+
+With `overlap_steps` a step is planned while the one before it runs: positions count as computed when
+they are planned, and a token that is being sampled is named PENDING_TOKEN. What depends on results -
+guesses, preemption - is decided when no step is under way.
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from baton.config import EngineConfig
 from baton.core.geometry import blocks_for
-from baton.core.ids import SeqKey
+from baton.core.ids import BlockId, SeqKey
 from baton.core.messages import Leg, Task
 from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduling.items import Work, item_of, work_of
+from baton.engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Order, Rank
 from baton.engine.scheduling.sequence import Progress, Sequence
+from baton.engine.scheduling.step_time import StepTimeModel, StepWork
+from baton.engine.scheduling.tables import Moves, Tables
+from baton.engine.speculation import Speculator
 
 WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
+OVERLAP_STEP_S_MAX = 0.1
+"""Beside a longer step the gap between two steps is nothing, and who arrives meanwhile should not wait
+for one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    plan: StepPlan
+    sequences: list[Sequence]
+    moves: Moves
+    work: StepWork
+    predicted_s: float
 
 
 class Scheduler:
-    """Sequences wait in order of age for a seat (`batch_sequences_max`) and for blocks.
+    """Sequences wait for a seat (`batch_sequences_max`) and for blocks; `scheduling.order` says whose
+    turn it is.
 
     Admission needs blocks for all that is known of the sequence and the position of its next token,
     so a prompt once begun never waits for blocks; only generation grows, one block at a time. When
-    none is free the youngest sequence that generates here is preempted. PREFILL legs are not: they
-    do not grow, and a reader may be reading their blocks.
+    none is free the lowest and youngest sequence that generates here is preempted. PREFILL legs are
+    not: they do not grow, and a reader may be reading their blocks.
     """
 
     def __init__(
-        self, cache: PrefixCache, *, block_tokens: int, step_tokens_max: int, batch_sequences_max: int
+        self, cache: PrefixCache, engine: EngineConfig, *, block_tokens: int, block_bytes: int
     ) -> None:
-        self._cache = cache
         self._pool = cache.pool
+        self._engine = engine
         self._block_tokens = block_tokens
-        self._step_tokens_max = step_tokens_max
-        self._batch_sequences_max = batch_sequences_max
+        self._tables = Tables(
+            cache, block_tokens=block_tokens, swap_slot_count=engine.swap_bytes // block_bytes
+        )
+        self._order = Order()
+        self._times = StepTimeModel()
+        self._speculator = Speculator(engine)
         self._waiting: list[Sequence] = []
         self._joined: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._plan: StepPlan | None = None
-        self._in_step: list[Sequence] = []
-        self._arrivals = 0
+        self._dropped: list[Sequence] = []
+        self._steps: deque[_Step] = deque()
+        self._arrivals = self._admissions = self._prompt_steps = 0
         self._step_number = 0
+        self._is_head_blocked = False
         self._ended: list[SeqKey] = []
         """Computed here, over, and not told to the executor yet."""
-        self._is_head_blocked = False
-        self.preemption_count = 0
-        """Since the start."""
+        self.preemption_count = self.swap_count = 0
+        """Since the start; `swap_count` are those preemptions that kept their KV."""
+        self.drafted_count = self.accepted_count = 0
+        """Guesses, since the start."""
 
     # --- what others may know -------------------------------------------------------------------
 
     @property
     def is_stepping(self) -> bool:
-        return self._plan is not None
+        return bool(self._steps)
+
+    @property
+    def can_plan(self) -> bool:
+        return len(self._steps) < (2 if self._engine.overlap_steps else 1)
 
     @property
     def running_count(self) -> int:
@@ -69,12 +103,12 @@ class Scheduler:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._waiting or self._joined or self._running or self._in_step)
+        return not (self._waiting or self._joined or self._running or self._steps)
 
     @property
     def keep_free(self) -> int:
-        """Blocks that must stay free when others reserve: all of them while the head of the waiting
-        queue lacks blocks, else it would starve behind smaller arrivals; the watermark while any run."""
+        """Blocks that must stay free when others reserve: all of them while who is next lacks blocks,
+        else it would starve behind smaller arrivals; the watermark while any run."""
         if self._is_head_blocked and self._waiting:
             return self._pool.block_count
         return self._watermark()
@@ -85,232 +119,356 @@ class Scheduler:
         return waiting + sum(seq.pending_count for seq in self._running if seq.pending_count > 1)
 
     def sequences(self) -> Iterator[Sequence]:
-        """All that hold blocks or wait for them, dropped ones of the running step included."""
+        """All that hold blocks or wait for them, dropped ones of steps under way included."""
         yield from self._waiting
         yield from self._joined
         yield from self._running
-        yield from (seq for seq in self._in_step if seq.is_dropped)
+        yield from self._dropped
+
+    def held_blocks(self) -> Iterator[BlockId]:
+        """One entry for each share the scheduler has."""
+        for seq in self.sequences():
+            yield from seq.block_ids
+        for moves in (*(step.moves for step in self._steps), self._tables.moves):
+            yield from moves.shares
 
     # --- coming and going -----------------------------------------------------------------------
 
-    def add(self, seq: Sequence) -> None:
+    def add(self, seq: Sequence, *, now_s: float) -> None:
         """Holds nothing yet; waits for a seat and for blocks."""
         assert not seq.block_ids
-        self._number(seq)
+        self._number(seq, now_s)
         self._waiting.append(seq)
 
-    def join(self, seq: Sequence) -> None:
+    def join(self, seq: Sequence, *, now_s: float) -> None:
         """All but its newest token is computed, in blocks that become the scheduler's to free."""
+        seq.planned_count, seq.generated_here = seq.computed_count, True
         assert seq.pending_count == 1
         assert len(seq.block_ids) * self._block_tokens >= len(seq.tokens)
-        self._number(seq)
+        self._number(seq, now_s)
         self._joined.append(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Ended or cancelled: its blocks come back now, or when the running step is done with them."""
+        """Ended or cancelled: its blocks come back now, or when the steps under way are done with them."""
         for queue in (self._waiting, self._joined, self._running):
             if seq in queue:
                 queue.remove(seq)
+        self._order.shares.left(seq.fairness_key)
         if seq.last_step:
             self._ended.append(seq.key)
-        if seq in self._in_step:
+        if seq.steps_open:
             seq.is_dropped = True
+            self._dropped.append(seq)
         else:
-            self._release(seq)
+            self._tables.release(seq)
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None if nothing can run now. Not while a step is running."""
-        assert self._plan is None, "one step at a time"
+    def plan(self, *, now_s: float) -> StepPlan | None:
+        """The next step, or None if nothing can run now, or nothing should before a result is here."""
+        assert self.can_plan
+        if self._steps and not self._should_plan_ahead():
+            return None
+        self._order.at(now_s, (*self._waiting, *self._running))
         self._is_head_blocked = False
         self._seat_joined()
-        decodes, someone_preempted = self._with_room(self._pick_decodes())
-        work = [(seq, 1) for seq in decodes]
-        budget = self._step_tokens_max - len(work)
-        for seq in sorted(self._running, key=_by_age):
-            if seq.pending_count > 1 and budget > 0:
-                work.append((seq, min(budget, seq.pending_count)))
-                budget -= work[-1][1]
-        if not someone_preempted or not work:  # what was just preempted must not come straight back
-            self._admit(work, budget)
-        return self._begin(work) if work else None
+        decodes = self._pick_decodes()
+        preempted: list[Sequence] = []
+        if self._steps:
+            if not self._fits(decodes):
+                return None  # somebody must give way, and nobody can while a step uses its blocks
+        else:
+            decodes, preempted = self._with_room(decodes)
+        work = self._with_guesses(decodes)
+        budget = self._prompt_budget(work)
+        # What was just preempted must not come straight back.
+        self._fill(work, budget, can_admit=not preempted or not work)
+        if not work:
+            for victim in preempted:
+                if victim.swap_slots:
+                    self._tables.cancel_swap_out(victim)
+            return None
+        return self._begin(work)
 
     def finish_step(self, result: StepResult) -> list[Progress]:
-        """Seals what became full. Cancelled sequences give their blocks back and are not reported."""
-        plan, sequences = self._plan, self._in_step
-        assert plan is not None
-        assert plan.step_number == result.step_number, "answer to another step"
-        self._plan, self._in_step = None, []
+        """Of the oldest step under way. Seals what became full. Cancelled sequences give their blocks
+        back and are not reported."""
+        step = self._steps.popleft()
+        assert step.plan.step_number == result.step_number, "answer to another step"
+        self._times.saw(step.work, result.elapsed_s)
+        self._tables.moved(step.moves)
         progress: list[Progress] = []
-        for seq, item, sampled in zip(sequences, plan.items, result.results, strict=True):
-            self._computed(seq, item, sampled)
+        for seq, item, sampled in zip(step.sequences, step.plan.items, result.results, strict=True):
+            self._advance(seq, item, sampled)
             if seq.is_dropped:
-                self._release(seq)
+                self._tables.computed(seq)
+                if not seq.steps_open:
+                    self._dropped.remove(seq)
+                    self._tables.release(seq)
                 continue
             seq.take_prompt_logprobs(sampled.prompt_logprobs)
             tokens = seq.extend(sampled.tokens)
+            self._tables.computed(seq)
+            if seq.guesser is not None and sampled.drafts:
+                seq.guesser.observe(seq.tokens)
+                seq.guesser.offer(sampled.drafts)
             progress.append(Progress(seq, tokens, sampled.logprobs[: len(tokens)], sampled.embedding))
         return progress
 
-    def _computed(self, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
+    def _advance(self, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
+        """Counts what the step computed: guesses only as far as they were right."""
         assert bool(sampled.tokens) == (item.sample_index is not None)
-        assert len(sampled.tokens) <= 1 + item.draft_count
-        seq.computed_count += len(item.tokens) - item.draft_count + max(0, len(sampled.tokens) - 1)
-        self._seal(seq)
+        accepted_count = max(0, len(sampled.tokens) - 1)
+        assert accepted_count <= item.draft_count
+        seq.steps_open -= 1
+        seq.computed_count += len(item.tokens) - item.draft_count + accepted_count
+        if item.draft_count:
+            seq.is_guessing = False
+            seq.planned_count = seq.computed_count
+            self.drafted_count += item.draft_count
+            self.accepted_count += accepted_count
+        if item.sample_index is not None:
+            seq.sampling_count -= 1
+            seq.generated_here = True
 
     def check(self) -> None:
-        assert len(self._running) <= self._batch_sequences_max
-        assert (self._plan is None) == (not self._in_step)
+        assert len(self._running) <= self._engine.batch_sequences_max
         for seq in self._waiting:
             assert not seq.block_ids
-            assert seq.computed_count == 0
+            assert bool(seq.swap_slots) == bool(seq.computed_count)
+            assert not seq.steps_open
         for seq in (*self._joined, *self._running):
-            assert seq.pending_count >= 1
-            assert len(seq.block_ids) >= blocks_for(seq.computed_count, self._block_tokens)
+            assert seq.pending_count >= 0
+            assert len(seq.block_ids) >= blocks_for(seq.planned_count, self._block_tokens)
+        assert all(seq.steps_open and seq.is_dropped for seq in self._dropped)
         orders = [seq.order for seq in self._waiting]
         assert orders == sorted(orders)
+        self._tables.check(list(self.sequences()), [step.moves for step in self._steps])
 
-    # --- parts of a plan --------------------------------------------------------------------------
+    # --- decodes --------------------------------------------------------------------------------
+
+    def _should_plan_ahead(self) -> bool:
+        """Not beside a long step, and not where the result is worth waiting for: verified guesses say
+        how far a sequence is, and a token at hand may be the start of something that repeats."""
+        if self._steps[-1].predicted_s > OVERLAP_STEP_S_MAX:
+            return False
+        if any(seq.is_guessing for seq in self._running):
+            return False
+        return not self._speculator.is_worth_waiting(self._running, self._times)
 
     def _seat_joined(self) -> None:
         """Sequences that hold all their KV take free seats, unless an older one waits and can run."""
-        while self._joined and len(self._running) < self._batch_sequences_max:
-            older_waits = bool(self._waiting) and self._waiting[0].order < self._joined[0].order
-            if older_waits and self._admit_head():
+        while self._joined and len(self._running) < self._engine.batch_sequences_max:
+            oldest = next((s for s in self._waiting if not self._tables.waits_for_sibling(s)), None)
+            if oldest is not None and oldest.order < self._joined[0].order and self._admit(oldest):
                 continue
             self._running.append(self._joined.popleft())
 
     def _pick_decodes(self) -> list[Sequence]:
         """One token each, those that waited longest first, so a budget smaller than the batch goes
         round. One token of the budget is left to prompts, so that decodes cannot starve them."""
-        decodes = [seq for seq in self._running if seq.pending_count == 1]
-        has_chunks = len(decodes) < len(self._running)
-        wants_admission = bool(self._waiting) and self._step_tokens_max > 1
-        budget = self._step_tokens_max - (1 if has_chunks or wants_admission else 0)
-        decodes.sort(key=lambda seq: (seq.last_step, seq.order))
+        decodes = [seq for seq in self._running if seq.is_decoding]
+        has_chunks = any(seq.is_runnable and seq.pending_count > 1 for seq in self._running)
+        wants_admission = bool(self._waiting) and self._engine.step_tokens_max > 1
+        budget = self._engine.step_tokens_max - (1 if has_chunks or wants_admission else 0)
+        if len(decodes) > budget:
+            decodes.sort(key=lambda seq: (seq.last_step, seq.order))
         return decodes[:budget]
 
-    def _with_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], bool]:
-        """Gives each a block where it needs one, oldest first. Victims are always younger than, or
-        the same as, the sequence in need, so those served before keep what they got."""
-        served: list[Sequence] = []
-        preempted: set[SeqKey] = set()
-        for seq in sorted(decodes, key=_by_age):
-            while seq.key not in preempted and seq.computed_count == len(seq.block_ids) * self._block_tokens:
-                try:
-                    seq.block_ids += self._pool.take(1)
-                except OutOfBlocks:
-                    preempted.add(self._preempt_youngest().key)
-            if seq.key not in preempted:
-                served.append(seq)
-        return served, bool(preempted)
+    def _fits(self, decodes: list[Sequence]) -> bool:
+        """Gives each a block where it needs one, as long as there are any."""
+        try:
+            for seq in decodes:
+                self._tables.grow(seq, seq.planned_count + 1)
+        except OutOfBlocks:
+            return False
+        return True
 
-    def _preempt_youngest(self) -> Sequence:
-        victim = max(
-            (seq for seq in (*self._running, *self._joined) if seq.leg is not Leg.PREFILL), key=_by_age
-        )
+    def _with_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """(served, preempted). Victims stand lower than, or are, the sequence in need, so those served
+        before keep what they got."""
+        served: list[Sequence] = []
+        preempted: list[Sequence] = []
+        if self._fits(decodes):
+            return decodes, preempted
+        for seq in sorted(decodes, key=self._order.standing):
+            while seq not in preempted and seq.planned_count >= self._tables.room_of(seq):
+                try:
+                    self._tables.grow(seq, seq.planned_count + 1)
+                except OutOfBlocks:
+                    if not self._tables.yield_block():
+                        preempted.append(self._preempt_lowest())
+            if seq not in preempted:
+                served.append(seq)
+        return served, preempted
+
+    def _preempt_lowest(self) -> Sequence:
+        able = (seq for seq in (*self._running, *self._joined) if seq.leg is not Leg.PREFILL)
+        victim = max(able, key=self._order.standing)
         (self._running if victim in self._running else self._joined).remove(victim)
-        self._release(victim)
-        self._ended.append(victim.key)
+        if self._is_swap_cheaper(victim):
+            self._tables.swap_out(victim)
+            self.swap_count += 1
+        else:
+            self._tables.release(victim)
+        if victim.last_step:
+            self._ended.append(victim.key)
         victim.has_history = False
-        if victim.lacks_prompt_logprobs:
+        if victim.lacks_prompt_logprobs and not victim.swap_slots:
             victim.prompt_logprobs.clear()
         insort(self._waiting, victim, key=_by_age)
         self._is_head_blocked = True
         self.preemption_count += 1
         return victim
 
-    def _admit(self, work: list[tuple[Sequence, int]], budget: int) -> None:
-        while budget > 0 and self._waiting and len(self._running) < self._batch_sequences_max:
-            seq = self._waiting[0]
-            if not self._admit_head():
-                return
-            work.append((seq, min(budget, seq.pending_count)))
-            budget -= work[-1][1]
+    def _is_swap_cheaper(self, seq: Sequence) -> bool:
+        """Out and in again, against computing it once more, by what both have cost lately."""
+        count = blocks_for(seq.computed_count, self._block_tokens)
+        if not 0 < count <= self._tables.free_slot_count or self._tables.has_moves_to_come(seq):
+            return False
+        return 2 * count * self._times.moved_block_s < seq.computed_count * self._times.prompt_token_s
 
-    def _admit_head(self) -> bool:
-        """At least the last token is computed, however much is cached: sampling needs its logits."""
-        seq = self._waiting[0]
-        cacheable_count = 0 if seq.lacks_prompt_logprobs else (len(seq.tokens) - 1) // self._block_tokens
-        hashes = seq.hashes_of(cacheable_count)
-        grows = seq.leg is not Leg.PREFILL and seq.task is Task.GENERATE
-        position_count = len(seq.tokens) + (1 if grows else 0)
-        need_count = blocks_for(position_count, self._block_tokens)
+    def _with_guesses(self, decodes: list[Sequence]) -> list[Work]:
+        if self._steps:
+            return [Work(seq, 1) for seq in decodes]
+        budget = self._engine.step_tokens_max - len(decodes)
+        guesses = self._speculator.guesses(decodes, self._times, budget=budget)
+        return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, guesses, strict=True)]
+
+    def _that_fit(self, seq: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+        """Guesses must not cost anybody blocks that are scarce."""
+        end = seq.planned_count + 1 + len(guesses)
+        missing_count = blocks_for(end, self._block_tokens) - len(seq.block_ids)
+        if missing_count > 0 and self._pool.free_count - missing_count >= self._watermark():
+            self._tables.grow(seq, end)
+        return guesses[: self._tables.room_of(seq) - seq.planned_count - 1]
+
+    # --- prompts --------------------------------------------------------------------------------
+
+    def _prompt_budget(self, work: list[Work]) -> int:
+        """Prompt tokens of this step: what the running sequences' objectives leave room for."""
+        budget = self._engine.step_tokens_max - sum(one.token_count for one in work)
+        objectives = [self._objective_of(one.sequence) for one in work]
+        limit_s = min((slo_s for slo_s in objectives if slo_s > 0), default=0.0)
+        if not limit_s:
+            return budget
+        within = self._times.prompt_tokens_within(limit_s, work_of(work))
+        if not self._times.has_seen_prompt:
+            within = 0
+        return min(budget, max(self._engine.chunk_tokens_min, within))
+
+    def _objective_of(self, seq: Sequence) -> float:
+        return seq.tpot_slo_s or self._engine.tpot_slo_s
+
+    def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
+        """Chunks of running prompts and of those admitted now, best rank first."""
+        prompts = self._prompts_in_order()
+        if prompts or (can_admit and self._waiting):
+            self._prompt_steps += 1
+        while budget > 0:
+            seat_is_free = len(self._running) < self._engine.batch_sequences_max
+            newcomer = self._next_waiting() if can_admit and seat_is_free else None
+            if newcomer is not None and self._goes_first(newcomer, prompts):
+                if not self._admit(newcomer):
+                    can_admit = False
+                    continue
+                seq = newcomer
+            elif prompts:
+                seq = prompts.pop(0)
+            else:
+                return
+            work.append(Work(seq, min(budget, seq.pending_count)))
+            budget -= work[-1].token_count
+
+    def _prompts_in_order(self) -> list[Sequence]:
+        """Those that run. Every so often the oldest gets the first chunk, however long it is."""
+        prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
+        prompts.sort(key=self._order.rank)
+        if prompts and self._prompt_steps % OLDEST_EVERY == OLDEST_EVERY - 1:
+            oldest = min(prompts, key=_by_age)
+            prompts.remove(oldest)
+            prompts.insert(0, oldest)
+        return prompts
+
+    @property
+    def _is_oldests_turn(self) -> bool:
+        return self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1
+
+    def _next_waiting(self) -> Sequence | None:
+        """Who is admitted next; those whose prefix is being computed by a sibling are not asked."""
+        able = (seq for seq in self._waiting if not self._tables.waits_for_sibling(seq))
+        if self._is_oldests_turn:
+            return next(able, None)
+        return min(able, key=self._order.rank, default=None)
+
+    def _goes_first(self, newcomer: Sequence, prompts: list[Sequence]) -> bool:
+        if not prompts or self._is_oldests_turn:
+            return True
+        newcomers: Rank = self._order.rank(newcomer)
+        return newcomers < self._order.rank(prompts[0])
+
+    def _admit(self, seq: Sequence) -> bool:
         try:
-            got = self._cache.reserve(hashes, need_count, keep_free=self._watermark())
+            self._tables.admit(seq, keep_free=self._watermark())
         except OutOfBlocks:
             self._is_head_blocked = True
             return False
-        del self._waiting[0]
-        seq.block_ids = got.blocks
-        seq.sealed_count = got.cached_count
-        seq.computed_count = got.cached_count * self._block_tokens
-        if seq.cached_token_count is None:
-            seq.cached_token_count = min(seq.computed_count, seq.prompt_token_count)
+        self._waiting.remove(seq)
         self._running.append(seq)
+        self._admissions += 1
         return True
 
-    def _begin(self, work: list[tuple[Sequence, int]]) -> StepPlan:
+    # --- the step -------------------------------------------------------------------------------
+
+    def _begin(self, work: list[Work]) -> StepPlan:
         """A key is never both in a plan's items and in its `ended`: what ended while the step before
         this one ran, or was preempted for this one, is no longer among the running."""
         self._step_number += 1
-        for seq, _ in work:
-            seq.last_step = self._step_number
-        self._in_step = [seq for seq, _ in work]
         ended, self._ended = tuple(self._ended), []
-        items = tuple(_item(seq, count) for seq, count in work)
-        self._plan = StepPlan(items, self._step_number, ended=ended)
-        return self._plan
+        moves = self._tables.take_moves()
+        step_work = work_of(work, moves.block_count)
+        items = tuple(self._item(one) for one in work)
+        plan = StepPlan(
+            items,
+            self._step_number,
+            copies=tuple(moves.copies),
+            swap_out=tuple(moves.swap_out),
+            swap_in=tuple(moves.swap_in),
+            ended=ended,
+        )
+        sequences = [one.sequence for one in work]
+        self._steps.append(_Step(plan, sequences, moves, step_work, self._times.predict_s(step_work)))
+        return plan
 
-    # --- blocks ---------------------------------------------------------------------------------
-
-    def _seal(self, seq: Sequence) -> None:
-        full_count = seq.computed_count // self._block_tokens
-        if full_count == seq.sealed_count:
-            return
-        hashes = seq.hashes_of(full_count)
-        for i in range(seq.sealed_count, full_count):
-            self._cache.insert(hashes[i], seq.block_ids[i])
-        seq.sealed_count = full_count
-
-    def _release(self, seq: Sequence) -> None:
-        self._pool.give_back(seq.block_ids)
-        seq.block_ids = []
-        seq.computed_count = seq.sealed_count = 0
+    def _item(self, one: Work) -> StepItem:
+        """And counts it as under way."""
+        seq = one.sequence
+        wants_history = seq.sampling.needs_history or self._speculator.wants_history
+        item = item_of(one, gives_history=wants_history and not seq.has_history)
+        seq.last_step = self._step_number
+        seq.steps_open += 1
+        seq.planned_count += one.count
+        seq.is_guessing = bool(one.guesses)
+        seq.has_history |= item.history is not None
+        cost = one.count
+        if item.sample_index is not None:
+            seq.sampling_count += 1
+            cost = one.count - 1 + GENERATED_TOKEN_COST
+        self._order.shares.charge(seq.fairness_key, cost)
+        return item
 
     def _watermark(self) -> int:
         if not self._running and not self._joined:
             return 0
         return max(1, self._pool.block_count // WATERMARK_SHARE)
 
-    def _number(self, seq: Sequence) -> None:
+    def _number(self, seq: Sequence, now_s: float) -> None:
         self._arrivals += 1
-        seq.order = self._arrivals
+        seq.order, seq.arrived_s = self._arrivals, now_s
+        self._order.shares.came(seq.fairness_key)
+        if seq.leg is not Leg.PREFILL and seq.task is Task.GENERATE:
+            seq.guesser = self._speculator.guesser()
 
 
 def _by_age(seq: Sequence) -> int:
     return seq.order
-
-
-def _item(seq: Sequence, count: int) -> StepItem:
-    end = seq.computed_count + count
-    is_last = end == len(seq.tokens)
-    samples = is_last and seq.task is Task.GENERATE
-    follows = end < seq.prompt_token_count and seq.lacks_prompt_logprobs
-    history = None
-    if samples and seq.sampling.needs_history and not seq.has_history:
-        history, seq.has_history = tuple(seq.tokens), True
-    return StepItem(
-        key=seq.key,
-        tokens=tuple(seq.tokens[seq.computed_count : end]),
-        first_position=seq.computed_count,
-        block_ids=tuple(seq.block_ids[: blocks_for(end, seq.block_tokens)]),
-        sample_index=seq.generated_count if samples else None,
-        sampling=seq.sampling,
-        prompt_token_count=seq.prompt_token_count,
-        history=history,
-        next_prompt_token=seq.tokens[end] if follows else None,
-        adapter=seq.adapter,
-        wants_embedding=is_last and seq.task is Task.EMBED,
-    )

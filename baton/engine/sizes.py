@@ -9,7 +9,14 @@ from baton.engine.models.spec import ModelSpec
 def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KVGeometry:
     dtype = spec.dtype if model.dtype == "auto" else model.dtype
     if spec.mla is None:
-        return KVGeometry(spec.layer_count, spec.kv_head_count, spec.head_dim, engine.block_tokens, dtype)
+        return KVGeometry(
+            layer_count=spec.layer_count,
+            kv_head_count=spec.kv_head_count,
+            head_dim=spec.head_dim,
+            block_tokens=engine.block_tokens,
+            dtype=dtype,
+            kv_dtype=model.kv_dtype,
+        )
     rank = spec.mla.kv_lora_rank
     return KVGeometry(
         layer_count=spec.layer_count,
@@ -19,6 +26,7 @@ def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KV
         dtype=dtype,
         planes=1,
         value_dim=rank,
+        kv_dtype=model.kv_dtype,
     )
 
 

@@ -4,11 +4,15 @@ Which modules of a quantised checkpoint are quantised is seen from their tensors
 that are not (`ignore`, `modules_to_not_convert`) need no reading.
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from baton.config import ModelConfig
 from baton.core.errors import SetupError
+from baton.engine.gguf.checkpoint import GgufCheckpoint, GgufSource
+from baton.engine.gguf.folder import weight_files_of
 from baton.engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
 from baton.engine.models.linear import MatrixSource
 from baton.engine.quant.round import round_fp8, round_int4, round_int8
@@ -20,15 +24,24 @@ KEPT_MODULES = frozenset({"gate", "router", "shared_expert_gate", "kv_b_proj"})
 """Never rounded: routers decide discretely and are small; `kv_b_proj` is taken apart at load (MLA)."""
 
 
+def open_checkpoint(folder: Path) -> Checkpoint | GgufCheckpoint:
+    """Raises SetupError: files missing, truncated or malformed."""
+    return Checkpoint(folder) if weight_files_of(folder) is None else GgufCheckpoint(folder)
+
+
 def open_source(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | GgufCheckpoint,
     scheme: QuantScheme | None,
     model: ModelConfig,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> MatrixSource:
-    """`model` is consistent with `scheme`, see `quant.scheme.check_quantization`."""
+    """`model` is consistent with `scheme`, see `quant.scheme.check_quantization`. What a GGUF file has as
+    integers stays so whatever `model.quantization` says."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        blocks = GgufSource(checkpoint, dtype=dtype, device=device)
+        return blocks if model.quantization == "none" else RoundedSource(blocks, model.quantization)
     if scheme is not None:
         return QuantizedSource(checkpoint, scheme, dtype=dtype, device=device)
     plain = PlainSource(checkpoint, dtype=dtype, device=device)
@@ -115,10 +128,14 @@ class RoundedSource:
         return self._inner.stored(name, *shape)
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
-        matrix = self._inner.matrix(name, out_size, in_size, bias=bias)
-        return self.loaded(name, matrix) if isinstance(matrix, DenseMatrix) else matrix
+        return self._rounded(name, self._inner.matrix(name, out_size, in_size, bias=bias))
 
     def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
+        return self._rounded(name, self._inner.loaded(name, matrix))
+
+    def _rounded(self, name: str, matrix: Matrix) -> Matrix:
+        if not isinstance(matrix, DenseMatrix):
+            return matrix
         module = name.rpartition(".")[2]
         if module in KEPT_MODULES:
             return matrix

@@ -112,12 +112,13 @@ class Checkpoint:
         for name in sorted(self._entries):
             entry = self._entries[name]
             raw = self._files[entry.file].content
-            for start, end in _samples(entry.start, entry.end):
+            for start, end in sample_ranges(entry.start, entry.end):
                 digest.update(raw[start:end].numpy().tobytes())
         return digest.hexdigest()
 
 
-def _samples(start: int, end: int) -> list[tuple[int, int]]:
+def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Of a tensor's bytes, those that count for a digest: all of a small one, pages spread over a large."""
     size = end - start
     if size <= _SAMPLE_BYTES * _SAMPLES_PER_TENSOR:
         return [(start, end)]

@@ -45,7 +45,14 @@ class SimClient:
     )
 
     def __init__(
-        self, number: int, *, prompt: tuple[int, ...], sampling: SamplingParams, salt: int, context_max: int
+        self,
+        number: int,
+        *,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        salt: int,
+        context_max: int,
+        loops: bool = False,
     ) -> None:
         self.seq_id = SequenceId(f"r{number}/0")
         self.prompt, self.sampling, self.salt = prompt, sampling, salt
@@ -60,7 +67,7 @@ class SimClient:
         self.phase = "queued"
         self.placements = 0
         self.cached_token_count = 0
-        self.expected = Expected(prompt, sampling, salt, context_max=context_max)
+        self.expected = Expected(prompt, sampling, salt, context_max=context_max, loops=loops)
 
     @property
     def request_id(self) -> RequestId:
@@ -83,6 +90,7 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             sampling=_draw_sampling(rng),
             salt=rng.randrange(scenario.salt_count),
             context_max=scenario.context_max,
+            loops=rng.random() < 0.3,
         )
         client.arrives_s = arrives_s
         client.router_index = rng.randrange(scenario.router_count)
@@ -121,4 +129,5 @@ def _draw_sampling(rng: random.Random) -> SamplingParams:
         seed=0 if is_greedy else rng.randrange(1 << 30),
         stop_token_ids=(EOS,),
         ignore_eos=rng.random() < 0.3,
+        presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
     )

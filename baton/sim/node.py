@@ -5,10 +5,10 @@ source is opened when first needed and `SourceLost` says that it broke or could 
 """
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from baton.core.geometry import KVGeometry
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import AskerMessage, PeerRef, Role, RouterMessage, SourceMessage
@@ -17,7 +17,7 @@ from baton.sim.checkers import Checkers
 from baton.sim.model import Memory, Model
 from baton.sim.network import Network, Process, Session
 from baton.sim.reads import Generations, Reads
-from baton.sim.scenario import Scenario
+from baton.sim.scenario import GEOMETRY, Scenario
 from baton.sim.world import Violation, World
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
@@ -39,7 +39,6 @@ from baton.worker.events import (
 )
 
 MODEL_NAME = "sim"
-GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
 FINGERPRINTS = tuple(
     kv_fingerprint(model=MODEL_NAME, weights_digest=weights, geometry=GEOMETRY, wire_version=1)
     for weights in ("old", "new")
@@ -100,15 +99,15 @@ class SimWorker(Process):
         "_checkers",
         "_compute_rng",
         "_connecting",
+        "_device_free_s",
         "_model",
         "_network",
         "_reads",
-        "_result",
+        "_results",
         "_router_sessions",
         "_scenario",
         "_source_sessions",
-        "_step",
-        "_step_generations",
+        "_steps",
         "_timer",
         "core",
         "fingerprint",
@@ -140,13 +139,15 @@ class SimWorker(Process):
         self.generations = Generations(scenario.block_count)
         self.step_slowness = 1.0
         self._timer = Timer(self)
-        self._step: StepPlan | None = None
-        self._step_generations: list[list[int]] = []
+        self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
+        """Under way, each with the generations of its items' blocks when it was planned."""
+        self._device_free_s = 0.0
+        """When the last of them is done, in the world's time."""
         self._router_sessions: dict[RouterId, Session] = {}
         self._asker_sessions: dict[WorkerId, Session] = {}
         self._source_sessions: dict[WorkerId, Session] = {}
         self._connecting: dict[WorkerId, list[AskerMessage]] = {}
-        self._result: StepResult | None = None
+        self._results: deque[StepResult] = deque()
         self.core = WorkerCore(
             worker_id=worker_id,
             role=role,
@@ -284,30 +285,33 @@ class SimWorker(Process):
     # --- the GPU ------------------------------------------------------------------------------------
 
     def _run(self, plan: StepPlan) -> None:
-        if self._step is not None:
-            raise Violation(0, f"{self.name}: a second step in flight: {plan}")
-        self._step = plan
+        """A step begins when the one before it is done, whatever the process does meanwhile."""
+        if len(self._steps) >= (2 if self._scenario.engine.overlap_steps else 1):
+            raise Violation(0, f"{self.name}: a step too many in flight: {plan}")
         self._checkers.step_planned(self, plan)
-        self._step_generations = [[self.generations[b] for b in item.block_ids] for item in plan.items]
+        self._steps.append((plan, [[self.generations[b] for b in item.block_ids] for item in plan.items]))
         elapsed_s = self._scenario.step_base_s * self.step_slowness
         context_tokens = sum(item.first_position for item in plan.items)
         elapsed_s += plan.token_count * self._scenario.step_token_s + context_tokens * 1e-6
-        moment_s = elapsed_s * self._compute_rng.random()
-        self.world.after(moment_s, lambda: self._compute(plan, elapsed_s))
-        self.world.after(elapsed_s, lambda: self.post(self._finish_step))
+        elapsed_s += (len(plan.swap_out) + len(plan.swap_in)) * self._scenario.swap_block_s
+        start_s = max(self.world.now_s, self._device_free_s)
+        self._device_free_s = start_s + elapsed_s
+        self.world.at(
+            start_s + elapsed_s * self._compute_rng.random(), lambda: self._compute(plan, elapsed_s)
+        )
+        self.world.at(self._device_free_s, lambda: self.post(self._finish_step))
 
     def _compute(self, plan: StepPlan, elapsed_s: float) -> None:
         """The kernels run whether or not the process is frozen."""
         if self.is_alive:
             sampled = self._model.execute(plan, self.memory, self.name)
-            self._result = StepResult(plan.step_number, sampled, elapsed_s)
+            self._results.append(StepResult(plan.step_number, sampled, elapsed_s))
 
     def _finish_step(self) -> None:
-        plan, self._step = self._step, None
-        result, self._result = self._result, None
-        assert plan is not None
-        assert result is not None, "a step ends after it was computed"
-        self._checkers.step_used(self, plan, self._step_generations)
+        plan, generations = self._steps.popleft()
+        result = self._results.popleft()
+        assert result.step_number == plan.step_number, "a step ends after it was computed"
+        self._checkers.step_used(self, plan, generations)
         self.feed(StepDone(result))
 
     def kill(self, *, noticed_s: float) -> None:

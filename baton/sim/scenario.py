@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from baton.config import EngineConfig, RouterConfig, TransferConfig
+from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
 
 Policy = Literal["cached_prefix", "least_loaded", "round_robin", "random"]
 POLICIES: tuple[Policy, ...] = ("cached_prefix", "cached_prefix", "least_loaded", "round_robin", "random")
+
+GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
 
 FAULTS = (
     "worker_crash",
@@ -71,6 +74,7 @@ class Scenario:
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
+    swap_block_s: float = 0.0001
     router_grace_s: float = 0.6
     heartbeat_s: float = 0.15
     member_lease_s: float = 1.2
@@ -204,6 +208,12 @@ def _draw_engine(rng: random.Random, block_tokens: int) -> EngineConfig:
         step_tokens_max=rng.choice((8, 16, 64)),
         batch_sequences_max=rng.choice((4, 8, 32)),
         waiting_sequences_max=rng.choice((4, 64, 64)),
+        overlap_steps=rng.random() < 0.75,
+        tpot_slo_s=rng.choice((0.0, 0.02)),
+        chunk_tokens_min=rng.choice((1, 8)),
+        swap_bytes=rng.choice((0, 8, 64)) * GEOMETRY.block_bytes,
+        speculation=rng.choice(("off", "ngram", "ngram")),
+        speculation_tokens_max=rng.choice((2, 6)),
     )
 
 

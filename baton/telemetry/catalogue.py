@@ -121,6 +121,19 @@ WAITING = Metric("baton_waiting_sequences", "gauge", "sequences", "Accepted, not
 PREEMPTIONS = Metric(
     "baton_preemptions_total", "counter", "sequences", "Sequences put back for want of blocks.", ("worker",)
 )
+SWAPS = Metric(
+    "baton_swaps_total",
+    "counter",
+    "sequences",
+    "Of the preempted ones, those whose KV went to host memory.",
+    ("worker",),
+)
+GUESSED_TOKENS = Metric(
+    "baton_guessed_tokens_total", "counter", "tokens", "Guesses verified (speculation).", ("worker",)
+)
+RIGHT_GUESSES = Metric(
+    "baton_right_guesses_total", "counter", "tokens", "Guesses that were right.", ("worker",)
+)
 PREFIX_HIT_TOKENS = Metric(
     "baton_prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens not computed.", ("worker",)
 )

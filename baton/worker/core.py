@@ -101,12 +101,7 @@ class WorkerCore:
         self._step_s = 0.0
         self._pool = BlockPool(block_count, generations)
         self._cache = PrefixCache(self._pool)
-        self._scheduler = Scheduler(
-            self._cache,
-            block_tokens=block_tokens,
-            step_tokens_max=engine.step_tokens_max,
-            batch_sequences_max=engine.batch_sequences_max,
-        )
+        self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
         self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_asks_max=self._waiting_max)
         self._intake = Intake(
             self._cache,
@@ -155,6 +150,9 @@ class WorkerCore:
             reads_in_flight=self._intake.reads_in_flight,
             router_count=self._out.router_count,
             preemption_count=self._scheduler.preemption_count,
+            swap_count=self._scheduler.swap_count,
+            drafted_count=self._scheduler.drafted_count,
+            accepted_count=self._scheduler.accepted_count,
             expired_lease_count=self._leases.expired_count,
         )
 
@@ -164,8 +162,7 @@ class WorkerCore:
             part.check()
         shares: Counter[BlockId] = Counter(self._leases.held_blocks())
         shares.update(self._intake.held_blocks())
-        for seq in self._scheduler.sequences():
-            shares.update(seq.block_ids)
+        shares.update(self._scheduler.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
         assert all(self._pool.shares(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
@@ -196,16 +193,16 @@ class WorkerCore:
             case FromAsker(asker, message):
                 self._on_asker(asker, message, now_s)
             case FromSource(source, message):
-                self._do_intake(self._intake.heard(source, message, now_s=now_s))
+                self._do_intake(self._intake.heard(source, message, now_s=now_s), now_s=now_s)
             case SourceLost(source, message):
-                self._do_intake(self._intake.source_lost(source, message))
+                self._do_intake(self._intake.source_lost(source, message), now_s=now_s)
             case ReadDone(read_id, error, is_settled, is_stale):
                 done = self._intake.read_done(
                     read_id, error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
                 )
-                self._do_intake(done)
+                self._do_intake(done, now_s=now_s)
             case ReadSettled(read_id):
-                self._do_intake(self._intake.read_settled(read_id))
+                self._do_intake(self._intake.read_settled(read_id), now_s=now_s)
             case RouterJoined(router_id):
                 self._on_router_joined(router_id, now_s)
             case RouterLost(router_id):
@@ -234,26 +231,21 @@ class WorkerCore:
             self._cancel(attempt.key, "deadline over", now_s)
             self._fail(attempt, FailureReason.DEADLINE, "the request's time is up")
         self._tell_askers(self._leases.tick(now_s=now_s))
-        self._do_intake(self._intake.tick(now_s=now_s))
+        self._do_intake(self._intake.tick(now_s=now_s), now_s=now_s)
         if self._heartbeat_at_s <= now_s:
             self._heartbeat_at_s = now_s + self._heartbeat_s
             self._out.tell_all(self._report())
 
     def _start_work(self, now_s: float) -> None:
         """The scheduler first: what it lacks the intake must leave free."""
-        if self._scheduler.is_stepping:
-            self._do_intake(self._intake.admit(now_s=now_s))
-            return
-        plan = self._scheduler.plan()
-        self._do_intake(self._intake.admit(now_s=now_s))
-        if plan is None:
-            return
-        for item in plan.items:  # blocks found in the cache at admission can be read at once
-            attempt = self._attempts.get(item.key)
-            if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
-                self._announce(attempt.sequence, now_s)
-        self._out.flush_blocks()
-        self._out.add(RunStep(plan))
+        while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
+            for item in plan.items:  # blocks found in the cache at admission can be read at once
+                attempt = self._attempts.get(item.key)
+                if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
+                    self._announce(attempt.sequence, now_s)
+            self._out.flush_blocks()
+            self._out.add(RunStep(plan))
+        self._do_intake(self._intake.admit(now_s=now_s), now_s=now_s)
 
     # --- routers --------------------------------------------------------------------------------
 
@@ -306,11 +298,12 @@ class WorkerCore:
         if start.leg is Leg.DECODE:
             assert start.source is not None
             self._do_intake(
-                self._intake.start(key, start.source, start.tokens, start.cache_root, now_s=now_s)
+                self._intake.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
+                now_s=now_s,
             )
             return
         attempt.sequence = self._sequence(start, list(start.tokens))
-        self._scheduler.add(attempt.sequence)
+        self._scheduler.add(attempt.sequence, now_s=now_s)
         if start.leg is Leg.PREFILL:
             self._tell_askers(self._leases.open(key, now_s=now_s))
 
@@ -342,7 +335,7 @@ class WorkerCore:
             self._attempts.pop(key)
             if attempt.sequence is not None:
                 self._scheduler.remove(attempt.sequence)
-            self._do_intake(self._intake.cancel(key))
+            self._do_intake(self._intake.cancel(key), now_s=now_s)
         self._tell_askers(self._leases.close(key, why, now_s=now_s))
 
     def _cancel_all_of(self, router_id: RouterId, why: str, now_s: float) -> None:
@@ -387,7 +380,7 @@ class WorkerCore:
 
     # --- decode: what we read -------------------------------------------------------------------
 
-    def _do_intake(self, actions: list[IntakeAction]) -> None:
+    def _do_intake(self, actions: list[IntakeAction], *, now_s: float) -> None:
         for action in actions:
             match action:
                 case Send(source, message):
@@ -395,7 +388,7 @@ class WorkerCore:
                 case Read():
                     self._out.add(StartRead(*action))
                 case Ready():
-                    self._on_ready(action)
+                    self._on_ready(action, now_s)
                 case GaveUp(key, reason, why):
                     self._fail(self._attempts.pop(key), reason, why)
                 case NoRoom(key, why):
@@ -405,7 +398,7 @@ class WorkerCore:
                 case _:
                     assert_never(action)
 
-    def _on_ready(self, ready: Ready) -> None:
+    def _on_ready(self, ready: Ready, now_s: float) -> None:
         """Joins the running batch. The router hears the first token from here too: it drops what it
         has, so nothing is missing whichever of the two workers it hears first."""
         attempt = self._attempts.get(ready.key)
@@ -417,7 +410,7 @@ class WorkerCore:
         tokens = seq.extend((ready.first_token,))
         joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)
         self._out.tell(attempt.router_id, joined)
-        self._scheduler.join(seq)
+        self._scheduler.join(seq, now_s=now_s)
         logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
         self._emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs)
 
@@ -438,7 +431,7 @@ class WorkerCore:
                 self._emit(attempt, done, prompt_logprobs_of(attempt, done.sequence))
 
     def _on_embedded(self, attempt: Attempt, done: Progress) -> None:
-        if done.sequence.pending_count:
+        if done.sequence.computed_count < len(done.sequence.tokens):
             return
         self._end(attempt, done.sequence)
         if done.embedding:

@@ -50,4 +50,7 @@ def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, t
         task=start.task,
         adapter="" if start.adapter is None else start.adapter.key,
         wants_prompt_logprobs=wants_prompt,
+        priority=start.priority,
+        fairness_key=start.fairness_key,
+        tpot_slo_s=start.tpot_slo_s,
     )

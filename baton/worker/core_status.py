@@ -25,5 +25,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     router_count: int
     preemption_count: int
     """Since the worker started."""
+    swap_count: int
+    """Of those, the ones that kept their KV in host memory."""
+    drafted_count: int
+    """Guessed tokens that were verified, since the worker started."""
+    accepted_count: int
+    """Of those, the ones that were right."""
     expired_lease_count: int
     """Since the worker started: leases that ended without a release."""

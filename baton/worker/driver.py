@@ -91,6 +91,7 @@ class CoreDriver:
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._step, self._spawn, self._now = step, spawn, now
         self._step_timeout_s = step_timeout_s
+        self._steps_open = 0
         self._line: deque[e.WorkerEvent] = deque()
         self._is_handling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -145,8 +146,10 @@ class CoreDriver:
                 assert_never(action)
 
     async def _run_step(self, plan: StepPlan) -> None:
-        # Heartbeats go on while the device hangs, and so would everybody's trust in this worker.
-        limit = asyncio.timeout(self._step_timeout_s)
+        # Heartbeats go on while the device hangs, and so would everybody's trust in this worker. A step
+        # that was planned ahead waits for the one before it.
+        limit = asyncio.timeout(2 * self._step_timeout_s if self._steps_open else self._step_timeout_s)
+        self._steps_open += 1
         try:
             async with limit:
                 result = await self._step(plan)
@@ -157,6 +160,8 @@ class CoreDriver:
             error.add_note(f"in step {plan.step_number}, {plan.token_count} tokens of {keys}")
             self.crash(error)
             return
+        finally:
+            self._steps_open -= 1
         self.post(e.StepDone(result))
 
     def _reschedule(self) -> None:

@@ -146,7 +146,8 @@ class StartRead(msgspec.Struct, frozen=True):
 
 
 class RunStep(msgspec.Struct, frozen=True):
-    """Compute it and answer with StepDone. The core never has two in flight."""
+    """Compute it and answer with StepDone. The core has at most two in flight: the second begins when
+    the first is done, and their answers come in order."""
 
     plan: StepPlan
 

@@ -1,17 +1,24 @@
 """Production decisions, broken on purpose. Each names the promise it breaks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 import pytest
 
 from baton.core.ids import BlockHash, BlockId, SeqKey
+from baton.core.messages import Task
+from baton.core.steps import ItemResult, StepItem
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.scheduler import Scheduler
+from baton.engine.scheduling.items import Work
+from baton.engine.scheduling.sequence import Sequence
+from baton.engine.scheduling.tables import Tables
 from baton.sim import reads
 from baton.worker import core as worker_core
 from baton.worker.core import WorkerCore
+from baton.worker.core_attempts import Attempt
 from baton.worker.events import WorkerAction
 from decode_worker.intake import Intake
 from prefill_worker.leases import LeaseBook
@@ -120,7 +127,7 @@ def _generation_does_not_rise(patch: Patch) -> None:
 def _double_free(patch: Patch) -> None:
     """A shared block is free as soon as one of its holders is done."""
 
-    def give_back(self: BlockPool, blocks: Sequence[BlockId]) -> None:
+    def give_back(self: BlockPool, blocks: Ordered[BlockId]) -> None:
         for block in reversed(blocks):
             if self._shares.pop(block, None) is not None:
                 (self._kept if block in self._remembered else self._blank)[block] = None
@@ -130,43 +137,134 @@ def _double_free(patch: Patch) -> None:
 
 def _dropped_blocks_leak(patch: Patch) -> None:
     """A sequence cancelled during a step never gives its blocks back."""
-    release = Scheduler._release
+    release = Tables.release
 
-    def only_living(self: Scheduler, seq: object) -> None:
+    def only_living(self: Tables, seq: Sequence) -> None:
         if not seq.is_dropped:
             release(self, seq)
 
-    patch.setattr(Scheduler, "_release", only_living)
+    patch.setattr(Tables, "release", only_living)
 
 
 def _freed_during_a_step(patch: Patch) -> None:
     """A sequence cancelled during a step gives its blocks back while the step still writes them."""
     remove = Scheduler.remove
 
-    def at_once(self: Scheduler, seq: object) -> None:
+    def at_once(self: Scheduler, seq: Sequence) -> None:
         remove(self, seq)
         if seq.is_dropped:
             blocks, seq.block_ids = seq.block_ids, []
             self._pool.give_back(blocks)
 
     patch.setattr(Scheduler, "remove", at_once)
-    patch.setattr(Scheduler, "_seal", lambda self, seq: None)
+    _seals_living_ones_only(patch)
+
+
+def _freed_after_the_first_step(patch: Patch) -> None:
+    """With a step planned ahead, a cancelled sequence is released when the first of both is done."""
+    advance = Scheduler._advance
+
+    def last_one(self: Scheduler, seq: Sequence, *args: object) -> None:
+        advance(self, seq, *args)
+        if seq.is_dropped and seq.steps_open:
+            blocks, seq.block_ids = seq.block_ids, []
+            self._pool.give_back(blocks)
+
+    patch.setattr(Scheduler, "_advance", last_one)
+    _seals_living_ones_only(patch)
+
+
+def _seals_living_ones_only(patch: Patch) -> None:
+    computed = Tables.computed
+    patch.setattr(Tables, "computed", lambda self, seq: None if seq.is_dropped else computed(self, seq))
 
 
 def _sealed_before_computed(patch: Patch) -> None:
     """Blocks are offered to others when their computation begins."""
-    begin = Scheduler._begin
+    item = Scheduler._item
 
-    def seal_first(self: Scheduler, work: list[tuple[object, int]]) -> object:
-        plan = begin(self, work)
-        for seq, count in work:
-            full_count = (seq.computed_count + count) // self._block_tokens
-            for i, block_hash in enumerate(seq.hashes_of(full_count)[seq.sealed_count :], seq.sealed_count):
-                self._cache.insert(block_hash, seq.block_ids[i])
-            seq.sealed_count = full_count
-        return plan
+    def seal_first(self: Scheduler, work: Work) -> object:
+        found = item(self, work)
+        seq = work.sequence
+        full_count = min(seq.planned_count, len(seq.tokens)) // self._block_tokens
+        for i, block_hash in enumerate(seq.hashes_of(full_count)[seq.sealed_count :], seq.sealed_count):
+            self._tables._cache.insert(block_hash, seq.block_ids[i])
+        seq.sealed_count = max(seq.sealed_count, full_count)
+        return found
 
-    patch.setattr(Scheduler, "_begin", seal_first)
+    patch.setattr(Scheduler, "_item", seal_first)
+
+
+def _sealed_with_a_rejected_guess(patch: Patch) -> None:
+    """Guesses count as computed whether or not they were right."""
+    advance = Scheduler._advance
+
+    def all_right(self: Scheduler, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
+        advance(self, seq, item, sampled)
+        if item.draft_count:
+            seq.computed_count += item.draft_count - (len(sampled.tokens) - 1)
+            seq.planned_count = seq.computed_count
+
+    patch.setattr(Scheduler, "_advance", all_right)
+
+
+def _history_forgotten_after_preemption(patch: Patch) -> None:
+    """The executor is told that a preempted sequence is over, and not what it was when it is back."""
+    preempt = Scheduler._preempt_lowest
+
+    def forgets(self: Scheduler) -> Sequence:
+        victim = preempt(self)
+        victim.has_history = True
+        return victim
+
+    patch.setattr(Scheduler, "_preempt_lowest", forgets)
+
+
+def _late_token_is_emitted(patch: Patch) -> None:
+    """A sequence that ended goes on with the token of the step that was planned ahead."""
+    finish = WorkerCore._end
+
+    def later(self: WorkerCore, attempt: Attempt, seq: Sequence) -> None:
+        if seq.steps_open and seq.finish is not None and seq.task is Task.GENERATE:
+            seq.finish = None
+            return
+        finish(self, attempt, seq)
+
+    patch.setattr(WorkerCore, "_end", later)
+
+
+def _swapped_to_the_wrong_slot(patch: Patch) -> None:
+    """Slots are free again before their content is back."""
+    swap_in = Tables._swap_in
+
+    def at_once(self: Tables, seq: Sequence, cached_count: int) -> int:
+        end = swap_in(self, seq, cached_count)
+        self.moves.swap_in = [(self.moves.swap_in[0][0], block) for _, block in self.moves.swap_in]
+        return end
+
+    patch.setattr(Tables, "_swap_in", at_once)
+
+
+def _tail_is_shared(patch: Patch) -> None:
+    """The copy of a part-filled block is forgotten."""
+    take = Tables.take_moves
+
+    def no_copies(self: Tables) -> object:
+        moves = take(self)
+        moves.copies.clear()
+        return moves
+
+    patch.setattr(Tables, "take_moves", no_copies)
+
+
+def _oldest_never_has_its_turn(patch: Patch) -> None:
+    """Short prompts go before long ones for ever."""
+    patch.setattr(Scheduler, "_is_oldests_turn", False)
+
+
+def _pending_token_of_a_skipped_step(patch: Patch) -> None:
+    """A step planned ahead names its token, as if the one before had been sampled."""
+    patch.setattr(Sequence, "is_runnable", property(lambda self: self.pending_count > 0))
 
 
 def _cache_ignores_the_salt(patch: Patch) -> None:
@@ -268,6 +366,14 @@ MUTANTS = (
     Mutant("dropped blocks leak", _dropped_blocks_leak, _any(3)),
     Mutant("freed during a step", _freed_during_a_step, _any(2, 3, 5, 7)),
     Mutant("sealed before computed", _sealed_before_computed, _any(2, 3, 7)),
+    Mutant("freed after the first of two steps", _freed_after_the_first_step, _any(2, 3, 5, 7)),
+    Mutant("sealed with a rejected guess", _sealed_with_a_rejected_guess, _any(0, 2, 3, 7)),
+    Mutant("history forgotten after preemption", _history_forgotten_after_preemption, _any(2)),
+    Mutant("a late token is emitted", _late_token_is_emitted, _any(0, 1, 2, 6)),
+    Mutant("swapped to the wrong slot", _swapped_to_the_wrong_slot, _any(2, 7)),
+    Mutant("a tail is not copied", _tail_is_shared, _any(2, 7)),
+    Mutant("the oldest never has its turn", _oldest_never_has_its_turn, _any(6)),
+    Mutant("planned ahead without end", _pending_token_of_a_skipped_step, _any(0, 2, 3, 6)),
     Mutant("cache ignores the salt", _cache_ignores_the_salt, _any(7)),
     Mutant("a reused block stays indexed", _reused_block_stays_indexed, _any(0, 2, 3, 7)),
     Mutant("the epoch does not rise", _epoch_does_not_rise, _any(6)),

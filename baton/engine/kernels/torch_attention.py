@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.core.geometry import KVGeometry
 from baton.engine.kernels.interface import AttentionSpec
-from baton.engine.kv_pool import KVPool
+from baton.engine.kernels.torch_kv import KVRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Decodes:
     start: int
     end: int
     gather: Tensor
-    """int64 [n * K * blocks] rows of `TorchAttention.block_rows`, layer 0's keys."""
+    """int64 [n * K * blocks] block rows, see `torch_kv`."""
     masked: Tensor | None
     """bool [n, 1, blocks * P], True where the query must not look; None: nowhere. (Cutting the keys
     to the longest sequence instead would make them non-contiguous, and bf16 products copy such.)"""
@@ -60,16 +61,11 @@ class Reads:
 class TorchAttention:
     """Attention to the positions of one KV pool."""
 
-    def __init__(self, pool: KVPool) -> None:
-        geometry = pool.geometry
+    def __init__(self, geometry: KVGeometry, rows: KVRows) -> None:
         self._heads, self._planes = geometry.kv_head_count, geometry.planes
         self._head_dim = geometry.head_dim
         self._value_dim = geometry.value_dim if geometry.planes == 1 else geometry.head_dim
-        # Layer l's keys of a block lie planes·l·K rows after layer 0's, its values K rows further, so
-        # one set of indices serves all layers.
-        self.block_rows = pool.blocks.view(-1, geometry.block_tokens * geometry.head_dim)
-        # Kept from call to call: fresh memory of this size costs more in page faults than the copy.
-        self._gathered = self.block_rows.new_empty((self._planes, 0, self.block_rows.shape[1]))
+        self._rows = rows
 
     def __call__(self, q: Tensor, spec: AttentionSpec, reads: Reads) -> Tensor:
         if len(reads.decodes) == 1 and not reads.chunks:
@@ -85,15 +81,9 @@ class TorchAttention:
         """Gathered keys and values [head_count (of one or all sequences), positions, D], valid until
         the next call."""
         shape = (head_count, -1, self._head_dim)
-        if self._gathered.shape[1] < len(gather):
-            self._gathered = self.block_rows.new_empty((self._planes, len(gather), self.block_rows.shape[1]))
-        planes: list[Tensor] = []
-        for plane in range(self._planes):
-            rows = self._gathered[plane, : len(gather)]
-            first = (self._planes * layer + plane) * self._heads
-            torch.index_select(self.block_rows[first:], 0, gather, out=rows)
-            planes.append(rows.view(shape))
-        return planes[0], planes[-1][..., : self._value_dim]
+        keys = self._rows.gather(layer, 0, gather).view(shape)
+        values = keys if self._planes == 1 else self._rows.gather(layer, 1, gather).view(shape)
+        return keys, values[..., : self._value_dim]
 
     def _decodes(self, q: Tensor, group: Decodes, spec: AttentionSpec) -> Tensor:
         count, head_count, head_dim = group.end - group.start, *q.shape[1:]

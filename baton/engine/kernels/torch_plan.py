@@ -28,7 +28,7 @@ class TorchPlan:
     ropes: dict[int, tuple[Tensor, Tensor]]
     """By rope id: cos and sin, float32 [T, 1, R]; the first half of sin is negated."""
     write_rows: Tensor
-    """int64 [T * K] rows of `TorchKernels._position_rows`, layer 0's keys."""
+    """int64 [T * K] position rows, see `torch_kv`."""
     reads: dict[int, Reads]
     """By window."""
 

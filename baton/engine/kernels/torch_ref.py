@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.core.errors import SetupError
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from baton.engine.kernels.torch_attention import TorchAttention
+from baton.engine.kernels.torch_kv import kv_rows
 from baton.engine.kernels.torch_plan import Planner, TorchPlan
 from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, to_dense
 from baton.engine.kv_pool import KVPool
@@ -31,14 +33,18 @@ class TorchKernels:
     is_batch_invariant = False
 
     def __init__(self, pool: KVPool) -> None:
+        """Raises SetupError: a quantised KV cache, which only the other kernels read."""
         geometry = pool.geometry
+        if geometry.is_quantized:
+            raise SetupError(
+                f"the torch kernels have no model.kv_dtype={geometry.kv_dtype}: leave it at auto, or use the "
+                "native kernels (CPU) or triton (GPU)"
+            )
         self._pool = pool
         self._dtype = TORCH_DTYPES[geometry.dtype]
-        self._heads, self._planes = geometry.kv_head_count, geometry.planes
-        self._rows_per_plane = geometry.kv_head_count * geometry.block_tokens
         self._planner = Planner(geometry, pool.device)
-        self._attention = TorchAttention(pool)
-        self._position_rows = pool.blocks.view(-1, geometry.head_dim)
+        self._rows = kv_rows(pool)
+        self._attention = TorchAttention(geometry, self._rows)
 
     # --- weights ---
 
@@ -101,17 +107,16 @@ class TorchKernels:
         # The softmax scale goes in here, in fp32, where it costs least.
         rotated[:, :head_count].mul_(spec.scale)
         rotated = rotated.to(q.dtype)
-        self._plane(spec.layer, 0).index_copy_(
-            0, plan.write_rows, rotated[:, head_count:].reshape(-1, head_dim)
-        )
-        self._plane(spec.layer, 1).index_copy_(0, plan.write_rows, v.reshape(-1, head_dim))
+        keys = rotated[:, head_count:].reshape(-1, head_dim)
+        self._rows.write(spec.layer, 0, plan.write_rows, keys)
+        self._rows.write(spec.layer, 1, plan.write_rows, v.reshape(-1, head_dim))
         return rotated[:, :head_count]
 
     def rotate(self, x: Tensor, *, rope: int, plan: TorchPlan) -> Tensor:
         return _rotate(x, *plan.ropes[rope]).to(x.dtype)
 
     def store_latent(self, latent: Tensor, *, layer: int, plan: TorchPlan) -> None:
-        self._plane(layer, 0).index_copy_(0, plan.write_rows, latent)
+        self._rows.write(layer, 0, plan.write_rows, latent)
 
     def attention(self, q: Tensor, *, spec: AttentionSpec, plan: TorchPlan) -> Tensor:
         return self._attention(q, spec, plan.reads[spec.window])
@@ -151,10 +156,6 @@ class TorchKernels:
     def scatter_blocks(self, block_ids: Sequence[int], data: Tensor) -> None:
         for block_id, block in zip(block_ids, data, strict=True):
             self._pool.block_view(block_id).copy_(block)
-
-    def _plane(self, layer: int, plane: int) -> Tensor:
-        """The pool's rows from this layer's keys (plane 0) or values (plane 1) of block 0 on."""
-        return self._position_rows[(self._planes * layer + plane) * self._rows_per_plane :]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

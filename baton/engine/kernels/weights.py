@@ -4,6 +4,7 @@ Every matrix maps `in_size` numbers to `out_size`: y = x @ W.T + bias. The rows 
 read the same input (q, k, v; gate, up) are put together by the loader into one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -116,8 +117,9 @@ def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
 def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> Matrix:
     """One matrix whose rows are those of all, in order; they have the same inputs.
 
-    Those that cannot be put together as they are (another kind, bits, groups or order) become one dense
-    matrix of `dtype` (None: that of the first dense one, else bfloat16).
+    Integers of different bits or groups are kept in the larger and the finer of the two. Matrices that
+    cannot be put together (another kind or order) become one dense matrix of `dtype` (None: that of the
+    first dense one, else bfloat16).
     """
     first, *others = matrices
     if not others:
@@ -126,7 +128,7 @@ def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> M
     assert len(biases) in (0, len(matrices)), "all have a bias or none"
     bias = torch.cat(biases) if biases else None
     ints = [matrix for matrix in matrices if isinstance(matrix, IntMatrix)]
-    if len(ints) == len(matrices) and all(_same_groups(ints[0], other) for other in ints[1:]):
+    if len(ints) == len(matrices) and all(_same_order(ints[0], other) for other in ints[1:]):
         return _join_ints(ints, bias)
     fp8s = [matrix for matrix in matrices if isinstance(matrix, Fp8Matrix)]
     if len(fp8s) == len(matrices) and all(_blocks_line_up(fp8s[0], other) for other in fp8s):
@@ -136,22 +138,34 @@ def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> M
     return DenseMatrix(torch.cat([to_dense(matrix, common).weight for matrix in matrices]), bias)
 
 
-def _same_groups(one: IntMatrix, other: IntMatrix) -> bool:
-    if (one.bits, one.group_size) != (other.bits, other.group_size):
-        return False
+def _same_order(one: IntMatrix, other: IntMatrix) -> bool:
     if one.order is None or other.order is None:
         return one.order is other.order
     return torch.equal(one.order, other.order)
 
 
 def _join_ints(matrices: Sequence[IntMatrix], bias: Tensor | None) -> IntMatrix:
-    first = matrices[0]
-    zeros = None
-    if any(matrix.zeros is not None for matrix in matrices):
-        zeros = torch.cat([torch.zeros_like(m.scales) if m.zeros is None else m.zeros for m in matrices])
-    values = torch.cat([matrix.values for matrix in matrices])
-    scales = torch.cat([matrix.scales for matrix in matrices])
-    return IntMatrix(first.bits, values, scales, zeros, first.group_size, first.order, bias)
+    in_size = matrices[0].values.shape[1]
+    group_size = math.gcd(*(matrix.group_size or in_size for matrix in matrices))
+    groups = in_size // group_size
+    has_zeros = any(matrix.zeros is not None for matrix in matrices)
+    zeros = (
+        [torch.zeros_like(m.scales) if m.zeros is None else m.zeros for m in matrices] if has_zeros else []
+    )
+    return IntMatrix(
+        bits=max(matrix.bits for matrix in matrices),
+        values=torch.cat([matrix.values for matrix in matrices]),
+        scales=_regrouped([matrix.scales for matrix in matrices], groups),
+        zeros=_regrouped(zeros, groups) if zeros else None,
+        group_size=0 if groups == 1 else group_size,
+        order=matrices[0].order,
+        bias=bias,
+    )
+
+
+def _regrouped(per_group: Sequence[Tensor], groups: int) -> Tensor:
+    """Each [rows, fewer groups] -> all rows, [rows, groups]"""
+    return torch.cat([values.repeat_interleave(groups // values.shape[1], dim=1) for values in per_group])
 
 
 def _blocks_line_up(one: Fp8Matrix, other: Fp8Matrix) -> bool:

@@ -45,7 +45,7 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         if self._shared is not None:
             shared = self._shared(x, step)
             if self._shared_gate is not None:
-                shared = shared * torch.sigmoid(self._shared_gate(x, step))
+                shared = shared * _sigmoid(self._shared_gate(x, step))
             out = out + shared
         return out if residual is None else out + residual
 
@@ -55,10 +55,12 @@ def choose_experts(moe: MoeSpec, logits: Tensor, correction: Tensor | None) -> t
 
     Equal scores are decided by torch.topk. correction: float32 [E].
     """
+    # In float64: torch computes some elements of a tensor with vector instructions and the rest without,
+    # which differ in the last bit, and what a token gets must not depend on its place in the batch.
     if moe.scoring == "softmax_of_chosen":
         best = torch.topk(logits, moe.experts_per_token, dim=-1)
-        return best.indices, torch.softmax(best.values, -1)
-    scores = torch.sigmoid(logits) if moe.scoring == "sigmoid" else torch.softmax(logits, -1)
+        return best.indices, torch.softmax(best.values.double(), -1).float()
+    scores = _sigmoid(logits) if moe.scoring == "sigmoid" else torch.softmax(logits.double(), -1).float()
     ranked = scores if correction is None else scores + correction
     if moe.group_count > 1:
         ranked = _within_best_groups(moe, ranked)
@@ -67,6 +69,10 @@ def choose_experts(moe: MoeSpec, logits: Tensor, correction: Tensor | None) -> t
     if moe.is_normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return chosen, weights * moe.scale
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.sigmoid(x.double()).to(x.dtype)
 
 
 def _within_best_groups(moe: MoeSpec, scores: Tensor) -> Tensor:

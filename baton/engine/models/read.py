@@ -16,6 +16,8 @@ from baton.engine.models.fields import Fields, read_eos_token_ids, read_json
 from baton.engine.models.spec import ModelSpec
 from baton.engine.quant.scheme import parse_scheme
 
+_OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+
 
 def load_spec(folder: Path) -> ModelSpec:
     """Raises SetupError: no such folder, no config.json, broken JSON, or see `parse_spec`."""
@@ -47,16 +49,13 @@ def parse_spec(
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Models that also see have their language model's fields in `text_config`; `architectures` and what
-    only the outer object has stay."""
+    """Models that also see have their language model's fields in `text_config`; what the outer object
+    says of the whole stays."""
     inner: object = config.get("text_config")
     if not isinstance(inner, dict):
         return dict(config)
-    named = {key: value for key, value in cast(dict[str, Any], inner).items() if key != "architectures"}
-    return {
-        **config,
-        **{key: value for key, value in named.items() if value is not None or key not in config},
-    }
+    outer = {key: config[key] for key in _OF_THE_WHOLE if config.get(key) is not None}
+    return {**config, **cast(dict[str, Any], inner), **outer}
 
 
 def _architecture(fields: Fields) -> str:

@@ -19,7 +19,10 @@ class Frequencies:
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [T] -> cos, sin, float32 [T, rotary_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.radians_per_position
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        # In float64: torch's float32 versions differ in the last bit between the elements it computes with
+        # vector instructions and those it does not, so a token's would depend on its place in the batch.
+        exact = angles.double()
+        return (exact.cos() * self.amplitude).float(), (exact.sin() * self.amplitude).float()
 
 
 def frequencies(rope: RopeSpec, *, context_tokens: int, device: torch.device) -> Frequencies:

@@ -68,8 +68,8 @@ def rope_from(
         return RopeSpec(kind=kind, theta=theta, rotary_dim=rotary_dim)
     original = context_tokens
     if kind in ("llama3", "yarn", "longrope"):
-        outer = fields.integer("original_max_position_embeddings", context_tokens)
-        original = params.integer("original_max_position_embeddings", outer)
+        inner = params.integer("original_max_position_embeddings", context_tokens)
+        original = fields.integer("original_max_position_embeddings", inner)
     stretch = context_tokens / original if kind in ("yarn", "longrope") else None
     return RopeSpec(
         kind=kind,

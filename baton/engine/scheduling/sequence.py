@@ -1,6 +1,7 @@
 """One sequence attempt as the scheduler knows it, and what a step made of it."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -9,6 +10,27 @@ from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Leg, Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
+
+
+class Guesser(Protocol):
+    """Guesses what a sequence generates next."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Measured share of guesses like the present one that were right; 0: no guess."""
+        ...
+
+    def observe(self, tokens: list[int]) -> None:
+        """All tokens known; those that are new are learnt from."""
+        ...
+
+    def offer(self, drafts: tuple[int, ...]) -> None:
+        """What a draft model guesses to follow the tokens observed."""
+        ...
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        """At most `count` tokens after those observed."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -37,22 +59,60 @@ class Sequence:
     block_ids: list[BlockId] = field(default_factory=list[BlockId])
     """Block table; one share of each is the sequence's."""
     computed_count: int = 0
+    """Positions in the KV pool (or, of a swapped one, in its slots)."""
+    planned_count: int = 0
+    """The same, when the steps under way are done. Guesses do not count."""
+    sampling_count: int = 0
+    """Tokens that the steps under way will sample, those after guesses left out."""
+    steps_open: int = 0
+    """Steps under way that it is in."""
+    is_guessing: bool = False
+    """A step under way verifies guesses: how far it gets is not known."""
     sealed_count: int = 0
     """Blocks, from the front, that are full and known to the prefix cache."""
     cached_token_count: int | None = None
     """Prompt tokens found in the cache when first admitted."""
+    promised: list[BlockHash] = field(default_factory=list[BlockHash])
+    """Contents that others may wait for it to compute."""
+    tail: BlockHash | None = None
+    """Of the part-filled block that ends before the last token known at admission, until computed."""
+    tail_end: int = 0
+    swap_slots: list[int] = field(default_factory=list[int])
+    """Preempted: where its first blocks' content is."""
+    priority: int = 0
+    fairness_key: str = ""
+    tpot_slo_s: float = 0.0
+    arrived_s: float = 0.0
     order: int = 0
-    """Rises with arrival at the scheduler: seats, admission and preemption go by age."""
+    """Rises with arrival at the scheduler."""
     last_step: int = 0
+    generated_here: bool = False
     has_history: bool = False
     """The executor keeps track of its tokens."""
+    guesser: Guesser | None = None
     is_dropped: bool = False
-    """Removed while a step with it was running: its blocks come back when the step is done."""
+    """Removed while a step with it was under way: its blocks come back when that is done."""
 
     @property
     def pending_count(self) -> int:
-        """Known tokens that are not computed yet."""
-        return len(self.tokens) - self.computed_count
+        """Tokens, known or being sampled, that no step computes yet."""
+        return len(self.tokens) + self.sampling_count - self.planned_count
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether another step may be planned for it before those under way are done."""
+        if self.is_guessing or not self.pending_count:
+            return False
+        if not self.sampling_count:
+            return True
+        if self.leg is Leg.PREFILL:
+            return False
+        will_have = self.generated_count + self.sampling_count
+        return will_have < self.sampling.max_tokens and self.prompt_token_count + will_have < self.tokens_max
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.pending_count == 1 and self.is_runnable
 
     @property
     def generated_count(self) -> int:

@@ -180,7 +180,7 @@ def test_joined_rows_mean_the_same() -> None:
         (round_fp8(a), round_fp8(b)),
         (a, round_int8(b)),
     ]
-    kinds = [IntMatrix, IntMatrix, DenseMatrix, IntMatrix, DenseMatrix, Fp8Matrix, DenseMatrix]
+    kinds = [IntMatrix, IntMatrix, IntMatrix, IntMatrix, DenseMatrix, Fp8Matrix, DenseMatrix]
     for (one, other), kind in zip(pairs, kinds, strict=True):
         joined = join_rows([one, other], torch.float32)
         assert type(joined) is kind

@@ -1,86 +1,94 @@
-import zlib
+from collections import deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.config import EngineConfig
 from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
-from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepResult
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.scheduler import Scheduler
 from baton.engine.scheduling.sequence import Sequence
+from tests.fake_engine import FakeEngine, crc_token
 
 BLOCK_TOKENS = 4
 ROOT = root_hash("f", b"")
+next_token = crc_token
 
 
-def next_token(tokens):
-    return zlib.crc32(repr(list(tokens)).encode()) % 1000
-
-
-def sequence(name, prompt, *, max_tokens=1, leg=Leg.WHOLE):
-    params = SamplingParams(max_tokens=max_tokens)
-    return Sequence(SeqKey(name, 0), leg, list(prompt), len(prompt), params, ROOT, BLOCK_TOKENS)
+def sequence(name, prompt, *, max_tokens=1, leg=Leg.WHOLE, sampling=None, **more):
+    params = sampling or SamplingParams(max_tokens=max_tokens)
+    return Sequence(SeqKey(name, 0), leg, list(prompt), len(prompt), params, ROOT, BLOCK_TOKENS, **more)
 
 
 class Bench:
-    """A scheduler with memory: a token is what the blocks say, so a wrong table shows as a wrong token."""
+    """A scheduler, an engine of dictionaries, and a clock of one second per step."""
 
-    def __init__(self, *, blocks=16, step_tokens=8, batch=4):
+    def __init__(self, *, blocks=16, step_tokens=8, batch=4, overlap=False, next_token=crc_token, **engine):
+        engine = {"speculation": "off", "tpot_slo_s": 0.0, **engine}
+        config = EngineConfig(
+            step_tokens_max=step_tokens, batch_sequences_max=batch, overlap_steps=overlap, **engine
+        )
         self.step_tokens, self.batch = step_tokens, batch
         self.pool = BlockPool(blocks, [0] * blocks)
         self.cache = PrefixCache(self.pool)
-        self.scheduler = Scheduler(
-            self.cache, block_tokens=BLOCK_TOKENS, step_tokens_max=step_tokens, batch_sequences_max=batch
-        )
-        self.memory = {}
+        self.scheduler = Scheduler(self.cache, config, block_tokens=BLOCK_TOKENS, block_bytes=1)
+        self.computer = FakeEngine(blocks, BLOCK_TOKENS, next_token)
         self.emitted = {}
         self.first_step = {}
         self.done = []
-        self.computed_tokens = 0
+        self.line = deque()
+        self.plans = []
         self.steps = 0
+        self.now_s = 0.0
+        self.step_s = lambda plan: 0.01
+
+    @property
+    def computed_tokens(self):
+        return self.computer.computed_tokens
 
     def add(self, *sequences):
         for seq in sequences:
             self.emitted[seq.key] = []
-            self.scheduler.add(seq)
+            self.scheduler.add(seq, now_s=self.now_s)
+
+    def plan(self):
+        """As many steps as may be in line; True: there is one to compute."""
+        while self.scheduler.can_plan and (plan := self.scheduler.plan(now_s=self.now_s)) is not None:
+            self.check()
+            assert 0 < plan.token_count <= self.step_tokens
+            assert len(plan.items) <= self.batch
+            assert not {item.key for item in plan.items} & set(plan.ended)
+            self.steps += 1
+            for item in plan.items:
+                self.first_step.setdefault(item.key, self.steps)
+            self.line.append(plan)
+            self.plans.append(plan)
+        self.check()
+        return bool(self.line)
 
     def step(self, before_finish=None):
-        plan = self.scheduler.plan()
-        self.check()
-        if plan is None:
+        if not self.plan():
             return None
-        assert 0 < plan.token_count <= self.step_tokens
-        assert len(plan.items) <= self.batch
-        self.steps += 1
-        self.computed_tokens += plan.token_count
-        sampled = tuple(self._compute(item) for item in plan.items)
+        plan = self.line.popleft()
+        result = self.computer.run(plan, self.step_s(plan))
+        self.now_s += 1.0
         if before_finish is not None:
             before_finish()
-        for progress in self.scheduler.finish_step(StepResult(plan.step_number, sampled, 0.01)):
+        for progress in self.scheduler.finish_step(result):
             self._after(progress)
         self.check()
         return plan
-
-    def _compute(self, item):
-        self.first_step.setdefault(item.key, self.steps)
-        for position, token in enumerate(item.tokens, start=item.first_position):
-            self.memory[item.block_ids[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = token
-        if item.sample_index is None:
-            return NOTHING_SAMPLED
-        assert item.sample_index == len(self.emitted[item.key])
-        end = item.first_position + len(item.tokens)
-        where = [(item.block_ids[p // BLOCK_TOKENS], p % BLOCK_TOKENS) for p in range(end)]
-        return ItemResult((next_token(self.memory[w] for w in where),))
 
     def _after(self, progress):
         seq = progress.sequence
         if progress.tokens:
             self.emitted[seq.key] += progress.tokens
-            if seq.leg is Leg.PREFILL or seq.generated_count >= seq.sampling.max_tokens:
+            assert self.emitted[seq.key] == seq.tokens[seq.prompt_token_count :]
+            if seq.leg is Leg.PREFILL or seq.finish is not None:
                 self.done.append(seq.key)
                 self.scheduler.remove(seq)
 
@@ -100,7 +108,13 @@ class Bench:
         assert self.pool.held_count == 0
 
 
-def expected(prompt, count):
+def looping_token(tokens):
+    """Repeats what came five tokens ago, mostly: guesses are right more often than not."""
+    chance = crc_token(tokens)
+    return tokens[-5] if len(tokens) > 5 and chance % 8 else chance
+
+
+def expected(prompt, count, next_token=crc_token):
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens))
@@ -126,16 +140,33 @@ REQUESTS = st.lists(
     blocks=st.integers(13, 30),
     step_tokens=st.integers(1, 24),
     batch=st.integers(1, 6),
+    overlap=st.booleans(),
+    swap_bytes=st.sampled_from([0, 8, 100]),
+    speculation=st.sampled_from(["off", "ngram"]),
+    loop=st.booleans(),
 )
-def test_every_sequence_completes_with_its_own_tokens(requests, blocks, step_tokens, batch):
-    """Whatever is preempted, cached, chunked or interleaved; the pool always holds the largest alone."""
-    bench = Bench(blocks=blocks, step_tokens=step_tokens, batch=batch)
+def test_every_sequence_completes_with_its_own_tokens(
+    requests, blocks, step_tokens, batch, overlap, swap_bytes, speculation, loop
+):
+    """Whatever is preempted, swapped, cached, copied, guessed, chunked or interleaved; the pool always
+    holds the largest alone."""
+    chooses = looping_token if loop else crc_token
+    bench = Bench(
+        blocks=blocks,
+        step_tokens=step_tokens,
+        batch=batch,
+        overlap=overlap,
+        swap_bytes=swap_bytes,
+        speculation=speculation,
+        next_token=chooses,
+    )
     want = {}
     for i, (family, prompt_count, token_count, leg, gap) in enumerate(requests):
         prompt = [family * 100 + p for p in range(prompt_count)]
         count = 1 if leg is Leg.PREFILL else token_count
-        bench.add(sequence(f"s{i}", prompt, max_tokens=count, leg=leg))
-        want[SeqKey(f"s{i}", 0)] = expected(prompt, count)
+        sampling = SamplingParams(max_tokens=count, presence_penalty=float(i % 2))
+        bench.add(sequence(f"s{i}", prompt, leg=leg, sampling=sampling, priority=i % 3))
+        want[SeqKey(f"s{i}", 0)] = expected(prompt, count, chooses)
         for _ in range(gap):
             bench.step()
     bench.run()
@@ -144,9 +175,11 @@ def test_every_sequence_completes_with_its_own_tokens(requests, blocks, step_tok
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=REQUESTS, data=st.data())
-def test_cancelling_at_any_moment_gives_everything_back(requests, data):
-    bench = Bench(blocks=14)
+@given(requests=REQUESTS, data=st.data(), overlap=st.booleans(), swap_bytes=st.sampled_from([0, 20]))
+def test_cancelling_at_any_moment_gives_everything_back(requests, data, overlap, swap_bytes):
+    bench = Bench(
+        blocks=14, overlap=overlap, swap_bytes=swap_bytes, speculation="ngram", next_token=looping_token
+    )
     live = []
     for i, (family, prompt_count, token_count, leg, _) in enumerate(requests):
         seq = sequence(f"s{i}", [family] * prompt_count, max_tokens=token_count, leg=leg)
@@ -172,10 +205,10 @@ def test_a_cancelled_sequence_keeps_its_blocks_until_the_step_is_done():
     bench = Bench()
     seq = sequence("s", range(5))
     bench.add(seq)
-    plan = bench.scheduler.plan()
+    plan = bench.scheduler.plan(now_s=0.0)
     bench.scheduler.remove(seq)
     assert bench.pool.held_count == 2
-    assert bench.scheduler.finish_step(StepResult(plan.step_number, (ItemResult((7,)),), 0.0)) == []
+    assert bench.scheduler.finish_step(bench.computer.run(plan)) == []
     bench.assert_empty()
 
 
@@ -188,14 +221,15 @@ def test_decodes_go_first_and_prompts_fill_the_budget():
     assert [(item.key.seq_id, len(item.tokens)) for item in plan.items] == [("a", 1), ("b", 7)]
 
 
-def test_the_head_of_the_queue_is_not_overtaken_by_smaller_ones():
+def test_the_oldest_in_the_queue_is_passed_by_three_smaller_ones_at_most():
     bench = Bench(blocks=8, step_tokens=32)
     bench.add(sequence("running", range(12), max_tokens=8))
     bench.step()
     bench.add(sequence("large", range(100, 124)))  # seven blocks: must wait
     bench.add(*(sequence(f"small{i}", [200 + i]) for i in range(5)))
     bench.run()
-    assert all(bench.first_step["large", 0] <= bench.first_step[f"small{i}", 0] for i in range(5))
+    started_before = [i for i in range(5) if bench.first_step[f"small{i}", 0] < bench.first_step["large", 0]]
+    assert len(started_before) <= 3
 
 
 def test_a_budget_smaller_than_the_batch_goes_round():
@@ -236,7 +270,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
     bench.add(again)
     plan = bench.step()
     [item] = plan.items
-    assert item.first_position == again.cached_token_count == 4
+    assert item.first_position == again.cached_token_count == 7  # a block, and a copied tail
     assert bench.emitted["b", 0] == bench.emitted["a", 0]
 
 
@@ -285,11 +319,11 @@ def test_joined_sequences_run_without_a_prompt_step():
     seq = sequence("j", range(4), max_tokens=3)
     seq.block_ids = bench.pool.take(2)
     for i, token in enumerate(range(4)):
-        bench.memory[seq.block_ids[0], i] = token
+        bench.computer.memory[seq.block_ids[0]][i] = token
     bench.emitted[seq.key] = [next_token(range(4))]
     seq.tokens.append(bench.emitted[seq.key][0])
     seq.computed_count, seq.sealed_count = 4, 0
-    bench.scheduler.join(seq)
+    bench.scheduler.join(seq, now_s=0.0)
     [item] = bench.step().items
     assert item.first_position == 4
     bench.run()

@@ -9,10 +9,11 @@ import orjson
 import pytest
 
 from baton.core.messages import FailureReason, SequenceFailed
-from router import openai_api
+from router.checks import check_seed
 from router.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, called, cluster, make_folder, soon
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 USER = [{"role": "user", "content": "hi"}]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -79,18 +80,65 @@ BAD = [
     (chat(stream="yes"), 400, "stream", "invalid_type", "bool"),
     (chat(stream_options={"include_usage": True}), 400, "stream_options", None, "stream"),
     (chat(stop_token_ids=[512]), 400, "stop_token_ids", None, "511"),
-    (chat(logprobs=True), 400, "logprobs", "unsupported_parameter", "logprobs"),
-    (chat(tools=[{"type": "function"}]), 400, "tools", "unsupported_parameter", "tools"),
-    (chat(tool_choice="required"), 400, "tool_choice", "unsupported_parameter", "tool_choice"),
-    (chat(response_format={"type": "json_object"}), 400, "response_format", "unsupported_parameter", "text"),
-    (chat(logit_bias={"1": 5}), 400, "logit_bias", "unsupported_parameter", "logit_bias"),
-    (chat(presence_penalty=0.5), 400, "presence_penalty", "unsupported_parameter", "0"),
-    (chat(frequency_penalty=True), 400, "frequency_penalty", "unsupported_parameter", "0"),
+    (chat(top_logprobs=3), 400, "top_logprobs", None, "logprobs"),
+    (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs", None, "20"),
+    (chat(tools=[{"type": "function"}]), 400, "tools[0].function", "invalid_type", "object"),
+    (chat(tools=[{"type": "web"}]), 400, "tools[0].type", None, "web"),
+    (chat(tools={}), 400, "tools", "invalid_type", "list"),
+    (chat(tools=[TOOL, TOOL]), 400, "tools", None, "two"),
+    (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), 400,
+     "tools[0].function.name", None, "128"),
+    (chat(tools=[TOOL]), 400, "tools", "unsupported_parameter", "template"),
+    (chat(tool_choice="required"), 400, "tool_choice", None, "tools"),
+    (chat(tools=[TOOL], tool_choice="sometimes"), 400, "tool_choice", None, "auto"),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        400, "tool_choice", None, "'g'",
+    ),
+    (chat(messages=[*USER, {"role": "user", "content": "x", "tool_calls": []}]), 400,
+     "messages[1].tool_calls", "invalid_type", "assistant"),
+    (chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
+     400,
+     "messages[0].tool_calls[0].function.arguments", "invalid_type", "JSON"),
+    (chat(response_format={"type": "yaml"}), 400, "response_format.type", None, "yaml"),
+    (chat(response_format={"type": "json_schema"}), 400, "response_format.json_schema.schema",
+     "missing_required_parameter", "required"),
+    (chat(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), 400,
+     "response_format.json_schema.schema.not", "unsupported_grammar", "enforced"),
+    (chat(guided_regex="(a"), 400, "guided_regex", "unsupported_grammar", "')'"),
+    (chat(guided_choice=[]), 400, "guided_choice", "unsupported_grammar", "list"),
+    (chat(guided_grammar="a ::= b"), 400, "guided_grammar", "unsupported_grammar", "root"),
+    (chat(guided_regex="a", guided_choice=["b"]), 400, "guided_choice", None, "exclude"),
+    (chat(structured_outputs={"json": {}, "regex": "a"}), 400, "structured_outputs", None, "one of"),
+    (chat(logit_bias={"1": 500}), 400, "logit_bias", None, "100"),
+    (chat(logit_bias={"x": 5}), 400, "logit_bias", None, "'x'"),
+    (chat(logit_bias={"512": 5}), 400, "logit_bias", None, "511"),
+    (chat(presence_penalty=3), 400, "presence_penalty", None, "2"),
+    (chat(frequency_penalty=True), 400, "frequency_penalty", "invalid_type", "float"),
+    (chat(repetition_penalty=0), 400, "repetition_penalty", None, "0.01"),
+    (chat(min_p=1.5), 400, "min_p", None, "1.5"),
+    (chat(min_tokens=9, max_tokens=5), 400, "min_tokens", None, "5"),
+    (chat(allowed_token_ids=[]), 400, "allowed_token_ids", None, "empty"),
+    (chat(allowed_token_ids=[512]), 400, "allowed_token_ids", None, "511"),
+    (chat(bad_words=["x"]), 400, "bad_words", "unsupported_parameter", "bad_words"),
+    (chat(prompt_logprobs=21), 400, "prompt_logprobs", None, "20"),
+    (chat(baton={"tpot_ms": 0}), 400, "baton.tpot_ms", None, "above 0"),
+    (chat(baton={"what": 1}), 400, "baton", "invalid_type", "what"),
+    (chat(priority=2**40), 400, "priority", None, "priority"),
+    (chat(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens", None, "1"),
+    (chat(use_beam_search=True, presence_penalty=1), 400, "presence_penalty", None, "beam"),
+    (chat(length_penalty=2), 400, "length_penalty", None, "beam"),
+    (chat(chat_template="{{ 1 }}"), 400, "chat_template", "unsupported_parameter", "chat_template"),
+    (chat(chat_template_kwargs={"tools": []}), 400, "chat_template_kwargs", None, "tools"),
+    (chat(reasoning_effort="low"), 400, "reasoning_effort", "unsupported_parameter", "template"),
+    (chat(documents=[{"text": "x"}]), 400, "documents", "unsupported_parameter", "template"),
+    (chat(continue_final_message=True), 400, "continue_final_message", None, "assistant"),
     (chat(store=True), 400, "store", "unsupported_parameter", "store"),
-    (completion(echo=True), 400, "echo", "unsupported_parameter", "echo"),
-    (completion(best_of=2), 400, "best_of", "unsupported_parameter", "best_of"),
+    (completion(best_of=2, n=3), 400, "best_of", None, "3"),
+    (completion(best_of=99), 400, "best_of", None, "16"),
     (completion(suffix="x"), 400, "suffix", "unsupported_parameter", "suffix"),
-    (completion(logprobs=0), 400, "logprobs", "unsupported_parameter", "logprobs"),
+    (completion(logprobs=21), 400, "logprobs", None, "20"),
+    (completion(max_tokens=0), 400, "max_tokens", None, "at least 1"),
     (without(completion(), "prompt"), 400, "prompt", "missing_required_parameter", "prompt"),
     (completion(prompt=[]), 400, "prompt", None, "empty"),
     (completion(prompt=""), 400, "prompt", None, "empty"),
@@ -340,6 +388,6 @@ async def test_a_model_without_template_says_so(tmp_path):
 
 def test_no_two_seeds_become_one():
     seeds = [-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1]
-    used = [openai_api._check_seed(seed) for seed in seeds]
+    used = [check_seed(seed) for seed in seeds]
     assert len(set(used)) == len(seeds)
     assert all(0 <= seed < 2**64 for seed in used)

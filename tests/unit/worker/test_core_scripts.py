@@ -179,6 +179,7 @@ def test_a_step_is_one_message_with_the_tokens_of_all_its_sequences(worker):
     for name in ("a", "b", "c"):
         tell(worker, start(name, (ord(name),), leg=Leg.WHOLE))
     worker.finish_step(0.0)
+    worker.finish_step(0.0)  # planned ahead, when the others had not come
     [output] = of(worker.finish_step(0.0), StepOutput)
     assert len(output.outputs) == 3
 

@@ -109,7 +109,7 @@ class Machine:
             generations=self.generations,
             now_s=0.0,
         )
-        self.plan: StepPlan | None = None
+        self.line: deque[StepPlan] = deque()  # planned and not computed
         self.plans: list[StepPlan] = []  # all of them
         self.reads: dict[int, StartRead] = {}
         self.told: list = []  # messages to routers
@@ -121,9 +121,9 @@ class Machine:
         for action in actions:
             match action:
                 case RunStep(plan):
-                    assert self.plan is None, "two steps at once"
+                    assert len(self.line) < 2, "three steps at once"
                     self._check_plan(plan)
-                    self.plan = plan
+                    self.line.append(plan)
                     self.plans.append(plan)
                 case StartRead():
                     self.reads[action.read_id] = action
@@ -143,8 +143,12 @@ class Machine:
 
     def finish_step(self, now_s):
         """Computes the running step into memory and samples from what the memory holds."""
-        plan, self.plan = self.plan, None
-        return self.handle(StepDone(self.computer.run(plan)), now_s)
+        return self.handle(StepDone(self.computer.run(self.line.popleft())), now_s)
+
+    @property
+    def plan(self):
+        """The step under way."""
+        return self.line[0] if self.line else None
 
     def outputs(self, seq_id):
         return [o for m in self.told if isinstance(m, StepOutput) for o in m.outputs if o.seq_id == seq_id]

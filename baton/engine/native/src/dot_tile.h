@@ -24,6 +24,7 @@ namespace baton {
 
 constexpr int PANEL = 64;
 constexpr int TILE_ROWS = 6;
+constexpr int TALL_ROWS = 12;  // of a tile that is the only one
 
 enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3 };
 
@@ -65,17 +66,19 @@ inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
 }
 
 struct StepF32 {
+    static constexpr int64_t BYTES = 256, K = 1;
     using Element = float;
-    __m512 b[4];
+    __m512 b[4];  // of the panel's 64 columns
     static __m512 row(const float* a, int64_t step) { return _mm512_set1_ps(a[step]); }
     static __m512 dot(__m512 c, __m512 a, __m512 b) { return _mm512_fmadd_ps(a, b, c); }
-    void load(const char* panel, int64_t step, const Codebook*) {
+    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook*) {
         const float* from = reinterpret_cast<const float*>(panel) + step * PANEL;
-        for (int j = 0; j < 4; ++j) b[j] = _mm512_load_ps(from + 16 * j);
+        for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = _mm512_load_ps(from + 16 * j);
     }
 };
 
 struct StepPairs {
+    static constexpr int64_t K = 2;
     using Element = bf16;
     __m512bh b[4];
     static __m512bh row(const bf16* a, int64_t step) {
@@ -87,19 +90,21 @@ struct StepPairs {
 };
 
 struct StepBF16 : StepPairs {
-    void load(const char* panel, int64_t step, const Codebook*) {
+    static constexpr int64_t BYTES = 256;
+    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook*) {
         const char* from = panel + step * 256;
-        for (int j = 0; j < 4; ++j) b[j] = (__m512bh)_mm512_load_si512(from + 64 * j);
+        for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = (__m512bh)_mm512_load_si512(from + 64 * j);
     }
 };
 
 struct StepCode8 : StepPairs {
-    void load(const char* panel, int64_t step, const Codebook* book) {
+    static constexpr int64_t BYTES = 128;
+    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i low0 = _mm512_load_si512(book->low), low1 = _mm512_load_si512(book->low + 64);
         const __m512i high0 = _mm512_load_si512(book->high), high1 = _mm512_load_si512(book->high + 64);
         const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
         const __m512i special = _mm512_load_si512(book->high_of_0x80);
-        for (int j = 0; j < 2; ++j) {
+        for (int j = FIRST / 2; j < (FIRST + COUNT) / 2; ++j) {
             const __m512i codes = _mm512_load_si512(panel + step * 128 + 64 * j);
             const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
             __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
@@ -112,33 +117,32 @@ struct StepCode8 : StepPairs {
 };
 
 struct StepCode4 : StepPairs {
-    void load(const char* panel, int64_t step, const Codebook* book) {
+    static constexpr int64_t BYTES = 64;
+    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i table = _mm512_load_si512(book->nibble);
         const __m512i codes = _mm512_load_si512(panel + step * 64);
-        b[0] = (__m512bh)_mm512_permutexvar_epi16(codes, table);
-        b[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
-        b[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
-        b[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+        for (int j = FIRST; j < FIRST + COUNT; ++j)
+            b[j] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * j), table);
     }
 };
 
-// acc[r][c] (+)= sum over the steps. `rows` point at the first k of the panel's first step.
-template <int ROWS, typename Step>
-void dot_tile(const typename Step::Element* const* rows, const char* panel, int64_t steps,
-              const Codebook* book, float* acc, bool accumulate, Prefetch prefetch) {
-    __m512 c[ROWS][4];
+// Vectors FIRST … FIRST + COUNT - 1 (of 16 columns) of: acc[r][c] (+)= sum over the steps.
+template <int ROWS, typename Step, int FIRST, int COUNT>
+void dot_columns(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
+                 float* acc, bool accumulate, Prefetch prefetch) {
+    __m512 c[ROWS][COUNT];
     const typename Step::Element* a[ROWS];
     for (int r = 0; r < ROWS; ++r) {
         a[r] = rows[r];
-        for (int j = 0; j < 4; ++j)
-            c[r][j] = accumulate ? _mm512_load_ps(acc + r * PANEL + 16 * j) : _mm512_setzero_ps();
+        for (int j = 0; j < COUNT; ++j)
+            c[r][j] = accumulate ? _mm512_load_ps(acc + r * PANEL + 16 * (FIRST + j)) : _mm512_setzero_ps();
     }
-    auto step = [&](int64_t s) {
+    auto step = [&](int64_t s) __attribute__((always_inline)) {
         Step weights;
-        weights.load(panel, s, book);
+        weights.template load<FIRST, COUNT>(panel, s, book);
         for (int r = 0; r < ROWS; ++r) {
             const auto x = Step::row(a[r], s);
-            for (int j = 0; j < 4; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[j]);
+            for (int j = 0; j < COUNT; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[FIRST + j]);
         }
     };
     if (prefetch.from)
@@ -146,7 +150,30 @@ void dot_tile(const typename Step::Element* const* rows, const char* panel, int6
     else
         for (int64_t s = 0; s < steps; ++s) step(s);
     for (int r = 0; r < ROWS; ++r)
-        for (int j = 0; j < 4; ++j) _mm512_store_ps(acc + r * PANEL + 16 * j, c[r][j]);
+        for (int j = 0; j < COUNT; ++j) _mm512_store_ps(acc + r * PANEL + 16 * (FIRST + j), c[r][j]);
+}
+
+// acc[r][c] (+)= sum over the steps. `rows` point at the first k of the panel's first step.
+//
+// Up to TILE_ROWS rows the registers hold sums of all columns. With more they hold those of half the columns:
+// the halves take turns on blocks of steps small enough for the L1 cache, so that a panel is read from memory
+// once; each half prefetches half of the next block.
+template <int ROWS, typename Step>
+void dot_tile(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
+              float* acc, bool accumulate, Prefetch prefetch) {
+    if (ROWS <= TILE_ROWS) return dot_columns<ROWS, Step, 0, 4>(rows, panel, steps, book, acc, accumulate, prefetch);
+    constexpr int64_t BLOCK = 64;
+    const typename Step::Element* a[ROWS];
+    for (int64_t first = 0; first < steps; first += BLOCK) {
+        const int64_t count = steps - first < BLOCK ? steps - first : BLOCK;
+        const char* block = panel + first * Step::BYTES;
+        const char* next = block + count * Step::BYTES;
+        for (int r = 0; r < ROWS; ++r) a[r] = rows[r] + first * Step::K;
+        const bool more = accumulate || first > 0;
+        constexpr int LINES = Step::BYTES / 128;  // per step: half of what a step is; code4 has a line only
+        dot_columns<ROWS, Step, 0, 2>(a, block, count, book, acc, more, {next, LINES ? LINES : 1});
+        dot_columns<ROWS, Step, 2, 2>(a, block, count, book, acc, more, {next + count * LINES * 64, LINES});
+    }
 }
 
 // One block of a coded panel to bfloat16.
@@ -154,7 +181,7 @@ template <typename Step>
 void decode_steps(const char* panel, int64_t steps, const Codebook* book, char* to) {
     for (int64_t s = 0; s < steps; ++s) {
         Step weights;
-        weights.load(panel, s, book);
+        weights.template load<0, 4>(panel, s, book);
         for (int j = 0; j < 4; ++j) _mm512_store_si512(to + s * 256 + 64 * j, (__m512i)weights.b[j]);
     }
 }

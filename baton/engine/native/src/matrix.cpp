@@ -3,25 +3,64 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <new>
+#include <vector>
 
 namespace baton {
 namespace {
 
 constexpr size_t HUGE_PAGE = size_t{2} << 20;
+constexpr size_t ARENA_BYTES = size_t{64} << 20;
 
-// Weights are read from end to end at every step: huge pages spare the address translation.
-char* allocate(size_t bytes) {
-    const size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
-    const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    char* memory = static_cast<char*>(std::aligned_alloc(alignment, rounded ? rounded : alignment));
-    if (!memory) return nullptr;
+// Where panels live: large stretches in huge pages, filled in the order of packing. Weights are read from end to
+// end at every step: huge pages spare the address translation, and what is prefetched beyond a matrix's end is
+// the start of the one that was packed next, most likely the next to be read.
+struct Arena {
+    char* start;
+    void* mapped;
+    size_t mapped_bytes, bytes, used, live;
+};
+std::vector<Arena*> arenas;
+std::mutex arenas_mutex;
+
+Arena* new_arena(size_t bytes) {
+    const size_t mapped_bytes = bytes + HUGE_PAGE;
+    void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    const uintptr_t start = (reinterpret_cast<uintptr_t>(mapped) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
 #if defined(MADV_HUGEPAGE)
-    if (alignment == HUGE_PAGE) madvise(memory, rounded, MADV_HUGEPAGE);
+    madvise(reinterpret_cast<void*>(start), bytes, MADV_HUGEPAGE);
 #endif
+    return new Arena{reinterpret_cast<char*>(start), mapped, mapped_bytes, bytes, 0, 0};
+}
+
+char* take_panels(size_t bytes, Arena** owner) {
+    bytes = (bytes + 63) / 64 * 64;
+    std::lock_guard<std::mutex> lock(arenas_mutex);
+    Arena* arena = arenas.empty() ? nullptr : arenas.back();
+    if (!arena || arena->used + bytes > arena->bytes) {
+        const size_t size = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+        if (!(arena = new_arena(size > ARENA_BYTES ? size : ARENA_BYTES))) return nullptr;
+        arenas.push_back(arena);
+    }
+    char* memory = arena->start + arena->used;
+    arena->used += bytes, ++arena->live;
+    *owner = arena;
     return memory;
 }
+
+void give_panels_back(Arena* arena) {
+    std::lock_guard<std::mutex> lock(arenas_mutex);
+    if (!arena || --arena->live > 0) return;
+    arenas.erase(std::find(arenas.begin(), arenas.end(), arena));
+    munmap(arena->mapped, arena->mapped_bytes);
+    delete arena;
+}
+
+char* allocate(size_t bytes) { return static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)); }
 
 float* allocate_floats(int64_t count) {
     return reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * sizeof(float)));
@@ -29,7 +68,7 @@ float* allocate_floats(int64_t count) {
 
 void destroy(Matrix* m) {
     if (!m) return;
-    std::free(m->panels);
+    give_panels_back(static_cast<Arena*>(m->arena));
     std::free(m->scales);
     std::free(m->zeros);
     std::free(m->bias);
@@ -45,7 +84,9 @@ Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
     m->steps = (k + step_k(format) - 1) / step_k(format);
     m->panel_bytes = m->steps * step_bytes(format);
     m->group_count = 1, m->group_k = k;
-    m->panels = allocate(static_cast<size_t>(m->panel_count * m->panel_bytes));
+    Arena* arena = nullptr;
+    m->panels = take_panels(static_cast<size_t>(m->panel_count * m->panel_bytes), &arena);
+    m->arena = arena;
     bool complete = m->panels != nullptr;
     if (bias && complete) {
         m->bias = allocate_floats(m->panel_count * PANEL);

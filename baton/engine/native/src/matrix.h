@@ -12,6 +12,7 @@ struct Matrix {
     int64_t steps;        // per panel; k is filled up with zeros
     int64_t panel_bytes;
     char* panels;
+    void* arena;  // that the panels lie in
     // W = scale * (code - zero), by panel and group: [panel_count][group_count][PANEL]. Null: 1 and 0.
     int64_t group_count, group_k;
     float* scales;

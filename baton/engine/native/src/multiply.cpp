@@ -58,14 +58,20 @@ void dot_rows(int format, const void* const* a, const char* panel, int64_t steps
 
 void dot(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
          float* acc, bool accumulate, Prefetch prefetch) {
-    static_assert(TILE_ROWS == 6, "one case each");
+    static_assert(TALL_ROWS == 12, "one case each");
     switch (rows) {
         case 1: return dot_rows<1>(format, a, panel, steps, book, acc, accumulate, prefetch);
         case 2: return dot_rows<2>(format, a, panel, steps, book, acc, accumulate, prefetch);
         case 3: return dot_rows<3>(format, a, panel, steps, book, acc, accumulate, prefetch);
         case 4: return dot_rows<4>(format, a, panel, steps, book, acc, accumulate, prefetch);
         case 5: return dot_rows<5>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        default: return dot_rows<6>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 6: return dot_rows<6>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 7: return dot_rows<7>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 8: return dot_rows<8>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 9: return dot_rows<9>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 10: return dot_rows<10>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 11: return dot_rows<11>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        default: return dot_rows<12>(format, a, panel, steps, book, acc, accumulate, prefetch);
     }
 }
 
@@ -148,7 +154,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
             const int64_t steps = block.format == DENSE_F32 && coded ? count * 2 : count;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-                const void* a[TILE_ROWS];
+                const void* a[TALL_ROWS];
                 for (int64_t r = 0; r < tile_rows; ++r)
                     a[r] = row_pointer(job.rows, row + r) + k_first * static_cast<int64_t>(element_bytes(job.rows.dtype));
                 const int64_t offset = first * step_bytes(m.format);
@@ -276,8 +282,8 @@ Job job_of(const Product& p) {
     Job job{};
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
     const int64_t row_bytes = std::max<int64_t>(1, p.matrix->k * static_cast<int64_t>(element_bytes(p.rows.dtype)));
-    const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TILE_ROWS, CHUNK_ROWS_MAX);
-    job.tile_count = (p.rows.count + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
+    job.tile_count = p.rows.count <= TALL_ROWS ? 1 : (p.rows.count + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
     job.tiles_per_chunk = (job.tile_count + chunks - 1) / chunks;
     job.chunk_count = (job.tile_count + job.tiles_per_chunk - 1) / job.tiles_per_chunk;

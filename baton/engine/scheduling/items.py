@@ -1,0 +1,63 @@
+"""From what the scheduler decided to what the executor is told."""
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from baton.core.geometry import blocks_for
+from baton.core.messages import Task
+from baton.core.steps import PENDING_TOKEN, StepItem
+from baton.engine.scheduling.sequence import Sequence
+from baton.engine.scheduling.step_time import StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part of a step."""
+
+    sequence: Sequence
+    count: int
+    """Tokens from `planned_count` on, guesses left out."""
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        return self.count + len(self.guesses)
+
+
+def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
+    """What the step costs, before `planned_count` is moved on."""
+    prompt_tokens = decodes = context_tokens = guesses = 0
+    for one in work:
+        context_tokens += one.sequence.planned_count
+        guesses += len(one.guesses)
+        if one.count == 1:
+            decodes += 1
+        else:
+            prompt_tokens += one.count
+    return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, guesses)
+
+
+def item_of(work: Work, *, gives_history: bool) -> StepItem:
+    """The item of sequence's next `count` tokens and the guesses that follow them."""
+    seq, start = work.sequence, work.sequence.planned_count
+    end = start + work.count
+    known_count = len(seq.tokens)
+    is_last = end == known_count + seq.sampling_count
+    samples = is_last and seq.task is Task.GENERATE
+    tokens = (PENDING_TOKEN,) if start == known_count else tuple(seq.tokens[start:end])
+    follows = end < seq.prompt_token_count and seq.lacks_prompt_logprobs
+    table_end = end + len(work.guesses)
+    return StepItem(
+        key=seq.key,
+        tokens=tokens + work.guesses,
+        first_position=start,
+        block_ids=tuple(seq.block_ids[: blocks_for(table_end, seq.block_tokens)]),
+        sample_index=seq.generated_count + seq.sampling_count if samples else None,
+        sampling=seq.sampling,
+        draft_count=len(work.guesses),
+        prompt_token_count=seq.prompt_token_count,
+        history=tuple(seq.tokens) if gives_history and samples else None,
+        next_prompt_token=seq.tokens[end] if follows else None,
+        adapter=seq.adapter,
+        wants_embedding=is_last and seq.task is Task.EMBED,
+    )

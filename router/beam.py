@@ -1,0 +1,62 @@
+"""Beam search over a model that answers with the logprobs of the next token. Pure.
+
+As transformers searches (num_beams, early_stopping=False; generation/utils.py `_beam_search`): a beam that
+ends is kept with its log probability over length ** length_penalty, and the search ends when the best
+running beam, so scored at its present length, cannot better the worst of the kept ones.
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+
+class Hypothesis(msgspec.Struct, frozen=True):
+    tokens: tuple[int, ...]
+    score: float
+    """Running: sum of log probabilities; ended: that over length ** length_penalty."""
+
+
+class BeamSearch:
+    def __init__(
+        self, *, width: int, length_penalty: float, eos_token_ids: Collection[int], max_tokens: int
+    ) -> None:
+        self._width, self._length_penalty = width, length_penalty
+        self._eos = frozenset(eos_token_ids)
+        self._max_tokens = max_tokens
+        self._keep = max(2, 1 + len(self._eos)) * width
+        self.running: list[Hypothesis] = [Hypothesis((), 0.0)]
+        self.ended: list[Hypothesis] = []
+        """Best first."""
+        self.is_over = False
+
+    @property
+    def alternatives(self) -> int:
+        """How many of the most likely next tokens a step must know of each running beam."""
+        return self._keep
+
+    def step(self, next_tokens: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """`next_tokens`: (token, logprob) of each running beam's next token, at least `alternatives`."""
+        length = len(self.running[0].tokens) + 1
+        candidates = [
+            Hypothesis((*beam.tokens, token), beam.score + logprob)
+            for beam, tokens in zip(self.running, next_tokens, strict=True)
+            for token, logprob in tokens
+        ]
+        candidates = sorted(candidates, key=lambda c: -c.score)[: self._keep]
+        for candidate in candidates[: self._width]:
+            if self._ends(candidate):
+                self.ended.append(Hypothesis(candidate.tokens, self._scored(candidate.score, length)))
+        self.ended = sorted(self.ended, key=lambda h: -h.score)[: self._width]
+        self.running = [c for c in candidates if not self._ends(c)][: self._width]
+        self.is_over = not self.running or self._cannot_improve(length)
+
+    def _ends(self, hypothesis: Hypothesis) -> bool:
+        return len(hypothesis.tokens) >= self._max_tokens or hypothesis.tokens[-1] in self._eos
+
+    def _scored(self, logprob: float, length: int) -> float:
+        return logprob / length**self._length_penalty
+
+    def _cannot_improve(self, length: int) -> bool:
+        if len(self.ended) < self._width:
+            return False
+        return self._scored(self.running[0].score, length) <= self.ended[-1].score

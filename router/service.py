@@ -1,0 +1,77 @@
+"""What the handlers of the public API share."""
+
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+
+import msgspec
+
+from baton.config import RouterConfig
+from baton.core.errors import ModelNotFound
+from baton.core.messages import AdapterRef
+from router.adapters import Adapters
+from router.call import Limits
+from router.driver import Driver
+from router.observe import Observer
+from router.parsers.select import Parsers
+from router.tokenizer import Tokenizer
+
+
+class Service:
+    """One per router process."""
+
+    def __init__(
+        self,
+        *,
+        config: RouterConfig,
+        model: str,
+        model_path: str,
+        driver: Driver,
+        tokenizer: Tokenizer,
+        observer: Observer,
+        parsers: Parsers,
+        adapters: Adapters,
+        directory_state: Callable[[], str] = lambda: "none",
+    ) -> None:
+        """`directory_state`: for /health, whether membership is current."""
+        self.config, self.model, self.model_path = config, model, model_path
+        self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
+        self.parsers, self.adapters = parsers, adapters
+        self.marker_ids = tokenizer.ids_of_special(parsers.markers)
+        """Special tokens that chat parsers must see as text."""
+        self.directory_state = directory_state
+        self.created = int(time.time())
+        self._salt = config.tenant_salt.encode()
+
+    @property
+    def limits(self) -> Limits:
+        """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
+        card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
+        if holds is not None and holds < card.context_tokens:
+            card = msgspec.structs.replace(card, context_tokens=holds)
+        return Limits(
+            card=card,
+            choices_max=self.config.choices_max,
+            default_max_tokens=self.config.default_max_tokens,
+        )
+
+    def adapter_of(self, name: str) -> AdapterRef | None:
+        """Of the model that clients call `name`; None: the base model. Raises ModelNotFound."""
+        if name == self.model:
+            return None
+        if (adapter := self.adapters.get(name)) is not None:
+            return adapter.ref
+        known = ", ".join(f"`{one}`" for one in (self.model, *self.adapters.names))
+        raise ModelNotFound(f"The model `{name:.200}` does not exist; this server has {known:.2000}.")
+
+    def salt(self, adapter: AdapterRef | None) -> bytes:
+        """Of the block hashes: KV computed with one adapter is of no use with another."""
+        if adapter is None:
+            return self._salt
+        return blake2b(adapter.digest.encode(), key=self._salt[:64], digest_size=32).digest()
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Changes when the workers' model, weights or layout do."""
+        facts = self.driver.fingerprint or self.model
+        return "fp_" + blake2b(facts.encode(), digest_size=5).hexdigest()
