@@ -19,7 +19,7 @@ from baton.engine.kernels.triton import blocks, norm
 from baton.engine.kernels.triton.attention_launch import PoolKernels
 from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from baton.engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
-from baton.engine.kernels.triton.plan import AttentionLaunch, Capacity, HostPlan, Planner, TritonPlan, upload
+from baton.engine.kernels.triton.plan import AttentionLaunch, HostPlan, Planner, TritonPlan, upload
 from baton.engine.kernels.triton.products import Products, gate_rows
 from baton.engine.kernels.triton.tiles import power_of_two
 from baton.engine.kernels.weights import ExpertMatrices, Matrix
@@ -73,15 +73,19 @@ class TritonKernels:
     # --- planning ---
 
     def plan(self, layout: BatchLayout, ropes: RopeTables, *, windows: frozenset[int]) -> TritonPlan:
-        host = self.host_plan(layout, windows=windows)
+        host = self._planner.plan(layout, reads=self._known_reads(windows))
         return host.on_device(upload(host.ints, self._pool.device), ropes)
 
     def host_plan(
-        self, layout: BatchLayout, *, windows: frozenset[int], capacity: Capacity | None = None
-    ) -> HostPlan:
-        """For a step whose plan is copied over another's: see `Planner.plan`."""
-        reads = {(window, group) for window in windows for group in self._group_sizes.get(window, ())}
-        return self._planner.plan(layout, reads=sorted(reads), capacity=capacity)
+        self, layout: BatchLayout, *, windows: frozenset[int], sequences: int = 0
+    ) -> HostPlan | None:
+        """For decodes that are captured: see `Planner.plan`. None before a first step has run as it is."""
+        if not windows <= self._group_sizes.keys():
+            return None
+        return self._planner.plan(layout, reads=self._known_reads(windows), capacity=sequences)
+
+    def _known_reads(self, windows: frozenset[int]) -> list[tuple[int, int]]:
+        return sorted((window, g) for window in windows for g in self._group_sizes.get(window, ()))
 
     def _launches(self, plan: TritonPlan, window: int, group: int) -> tuple[AttentionLaunch, ...]:
         launches = plan.reads.get((window, group))

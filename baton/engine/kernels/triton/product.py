@@ -90,7 +90,7 @@ def _scales_at(side, row, step_start, live, s: tl.constexpr) -> tuple:
     live = live & (row * 0 + step_start < depth)
     at = row
     if s.group:
-        at = row + (step_start // s.group).to(tl.int64) * scale_stride
+        at = row + (step_start // s.group) * scale_stride
     scale = tl.load(scales_ptr + at, mask=live, other=0.0).to(tl.float32)
     if s.kind == 3 and not s.native_fp8:
         scale *= E4M3_DECODE_SCALE

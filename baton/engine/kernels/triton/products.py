@@ -63,12 +63,14 @@ def product_tile(
     if block_t <= 64:
         # Wide steps for few tokens: each thread has more bytes on their way.
         is_bytes = packed.kind in ("int8", "fp8")
-        block_f, block_k, warps, stages = 64, (128 if is_bytes and block_t <= 32 else 64), 4, 4
+        block_f, block_k, stages = 64, (128 if is_bytes and block_t <= 32 else 64), 4
+        warps = 4 if block_t <= 32 or facts.has_wgmma else 8
     elif is_gated:
         # Two sums: half as many features.
         block_f, block_k, warps, stages = 64, 64, 8, 3
     else:
-        block_f, block_k, warps, stages = 128, 64, 8, 4 if facts.has_wgmma else 3
+        block_f = 128 if facts.has_wgmma or packed.zeros is None else 64
+        block_k, warps, stages = 64, 8, 4 if facts.has_wgmma else 3
     if packed.half:
         block_k = packed.half
     elif packed.group:
@@ -179,7 +181,8 @@ class Products:
         fused = ACTIVATIONS[activation] if takes_gate else -1
         self._launch(x, gate_up, inner, up_tile, activation=fused, groups=groups, rows_per_x=choices)
         if not takes_gate:
-            inner = gate_rows(*inner.chunk(2, dim=-1), activation)
+            gate, up = inner.chunk(2, dim=-1)
+            inner = gate_rows(gate, up, activation)
         parts = torch.empty((rows, down.out_size), dtype=self._dtype, device=x.device)
         self._launch(inner, down, parts, down_tile, groups=groups, row_weights=weights.contiguous())
         width = min(1024, power_of_two(down.out_size))
@@ -312,7 +315,7 @@ class Products:
 
 
 def _takes_gate(packed: PackedMatrix, tile: ProductTile) -> bool:
-    return packed.kind == "dense" or tile.block_t <= 64
+    return packed.kind == "dense" or tile.block_t <= (32 if packed.half else 64)
 
 
 def gate_rows(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

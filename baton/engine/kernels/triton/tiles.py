@@ -93,12 +93,12 @@ def attention_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) 
 
 def _chunk_sizes(width: int, facts: DeviceFacts, *, is_quantized: bool) -> tuple[int, int, int, int]:
     """(block_m, block_n, warps, stages). On Hopper two groups of 4 warps take 64 rows each."""
-    if facts.has_wgmma:
-        return (128, 128, 8, 3) if width <= 128 else (128, 64, 8, 3)
     if width > 128:
-        return 64, 32, 8, 3
+        return (128, 64, 8, 3) if facts.has_wgmma else (64, 32, 8, 3)
     # Dequantised numbers pass through registers.
-    return 128, 32 if is_quantized else 64, 8, 3
+    if facts.has_wgmma:
+        return 128, 64 if is_quantized else 128, 8, 3
+    return 128, 32 if is_quantized or width > 64 else 64, 8, 3
 
 
 def _latent_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) -> AttentionTile:
