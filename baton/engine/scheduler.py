@@ -113,6 +113,10 @@ class Scheduler:
             return self._pool.block_count
         return self._watermark()
 
+    @property
+    def waiting_keys(self) -> frozenset[SeqKey]:
+        return frozenset(seq.key for seq in self._waiting)
+
     def waiting_token_count(self) -> int:
         """Tokens accepted whose KV is not computed yet, those being generated left out."""
         waiting = sum(seq.pending_count for seq in self._waiting)
@@ -361,10 +365,17 @@ class Scheduler:
         return seq.tpot_slo_s or self._engine.tpot_slo_s
 
     def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
-        """Chunks of running prompts and of those admitted now, best rank first."""
-        prompts = self._prompts_in_order()
-        if prompts or (can_admit and self._waiting):
+        """Chunks of running prompts and of those admitted now, best rank first. Every so often the
+        oldest of those that run gets the first chunk, however long it is."""
+        prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
+        prompts.sort(key=self._order.rank)
+        if prompts:
             self._prompt_steps += 1
+        if prompts and budget > 0 and self._prompt_steps % OLDEST_EVERY == 0:
+            oldest = min(prompts, key=_by_age)
+            prompts.remove(oldest)
+            work.append(Work(oldest, min(budget, oldest.pending_count)))
+            budget -= work[-1].token_count
         while budget > 0:
             seat_is_free = len(self._running) < self._engine.batch_sequences_max
             newcomer = self._next_waiting() if can_admit and seat_is_free else None
@@ -379,16 +390,6 @@ class Scheduler:
                 return
             work.append(Work(seq, min(budget, seq.pending_count)))
             budget -= work[-1].token_count
-
-    def _prompts_in_order(self) -> list[Sequence]:
-        """Those that run. Every so often the oldest gets the first chunk, however long it is."""
-        prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
-        prompts.sort(key=self._order.rank)
-        if prompts and self._prompt_steps % OLDEST_EVERY == OLDEST_EVERY - 1:
-            oldest = min(prompts, key=_by_age)
-            prompts.remove(oldest)
-            prompts.insert(0, oldest)
-        return prompts
 
     @property
     def _is_oldests_turn(self) -> bool:
