@@ -9,7 +9,7 @@ have no keys and write none.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.interface import BatchLayout, RopeTables
+from baton.engine.kv_pool import KVPool
 from baton.engine.models.linear import StepContext
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ _DENSE_UP_TO, _STEP = 8, 8
 """Rungs: powers of two up to the first, then every so many: padding wastes at most an eighth beyond 64, and
 recording all takes seconds and little memory."""
 _RUNGS_MAX = 48
+_SHARING_MAX, _BLOCKS_MAX = 4, 2**21
+"""Block ids that a recorded step has room for: so many times the pool's blocks, since sequences share
+prefixes; at most 8 MiB."""
 
 CapturedPlan = TypeVar("CapturedPlan", covariant=True)
 
@@ -38,6 +42,7 @@ class HostPlan(Protocol[CapturedPlan]):
     def on_device(self, ints: Tensor, ropes: RopeTables) -> CapturedPlan: ...
 
 
+@runtime_checkable
 class CapturableKernels(Protocol):
     def host_plan(
         self, layout: BatchLayout, *, windows: frozenset[int], sequences: int = 0
@@ -47,8 +52,10 @@ class CapturableKernels(Protocol):
         ...
 
 
+@runtime_checkable
 class CapturableModel(Protocol):
     windows: frozenset[int]
+    """Of its layers' attention."""
 
     def ropes(self, positions: Tensor) -> RopeTables: ...
 
@@ -79,6 +86,18 @@ class _Recorded:
     replay: Callable[[], None]
     hidden: Tensor
     """[rung, hidden], written by every replay."""
+
+
+def make_graphs(model: object, kernels: object, pool: KVPool, *, sequences_max: int) -> "DecodeGraphs | None":
+    """None: nothing is recorded on this device, with these kernels or for this model."""
+    if pool.device.type != "cuda" or not sequences_max:
+        return None
+    if not isinstance(model, CapturableModel) or not isinstance(kernels, CapturableKernels):
+        return None
+    blocks_max = min(_BLOCKS_MAX, _SHARING_MAX * pool.block_count)
+    return DecodeGraphs(
+        model, kernels, sequences_max=sequences_max, blocks_max=blocks_max, device=pool.device
+    )
 
 
 class DecodeGraphs:
@@ -117,7 +136,12 @@ class DecodeGraphs:
         self._fill(rung, tokens, layout, host)
         recorded = self._recorded.get(rung)
         if recorded is None:
-            recorded = self._recorded[rung] = self._record(rung, host)
+            try:
+                recorded = self._recorded[rung] = self._record(rung, host)
+            except RuntimeError:
+                log.exception("decode steps cannot be recorded as CUDA graphs: they run as they are")
+                self._rungs = ()
+                return None
         recorded.replay()
         return recorded.hidden[: len(layout.spans)]
 
