@@ -445,7 +445,8 @@ class Scheduler:
         """And counts it as under way."""
         seq = one.sequence
         wants_history = seq.sampling.needs_history or self._speculator.wants_history
-        item = item_of(one, gives_history=wants_history and not seq.has_history)
+        wants_history = wants_history and not seq.has_history
+        item = item_of(one, gives_history=wants_history, want_drafts=self._speculator.drafts_wanted(seq))
         seq.last_step = self._step_number
         seq.steps_open += 1
         seq.planned_count += one.count
