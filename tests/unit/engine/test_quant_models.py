@@ -14,7 +14,9 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, join_rows, to_dense
 from baton.engine.model_check import check_model
+from baton.engine.models.read import load_spec
 from baton.engine.quant.round import group_size_for, round_fp8, round_int4, round_int8
+from baton.engine.sources import open_checkpoint, open_source
 from tests import quantised as q
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -186,3 +188,27 @@ def test_joined_rows_mean_the_same() -> None:
         assert type(joined) is kind
         expected = torch.cat([to_dense(m, torch.float32).weight for m in (one, other)])
         torch.testing.assert_close(to_dense(joined, torch.float32).weight, expected)
+
+
+@pytest.mark.parametrize("block", [0, 32])
+def test_fp8_checkpoint_is_read_as_it_is(tmp_path: Path, block: int) -> None:
+    """What a device with fp8 gets; the CPU only checks what it means."""
+    dense = make_model(tmp_path / "m", "llama", with_tokenizer=False)
+    config = q.compressed_config("float-quantized", num_bits=8, type="float", strategy="channel")
+    if block:
+        config = {"quant_method": "fp8", "weight_block_size": [block, block]}
+    module = partial(q.fp8_module, block=block)
+    same = q.quantise_folder(dense, tmp_path / "fp8", module=module, config=config)
+    scheme = load_spec(tmp_path / "fp8").quantization
+    options: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    source = open_source(open_checkpoint(tmp_path / "fp8"), scheme, ModelConfig(), **options)
+    plain = open_source(open_checkpoint(same), None, ModelConfig(), **options)
+    name = "model.layers.0.mlp.down_proj"
+    found = source.matrix(name, 64, 128)
+    assert isinstance(found, Fp8Matrix)
+    assert found.block == block
+    expected = plain.matrix(name, 64, 128)
+    torch.testing.assert_close(
+        to_dense(found, torch.float32).weight, to_dense(expected, torch.float32).weight
+    )
+    assert isinstance(source.matrix("lm_head", 512, 64), DenseMatrix)
