@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # else a token file appears in the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: whatever else runs on the machine would come first
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # A lost node is noticed in 1.5 s instead of 15.
     "RAY_health_check_initial_delay_ms": "1000",

@@ -27,7 +27,7 @@ Kind = Literal[
     "olmo2",
     "granite",
     "gpt_neox",
-    "stablelm",
+    "cohere2",
 ]
 
 CONTEXT_TOKENS = 8192
@@ -108,6 +108,7 @@ _MLA: dict[str, Any] = {
 }
 _GEMMA: dict[str, Any] = {"head_dim": 32, "tie_word_embeddings": True}
 _QWEN_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_ALTERNATING = ["sliding_attention", "full_attention"]
 _PER_KIND: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"num_hidden_layers": 3, "sliding_window": 48}),
@@ -149,8 +150,8 @@ _PER_KIND: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
-    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
-    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
+    "cohere2": ("Cohere2", {"sliding_window": 40, "head_dim": 16, "layer_types": _ALTERNATING}),
 }
 
 

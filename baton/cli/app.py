@@ -17,7 +17,7 @@ Sets = Annotated[
     list[str],
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
 ]
-Model = Annotated[str | None, typer.Option(help="Hugging Face folder or hub id.")]
+Model = Annotated[str | None, typer.Option(help="Hugging Face folder, hub id, or GGUF file.")]
 Name = Annotated[str | None, typer.Option(help="Model name clients use; default: the folder's.")]
 DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]

@@ -5,6 +5,7 @@ interpreter's lock meanwhile), following takes microseconds and happens on the e
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,12 +17,15 @@ import torch
 
 from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.json_schema import Unsupported, enforceable
-from baton.engine.sampling.constraints import Mask, Matcher
+from baton.engine.sampling.constraints import Mask, Matcher, mask_of
 
 CACHE_BYTES = 256 * 2**20
 """Of compiled grammars; the least recently used one makes room."""
 TEXT_CHARACTERS_MAX = 256 * 1024
 CHOICES_MAX = 10_000
+TOKEN_S_MAX = 0.1
+"""Following an ambiguous grammar takes time with the third power of the text's length; where one token
+takes longer than this the text ends, since everybody in the batch waits for it."""
 
 
 class GrammarError(Exception):
@@ -40,6 +44,8 @@ class GrammarStore:
         self._bytes = 0
         self._compiler: Any = None
         self._compiler_lock = threading.Lock()
+        self._never: dict[GrammarKind, Mask] = {}
+        """Tokens that a text of this kind cannot have, whatever the matcher says."""
 
     @property
     def cached_bytes(self) -> int:
@@ -58,7 +64,9 @@ class GrammarStore:
         raises GrammarError if it was never prepared and does not compile."""
         from xgrammar import GrammarMatcher
 
-        return _Matcher(GrammarMatcher(self._get(grammar), override_stop_tokens=list(stop_token_ids)))
+        stops = list(stop_token_ids) or None
+        matcher = GrammarMatcher(self._get(grammar), override_stop_tokens=stops)
+        return _Matcher(matcher, self._never.get(grammar.kind))
 
     def _get(self, grammar: Grammar) -> Any:
         key = (grammar.kind, grammar.text)
@@ -93,23 +101,29 @@ class GrammarStore:
     def _loaded_compiler(self) -> Any:
         with self._compiler_lock:
             if self._compiler is None:
-                self._compiler = _load_compiler(self._folder, self._vocab, self._eos)
+                self._compiler = self._load()
             return self._compiler
 
+    def _load(self) -> Any:
+        # Here, not above: it takes seconds and 100 MB, and many workers never see a grammar.
+        from transformers import AutoTokenizer
+        from xgrammar import GrammarCompiler, TokenizerInfo
 
-def _load_compiler(folder: Path, vocab: int, eos_token_ids: Sequence[int]) -> Any:
-    # Here, not above: it takes seconds and 100 MB, and many workers never see a grammar.
-    from transformers import AutoTokenizer
-    from xgrammar import GrammarCompiler, TokenizerInfo
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        stops = list(eos_token_ids) or None
-        info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab, stop_token_ids=stops)
-    except Exception as error:  # many kinds, of three libraries
-        raise GrammarError(f"this model's tokenizer has no structured output: {_one_line(error)}") from error
-    # Our cache knows what is in use; one thread, since the others compute.
-    return GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self._folder)
+            stops = list(self._eos) or None
+            info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=self._vocab, stop_token_ids=stops)
+        except Exception as error:  # many kinds, of three libraries
+            text = f"this model's tokenizer has no structured output: {_one_line(error)}"
+            raise GrammarError(text) from error
+        # xgrammar lets control characters into a JSON string that has a minLength or maxLength.
+        words: list[bytes] = info.decoded_vocab
+        for kind, fine in ((GrammarKind.JSON_SCHEMA, b"\n\r"), (GrammarKind.STRUCTURAL_TAG, b"\n\r\t")):
+            controls = frozenset(range(32)) - frozenset(fine)
+            found = (token for token, word in enumerate(words) if not controls.isdisjoint(word))
+            self._never[kind] = mask_of(found, self._vocab)
+        # Our cache knows what is in use; one thread, since the others compute.
+        return GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 def _compile(compiler: Any, kind: GrammarKind, text: str) -> Any:
@@ -187,14 +201,26 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Matcher:
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, never: Mask | None) -> None:
+        self._matcher, self._never = matcher, never
+        self._is_slow = False
 
     def accept(self, token: int) -> bool:
-        return bool(self._matcher.accept_token(token))
+        if self._is_slow or self._matcher.is_terminated():
+            return False
+        # The thread's own time: being held up by others is not the grammar's fault.
+        began_s = time.thread_time()
+        is_accepted = bool(self._matcher.accept_token(token))
+        self._is_slow = time.thread_time() - began_s > TOKEN_S_MAX
+        return is_accepted
 
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)
 
     def fill(self, mask: Mask) -> None:
-        self._matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+        if self._matcher.is_terminated():
+            mask[:] = 0
+        else:
+            self._matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+            if self._never is not None:
+                mask &= ~self._never

@@ -98,7 +98,7 @@ class _Walk:
         if depth > NESTING_MAX:
             raise Unsupported(f"{at[:80]}: nested more than {NESTING_MAX} levels deep")
         for keyword in sorted(_REFUSED & schema.keys()):
-            if schema[keyword] is not False or keyword in ("not", "if", "then", "else"):
+            if not (keyword == "uniqueItems" and schema[keyword] is False):
                 raise Unsupported(f"{at}: {keyword} is not supported")
         schema = _as_2020(_with_type(schema, at))
         self._check_alone(schema, at)
@@ -202,7 +202,27 @@ def _check_typed(schema: Schema, at: str) -> None:
         raise Unsupported(f"{at}: minLength and maxLength beside pattern or format are not supported")
     if {"pattern", "format"} <= schema.keys():
         raise Unsupported(f"{at}: pattern beside format is not supported")
+    if "pattern" in schema:
+        _check_pattern(str(schema["pattern"]), f"{at}/pattern")
+    for pattern in schema.get("patternProperties", ()):
+        _check_pattern(pattern, f"{at}/patternProperties")
     _check_object(schema, at)
+
+
+_PATTERN_PART = re.compile(
+    r"""\[\^(?:[^\]\\]|\\.)*\]|\\(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2})|(?P<escape>.))|(?P<plain>.)""",
+    re.DOTALL,
+)
+"""A class of what must not come, an escaped character, or a plain one."""
+
+
+def _check_pattern(pattern: str, at: str) -> None:
+    """The compiler takes these characters of a pattern as they are, where JSON wants them escaped."""
+    for part in _PATTERN_PART.finditer(pattern):
+        code = part["u"] or part["x"]
+        character = chr(int(code, 16)) if code else part["plain"] or ""
+        if character in tuple('"\\') or "" < character < " " or (part["escape"] or "") in tuple("\\ntrfvc0"):
+            raise Unsupported(f"{at}: {part[0]!r} is not supported in a pattern")
 
 
 def _check_object(schema: Schema, at: str) -> None:

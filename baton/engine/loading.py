@@ -11,11 +11,14 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.geometry import fingerprint
 from baton.core.messages import WIRE_VERSION
 from baton.engine.devices import TORCH_DTYPES, torch_device
+from baton.engine.gguf.checkpoint import GgufCheckpoint
 from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
 from baton.engine.model_files import default_name, resolve_model
 from baton.engine.models.decoder import Decoder, Progress
+from baton.engine.models.fallback import FallbackModel
+from baton.engine.models.fallback_spec import check_fallback
 from baton.engine.models.linear import Linear, Loader
 from baton.engine.models.model import LanguageModel
 from baton.engine.models.read import load_spec
@@ -23,6 +26,7 @@ from baton.engine.models.spec import ModelSpec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
 from baton.engine.sources import open_checkpoint, open_source
+from baton.engine.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,23 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     folder = resolve_model(model.path, model.revision)
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
+    check_fallback(spec, model)
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(spec, model, engine)
     checkpoint = open_checkpoint(folder)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     kernels = make_kernels(engine, kv)
     dtype = TORCH_DTYPES[geometry.dtype]
-    source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
-    loader = Loader(source, kernels)
-    decoder = Decoder(spec, loader, context_tokens=tokens, progress=progress)
+    linears: tuple[Linear[Any], ...] = ()
+    if spec.is_native:
+        source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
+        loader = Loader(source, kernels)
+        network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
+        linears = tuple(loader.linears)
+    else:
+        network = FallbackModel(spec, folder, kernels, kv)
+        if progress is not None:
+            progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
     return LoadedModel(
         spec=spec,
@@ -73,9 +85,21 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
         kv=kv,
         kernels=kernels,
-        model=decoder,
-        linears=tuple(loader.linears),
+        model=network,
+        linears=linears,
     )
+
+
+def _releasing(checkpoint: Checkpoint | GgufCheckpoint, progress: Progress | None) -> Progress:
+    """So that beyond one layer the checkpoint is not in this process's memory beside the packed matrices."""
+
+    def layer_done(done: int, total: int) -> None:
+        if isinstance(checkpoint, Checkpoint):
+            checkpoint.release()
+        if progress is not None:
+            progress(done, total)
+
+    return layer_done
 
 
 def _model_digest(spec: ModelSpec, weights_digest: str, tokens: int, quantization: str) -> str:

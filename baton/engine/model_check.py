@@ -14,6 +14,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.engine.gguf.folder import weight_files_of
 from baton.engine.gguf.reader import read_gguf
+from baton.engine.models.fallback_spec import check_fallback
 from baton.engine.models.read import load_spec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.safetensors_files import check_weights
@@ -27,6 +28,7 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     not fit the model."""
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
+    check_fallback(spec, model)
     gguf_files = weight_files_of(folder)
     if gguf_files is None:
         check_weights(folder)

@@ -113,6 +113,10 @@ class Scheduler:
             return self._pool.block_count
         return self._watermark()
 
+    @property
+    def waiting_keys(self) -> frozenset[SeqKey]:
+        return frozenset(seq.key for seq in self._waiting)
+
     def waiting_token_count(self) -> int:
         """Tokens accepted whose KV is not computed yet, those being generated left out."""
         waiting = sum(seq.pending_count for seq in self._waiting)
@@ -170,25 +174,32 @@ class Scheduler:
         if self._steps and not self._should_plan_ahead():
             return None
         self._order.at(now_s, (*self._waiting, *self._running))
+        while True:
+            work, preempted = self._choose()
+            if work:
+                return self._begin(work)
+            for victim in preempted:
+                if victim.swap_slots:
+                    self._tables.cancel_swap_out(victim)
+            if not preempted:
+                return None
+            # All that could run gave way; in the room they left somebody else can.
+
+    def _choose(self) -> tuple[list[Work], list[Sequence]]:
+        """What the next step computes, and who was preempted for it."""
         self._is_head_blocked = False
         self._seat_joined()
         decodes = self._pick_decodes()
         preempted: list[Sequence] = []
-        if self._steps:
-            if not self._fits(decodes):
-                return None  # somebody must give way, and nobody can while a step uses its blocks
-        else:
+        if not self._steps:
             decodes, preempted = self._with_room(decodes)
+        elif not self._fits(decodes):
+            return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_guesses(decodes)
         budget = self._prompt_budget(work)
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
-        if not work:
-            for victim in preempted:
-                if victim.swap_slots:
-                    self._tables.cancel_swap_out(victim)
-            return None
-        return self._begin(work)
+        return work, preempted
 
     def finish_step(self, result: StepResult) -> list[Progress]:
         """Of the oldest step under way. Seals what became full. Cancelled sequences give their blocks
@@ -361,10 +372,17 @@ class Scheduler:
         return seq.tpot_slo_s or self._engine.tpot_slo_s
 
     def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
-        """Chunks of running prompts and of those admitted now, best rank first."""
-        prompts = self._prompts_in_order()
-        if prompts or (can_admit and self._waiting):
+        """Chunks of running prompts and of those admitted now, best rank first. Every so often the
+        oldest of those that run gets the first chunk, however long it is."""
+        prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
+        prompts.sort(key=self._order.rank)
+        if prompts:
             self._prompt_steps += 1
+        if prompts and budget > 0 and self._prompt_steps % OLDEST_EVERY == 0:
+            oldest = min(prompts, key=_by_age)
+            prompts.remove(oldest)
+            work.append(Work(oldest, min(budget, oldest.pending_count)))
+            budget -= work[-1].token_count
         while budget > 0:
             seat_is_free = len(self._running) < self._engine.batch_sequences_max
             newcomer = self._next_waiting() if can_admit and seat_is_free else None
@@ -379,16 +397,6 @@ class Scheduler:
                 return
             work.append(Work(seq, min(budget, seq.pending_count)))
             budget -= work[-1].token_count
-
-    def _prompts_in_order(self) -> list[Sequence]:
-        """Those that run. Every so often the oldest gets the first chunk, however long it is."""
-        prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
-        prompts.sort(key=self._order.rank)
-        if prompts and self._prompt_steps % OLDEST_EVERY == OLDEST_EVERY - 1:
-            oldest = min(prompts, key=_by_age)
-            prompts.remove(oldest)
-            prompts.insert(0, oldest)
-        return prompts
 
     @property
     def _is_oldests_turn(self) -> bool:
@@ -444,7 +452,8 @@ class Scheduler:
         """And counts it as under way."""
         seq = one.sequence
         wants_history = seq.sampling.needs_history or self._speculator.wants_history
-        item = item_of(one, gives_history=wants_history and not seq.has_history)
+        wants_history = wants_history and not seq.has_history
+        item = item_of(one, gives_history=wants_history, want_drafts=self._speculator.drafts_wanted(seq))
         seq.last_step = self._step_number
         seq.steps_open += 1
         seq.planned_count += one.count

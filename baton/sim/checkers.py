@@ -12,13 +12,18 @@ from baton.core.messages import (
     KVReleased,
     SequenceFailed,
     SequenceJoined,
+    SequenceOutput,
     SequenceRefused,
     SourceMessage,
+    StartSequence,
+    StepOutput,
     WorkerMessage,
 )
 from baton.core.steps import StepItem, StepPlan
 from baton.sim.client import Ending, SimClient
+from baton.sim.model import fake_logprob
 from baton.sim.scenario import DELAYING, Scenario
+from baton.sim.turns import Turns
 from baton.sim.world import Violation, World
 from baton.worker.events import StartRead
 from router.events import Deliver, Failed, FailureKind, Finished, Note
@@ -35,11 +40,13 @@ class Checkers:
     __slots__ = (
         "_audits",
         "_contents",
+        "_ended_outputs",
         "_granted",
         "_lease_ends",
         "_leases",
         "_progress",
         "_scenario",
+        "_turns",
         "clients",
         "is_calm",
         "world",
@@ -58,6 +65,8 @@ class Checkers:
         self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
         """Who began to fill a block, and its generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
+        self._turns: dict[WorkerId, Turns] = {}
+        self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
 
     # --- what clients see ---------------------------------------------------------------------------
 
@@ -72,14 +81,31 @@ class Checkers:
             )
         if not action.tokens:
             raise Violation(2, "an empty delivery", seq_id=client.seq_id)
+        self._logprobs_came(client, action)
         client.received.extend(action.tokens)
         want = client.expected.generated[: len(client.received)]
         if client.received != want:
             raise Violation(2, f"received {client.received}, undisturbed {want}", seq_id=client.seq_id)
 
+    def _logprobs_came(self, client: SimClient, action: Deliver) -> None:
+        """With every token, and the prompt's once, with the first."""
+        sampling = client.sampling
+        want = tuple(map(fake_logprob, action.tokens)) if sampling.logprobs is not None else ()
+        of_prompt = None
+        if sampling.prompt_logprobs is not None and not client.received:
+            of_prompt = tuple(map(fake_logprob, client.prompt[1:]))
+        if action.logprobs != want or action.prompt_logprobs != of_prompt:
+            raise Violation(
+                2, f"logprobs {action.logprobs}, of the prompt {action.prompt_logprobs}", seq_id=client.seq_id
+            )
+
     def finished(self, action: Finished) -> None:
         client = self._living(action.seq_id, action)
         expected = client.expected
+        if action.embedding != expected.embedding:
+            raise Violation(
+                2, f"embedding {action.embedding}, not {expected.embedding}", seq_id=client.seq_id
+            )
         if client.received != expected.generated or action.generated_count != len(expected.generated):
             raise Violation(
                 2,
@@ -185,9 +211,21 @@ class Checkers:
                 counts[f"refused: {message.reason}"] += 1
             case SequenceFailed():
                 counts[f"attempt failed: {message.reason}"] += 1
+            case StepOutput(outputs):
+                for output in outputs:
+                    self._is_not_late(worker, output)
+                return
             case _:
                 return
         self.world.note(worker.name, message)
+
+    def _is_not_late(self, worker: "SimWorker", output: SequenceOutput) -> None:
+        """Invariant 1: what a step planned ahead computes of a sequence that has ended is never heard."""
+        key = (worker.worker_id, output.seq_id, output.epoch)
+        if key in self._ended_outputs:
+            raise Violation(1, f"{worker.name} says {output} after the end", seq_id=output.seq_id)
+        if output.finish is not None:
+            self._ended_outputs.add(key)
 
     def source_says(self, worker: "SimWorker", asker: WorkerId, message: SourceMessage) -> None:
         """Remembers until when what is held, and counts leases that nobody releases or renews."""
@@ -232,10 +270,14 @@ class Checkers:
             if worker.is_alive:
                 self.world.counts["leases expired"] += 1
 
+    def worker_heard(self, worker: "SimWorker", start: StartSequence) -> None:
+        self._turns.setdefault(worker.worker_id, Turns()).heard(worker, start)
+
     def step_planned(self, worker: "SimWorker", plan: StepPlan) -> None:
         if not plan.items:
             raise Violation(0, f"{worker.name}: an empty step")
-        self.world.counts["steps"] += 1
+        self._count_features(worker, plan)
+        self._turns.setdefault(worker.worker_id, Turns()).planned(worker, plan)
         for item in plan.items:
             self._is_still_wanted(worker, item)
             self._is_new_content(worker, item)
@@ -244,6 +286,19 @@ class Checkers:
             if item.first_position < self._progress.get(key, 0):
                 self.world.counts["preemptions"] += 1
             self._progress[key] = item.first_position + len(item.tokens)
+
+    def _count_features(self, worker: "SimWorker", plan: StepPlan) -> None:
+        """Coverage."""
+        counts = self.world.counts
+        counts["steps"] += 1
+        counts["steps planned ahead"] += worker.is_computing
+        counts["tails copied"] += len(plan.copies)
+        counts["blocks swapped out"] += len(plan.swap_out)
+        counts["blocks swapped in"] += len(plan.swap_in)
+        for item in plan.items:
+            counts["guesses"] += item.draft_count
+            counts["histories given"] += item.history is not None
+            counts["embeddings"] += item.wants_embedding
 
     def _is_still_wanted(self, worker: "SimWorker", item: StepItem) -> None:
         """Invariant 6: a worker hears within a bounded time that a client or a router is gone."""

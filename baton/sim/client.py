@@ -3,7 +3,10 @@
 import random
 from enum import StrEnum, auto
 
+import msgspec
+
 from baton.core.ids import RequestId, SequenceId
+from baton.core.messages import Task
 from baton.core.sampling import SamplingParams
 from baton.sim.model import EOS, VOCABULARY, Expected
 from baton.sim.scenario import Scenario
@@ -32,15 +35,18 @@ class SimClient:
         "ending",
         "expected",
         "failure",
+        "group",
         "leaves_after_s",
         "phase",
         "placements",
+        "priority",
         "prompt",
         "received",
         "router_index",
         "salt",
         "sampling",
         "seq_id",
+        "task",
         "time_limit_s",
     )
 
@@ -53,6 +59,7 @@ class SimClient:
         salt: int,
         context_max: int,
         loops: bool = False,
+        task: Task = Task.GENERATE,
     ) -> None:
         self.seq_id = SequenceId(f"r{number}/0")
         self.prompt, self.sampling, self.salt = prompt, sampling, salt
@@ -67,7 +74,8 @@ class SimClient:
         self.phase = "queued"
         self.placements = 0
         self.cached_token_count = 0
-        self.expected = Expected(prompt, sampling, salt, context_max=context_max, loops=loops)
+        self.expected = Expected(prompt, sampling, salt, context_max=context_max, loops=loops, task=task)
+        self.task, self.priority, self.group = task, 0, ""
 
     @property
     def request_id(self) -> RequestId:
@@ -91,8 +99,12 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             salt=rng.randrange(scenario.salt_count),
             context_max=scenario.context_max,
             loops=rng.random() < 0.3,
+            task=Task.EMBED if rng.random() < 0.05 else Task.GENERATE,
         )
-        client.arrives_s = arrives_s
+        client.priority = rng.choice((0, 0, 1, 5))
+        if clients and rng.random() < scenario.sibling_chance:
+            client = _sibling(number, clients[-1], scenario)
+        client.arrives_s = clients[-1].arrives_s if client.group else arrives_s
         client.router_index = rng.randrange(scenario.router_count)
         if rng.random() < scenario.leave_chance:
             client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
@@ -100,6 +112,23 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             client.time_limit_s = rng.uniform(0.05, 2.0)
         clients.append(client)
     return clients
+
+
+def _sibling(number: int, of: SimClient, scenario: Scenario) -> SimClient:
+    """Another choice of the same request: the same prompt at the same moment, another seed."""
+    sampling = msgspec.structs.replace(of.sampling, seed=number, temperature=0.8)
+    client = SimClient(
+        number,
+        prompt=of.prompt,
+        sampling=sampling,
+        salt=of.salt,
+        context_max=scenario.context_max,
+        loops=of.expected.loops,
+        task=of.task,
+    )
+    of.group = of.group or f"group-{number}"
+    client.group, client.priority = of.group, of.priority
+    return client
 
 
 def _draw_arrival(rng: random.Random, span_s: float) -> float:
@@ -115,7 +144,7 @@ def _draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 def _draw_prompt(rng: random.Random, prefixes: list[tuple[int, ...]], scenario: Scenario) -> tuple[int, ...]:
     if rng.random() < 0.03:
         return _draw_tokens(rng, scenario.max_model_tokens + rng.randint(1, 30))
-    prefix = rng.choice(prefixes) if rng.random() < 0.7 else ()
+    prefix = rng.choice(prefixes) if rng.random() < scenario.prefix_chance else ()
     if prefix and rng.random() < 0.2:
         return prefix  # the very same prompt again: a full hit
     return prefix + _draw_tokens(rng, rng.randint(1, 20))
@@ -130,4 +159,6 @@ def _draw_sampling(rng: random.Random) -> SamplingParams:
         stop_token_ids=(EOS,),
         ignore_eos=rng.random() < 0.3,
         presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
+        logprobs=rng.choice((None, None, None, 0)),
+        prompt_logprobs=0 if rng.random() < 0.08 else None,
     )

@@ -9,6 +9,7 @@ the scheduler believes. Hashes of tuples of integers are the same in every Pytho
 from collections.abc import Sequence
 
 from baton.core.ids import SeqKey
+from baton.core.messages import Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import PENDING_TOKEN, ItemResult, StepItem, StepPlan, TokenLogprobs
 from baton.sim.world import Violation
@@ -37,7 +38,18 @@ def next_token(
 class Expected:
     """One sequence as it runs when nothing disturbs it. It ends where `context_max` tokens are reached."""
 
-    __slots__ = ("cells", "finish", "generated", "loops", "prompt", "salt", "sampling", "states", "tokens")
+    __slots__ = (
+        "cells",
+        "embedding",
+        "finish",
+        "generated",
+        "loops",
+        "prompt",
+        "salt",
+        "sampling",
+        "states",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -47,7 +59,9 @@ class Expected:
         *,
         context_max: int,
         loops: bool = False,
+        task: Task = Task.GENERATE,
     ) -> None:
+        self.embedding: tuple[float, ...] = ()
         self.prompt, self.sampling, self.salt, self.loops = tuple(prompt), sampling, salt, loops
         self.tokens = list(prompt)
         self.states = [hash((salt, 7))]
@@ -56,6 +70,9 @@ class Expected:
         self.finish = FinishReason.LENGTH
         for token in prompt:
             self._append(token)
+        if task is Task.EMBED:
+            self.embedding, self.finish = embedding_of(self.states[-1]), FinishReason.STOP
+            return
         while True:
             index = len(self.generated)
             token = next_token(self.states[-1], sampling, index, self.tokens, loops=loops)
@@ -156,7 +173,7 @@ class Model:
             state = hash((state, cell))
             states.append(state)
         if item.wants_embedding:
-            return ItemResult(embedding=(float(state % 1000),))
+            return ItemResult(embedding=embedding_of(state))
         wants_prompt = item.sampling.prompt_logprobs is not None
         prompt_logprobs = _prompt_logprobs(item, tokens) if wants_prompt else ()
         if item.sample_index is None:
@@ -219,6 +236,10 @@ class Model:
             f"{wrong}, block {block}, last written by: {writer}",
             seq_id=item.key.seq_id,
         )
+
+
+def embedding_of(state: int) -> tuple[float, ...]:
+    return (float(state % 1000),)
 
 
 def fake_logprob(token: int) -> TokenLogprobs:

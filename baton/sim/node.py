@@ -11,7 +11,7 @@ from typing import cast
 
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
-from baton.core.messages import AskerMessage, PeerRef, Role, RouterMessage, SourceMessage
+from baton.core.messages import AskerMessage, PeerRef, Role, RouterMessage, SourceMessage, StartSequence
 from baton.core.steps import StepPlan, StepResult
 from baton.sim.checkers import Checkers
 from baton.sim.model import Memory, Model
@@ -171,6 +171,10 @@ class SimWorker(Process):
     def process(self) -> Process:
         return self
 
+    @property
+    def is_computing(self) -> bool:
+        return bool(self._steps)
+
     # --- events in ----------------------------------------------------------------------------------
 
     def post_event(self, event: WorkerEvent) -> None:
@@ -181,7 +185,10 @@ class SimWorker(Process):
             self.world.note(self.name, event)
             if isinstance(event, FromAsker):
                 self._checkers.source_hears(self, event.message)
-        for action in self.core.handle(event, now_s=self.clock.now_s()):
+        actions = self.core.handle(event, now_s=self.clock.now_s())
+        if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
+            self._checkers.worker_heard(self, event.message)
+        for action in actions:
             self._perform(action)
         self._arm()
         self._checkers.after_worker_event(self)

@@ -141,6 +141,10 @@ class SimRouter(Process):
                 sampling=client.sampling,
                 salt=client.salt_bytes,
                 deadline_s=self.clock.now_s() + client.time_limit_s,
+                task=client.task,
+                priority=client.priority,
+                fairness_key=f"tenant-{client.salt}",
+                group=client.group,
             )
         )
 

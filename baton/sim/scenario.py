@@ -80,6 +80,10 @@ class Scenario:
     member_lease_s: float = 1.2
     connect_timeout_s: float = 0.8
     restart_s: float = 0.4
+    prefix_chance: float = 0.7
+    """Of a prompt that it begins as others do."""
+    sibling_chance: float = 0.12
+    """Of a request that it is another choice of the one before."""
     leave_chance: float = 0.15
     """Of a client that it leaves early."""
     strikes_max: int = 4
@@ -128,7 +132,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shape = rng.choice((None, None, None, None, None, _lease_storm, _crowd, _orphans))
+    shape = rng.choice((None, None, None, None, None, _lease_storm, _lease_storm, _crowd, _orphans, _rush))
     return scenario if shape is None else shape(scenario)
 
 
@@ -145,7 +149,10 @@ def _lease_storm(scenario: Scenario) -> Scenario:
     return replace(
         scenario,
         faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
-        block_count=24,
+        request_count=50,
+        block_count=21,
+        prefix_chance=0.2,
+        leave_chance=0.3,
         read_block_s=0.01,
         read_fault_chance=0.3,
         strikes_max=8,
@@ -163,6 +170,24 @@ def _crowd(scenario: Scenario) -> Scenario:
         leave_chance=0.5,
         step_base_s=0.03,
         read_block_s=0.02,
+    )
+
+
+def _rush(scenario: Scenario) -> Scenario:
+    """Few seats, and a long queue of prompts short and long: whose turn is it?"""
+    return replace(
+        scenario,
+        roles=(Role.BOTH,),
+        faults=frozenset({"repeats"}),
+        request_count=70,
+        block_count=60,
+        prefix_chance=0.1,
+        leave_chance=0.05,
+        step_base_s=0.02,
+        engine=scenario.engine.model_copy(
+            update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
+        ),
+        router=scenario.router.model_copy(update={"queue_requests_max": 64}),
     )
 
 

@@ -132,7 +132,7 @@ GUESSED_TOKENS = Metric(
     "baton_guessed_tokens_total", "counter", "tokens", "Guesses verified (speculation).", ("worker",)
 )
 RIGHT_GUESSES = Metric(
-    "baton_right_guesses_total", "counter", "tokens", "Guesses that were right.", ("worker",)
+    "baton_accepted_tokens_total", "counter", "tokens", "Guesses that were right.", ("worker",)
 )
 PREFIX_HIT_TOKENS = Metric(
     "baton_prefix_hit_tokens_total", "counter", "tokens", "Prompt tokens not computed.", ("worker",)

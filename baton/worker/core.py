@@ -135,6 +135,11 @@ class WorkerCore:
     def adapters_in_use(self) -> set[str]:
         return self._attempts.adapters()
 
+    @property
+    def waiting_keys(self) -> frozenset[SeqKey]:
+        """Accepted, and waiting for a seat or for blocks."""
+        return self._scheduler.waiting_keys
+
     def status(self) -> WorkerStatus:
         return WorkerStatus(
             role=self._role,

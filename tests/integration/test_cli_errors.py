@@ -29,8 +29,8 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("m") / "tiny", "llama")
 
 
-def gpt2(model):
-    config = {"architectures": ["GPT2LMHeadModel"], "n_ctx": 1024, "n_embd": 768}
+def t5(model):
+    config = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 512}
     (model / "config.json").write_text(json.dumps(config))
 
 
@@ -41,9 +41,9 @@ def truncated(model):
 
 CASES = {
     "unsupported architecture": (
-        gpt2,
+        t5,
         (),
-        "architecture GPT2LMHeadModel is not supported; supported are Llama",
+        "architecture T5ForConditionalGeneration is not supported",
     ),
     "truncated weights": (truncated, (), "model.safetensors is truncated"),
     "unknown knob": (None, ("--set", "engine.nonsense=1"), "engine.nonsense"),

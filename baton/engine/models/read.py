@@ -11,6 +11,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from baton.core.errors import SetupError
+from baton.engine.models.fallback_spec import read_fallback_spec
 from baton.engine.models.families import FAMILIES
 from baton.engine.models.fields import Fields, read_eos_token_ids, read_json
 from baton.engine.models.spec import ModelSpec
@@ -39,8 +40,11 @@ def parse_spec(
     """
     fields = Fields(text_config(config), where)
     architecture = _architecture(fields)
-    family = FAMILIES[architecture]
-    spec = family.read(architecture, fields.with_defaults(family.defaults))
+    family = FAMILIES.get(architecture)
+    if family is None:
+        spec = read_fallback_spec(architecture, fields)
+    else:
+        spec = family.read(architecture, fields.with_defaults(family.defaults))
     return replace(
         spec,
         eos_token_ids=read_eos_token_ids(fields, generation or {}),
@@ -60,11 +64,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _architecture(fields: Fields) -> str:
     names: object = fields.data.get("architectures")
-    listed = cast(list[object], names) if isinstance(names, list) else []
-    for name in listed:
-        if name in FAMILIES:
-            return str(name)
-    found = ", ".join(map(str, listed)) or "none"
-    raise SetupError(
-        f"{fields.where}: architecture {found} is not supported; supported are {', '.join(FAMILIES)}"
-    )
+    listed = [str(name) for name in cast(list[object], names)] if isinstance(names, list) else []
+    if not listed:
+        raise SetupError(f"{fields.where}: architecture none is not supported: `architectures` is {names!r}")
+    return next((name for name in listed if name in FAMILIES), listed[0])

@@ -116,5 +116,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     moe: MoeSpec | None = None
     is_native: bool = True
     """False: computed by transformers' own modules with our attention (`fallback`)."""
+    config_digest: str = ""
+    """Of all of config.json, where that is so."""
     quantization: QuantScheme | None = None
     """Of the checkpoint."""

@@ -53,11 +53,15 @@ def test_config_json(model):
     assert "no config.json" in refused(model)
 
 
-def test_a_gpt2_folder_is_refused_for_its_architecture(model):
-    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
-    (model / "config.json").write_text(json.dumps(gpt2))
-    said = refused(model)
-    assert "architecture GPT2LMHeadModel is not supported; supported are LlamaForCausalLM, " in said
+def test_a_t5_folder_is_refused_for_its_architecture(model):
+    t5 = {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "d_model": 512,
+        "num_layers": 6,
+    }
+    (model / "config.json").write_text(json.dumps(t5))
+    assert "architecture T5ForConditionalGeneration is not supported: it is no decoder that" in refused(model)
 
 
 def test_no_architecture(model):

@@ -13,7 +13,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
 from baton.engine.adapter_files import digest_adapter, read_adapter
-from tests.adapters import make_adapter, merge
+from tests.adapters import ALL, make_adapter, merge
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
 
@@ -30,9 +30,8 @@ def _ref(folder: Path, name: str = "a") -> AdapterRef:
 
 def _expected(folder: Path, prompt: list[int]) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    tokens = model.generate(
-        torch.tensor([prompt]), max_new_tokens=COUNT, min_new_tokens=COUNT, do_sample=False, pad_token_id=0
-    )
+    model.generation_config.eos_token_id = None
+    tokens = model.generate(torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False, pad_token_id=0)
     return tokens[0, len(prompt) :].tolist()
 
 
@@ -202,3 +201,74 @@ def test_the_digest_covers_both_files(tmp_path: Path) -> None:
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
     assert len({first, second, digest_adapter(adapter)}) == 3
+
+
+FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"), [("phi3", FUSED), ("qwen3_moe", ("q_proj", "o_proj")), ("gemma2", ALL)]
+)
+def test_other_families_take_adapters(tmp_path: Path, kind: Any, targets: tuple[str, ...]) -> None:
+    base = make_model(tmp_path / "base", kind, with_tokenizer=False)
+    adapter = make_adapter(base, tmp_path / "a", seed=5, targets=targets)
+    executor = load(base)
+    executor.load_adapter(_ref(adapter))
+    driver = Driver(executor)
+    sequences = [driver.start(PROMPTS[0], PARAMS, adapter=key) for key in (_ref(adapter).key, "")]
+    driver.finish(*sequences, chunk=16)
+    folders = (merge(base, adapter, tmp_path / "merged"), base)
+    assert [s.generated for s in sequences] == [_expected(folder, PROMPTS[0]) for folder in folders]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_beside_a_sequence_changes_no_bit_of_it(tmp_path: Path, dtype: str) -> None:
+    """Native kernels promise it of the base; adapters keep the promise, seen in exact logprobs."""
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
+    refs = [_ref(make_adapter(base, tmp_path / f"a{n}", seed=n, rank=2 + 3 * n), f"a{n}") for n in range(3)]
+    executor = load(base, dtype=dtype)
+    if not executor.kernels.is_batch_invariant:
+        pytest.skip("these kernels promise nothing")
+    for ref in refs:
+        executor.load_adapter(ref)
+    keys = ["", *(ref.key for ref in refs)]
+    alone = [_with_logprobs(executor, [(PROMPTS[i], key)], chunk=100)[0] for i, key in enumerate(keys)]
+    together = _with_logprobs(executor, [(PROMPTS[i], key) for i, key in enumerate(keys)], chunk=7)
+    assert together == alone
+
+
+def _with_logprobs(executor: Any, work: list[tuple[list[int], str]], *, chunk: int) -> list[list[Any]]:
+    """Tokens and exact logprobs of each, all run together; no two have one adapter."""
+    driver = Driver(executor)
+    params = SamplingParams(max_tokens=COUNT, logprobs=2)
+    found: dict[str, list[Any]] = {key: [] for _, key in work}
+    running = [driver.start(prompt, params, adapter=key) for prompt, key in work]
+    execute = executor.execute
+
+    def watched(plan: Any) -> Any:
+        result = execute(plan)
+        for item, one in zip(plan.items, result.results, strict=True):
+            found[item.adapter] += [*one.tokens, *one.logprobs]
+        return result
+
+    executor.execute = watched
+    try:
+        driver.finish(*running, chunk=chunk)
+    finally:
+        executor.execute = execute
+    return list(found.values())
+
+
+def test_adapter_goes_on_where_another_engine_prefilled(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
+    ref = _ref(make_adapter(base, tmp_path / "a", seed=1))
+    prefill, decode = load(base), load(base)
+    for executor in (prefill, decode):
+        executor.load_adapter(ref)
+    first, second = Driver(prefill), Driver(decode)
+    sequence = first.start(PROMPTS[0], PARAMS, adapter=ref.key)
+    first.step((sequence, 100))
+    decode.kernels.scatter_blocks(sequence.blocks, prefill.kernels.gather_blocks(sequence.blocks))
+    second.free = [block for block in second.free if block not in sequence.blocks]
+    second.finish(sequence)
+    assert sequence.generated == _expected(merge(base, tmp_path / "a", tmp_path / "merged"), PROMPTS[0])

@@ -18,6 +18,7 @@ from baton.engine.gguf.reader import read_gguf
 from baton.engine.model_check import check_model, check_tokenizer
 from baton.engine.model_files import default_name, resolve_model
 from baton.engine.models.read import load_spec
+from router.tokenizer import Tokenizer
 from tests.gguf_files import write_gguf
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -33,9 +34,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _expected(folder: Path) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    tokens = model.generate(
-        torch.tensor([PROMPT]), max_new_tokens=COUNT, min_new_tokens=COUNT, do_sample=False, pad_token_id=0
-    )
+    model.generation_config.eos_token_id = None
+    tokens = model.generate(torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, pad_token_id=0)
     return tokens[0, len(PROMPT) :].tolist()
 
 
@@ -96,6 +96,10 @@ def test_tokenizer_and_template_come_from_the_file(tmp_path: Path) -> None:
     ):
         assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
         assert ours.decode(ours.encode(text, add_special_tokens=False)) == text
+    at_the_router = Tokenizer.load(str(file))
+    assert at_the_router.card.eos_token_ids == (1,)
+    assert at_the_router.card.context_tokens == 8192
+    assert at_the_router.has_chat_template
     chat = [{"role": "user", "content": "Hello"}]
     assert ours.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(chat, tokenize=False)
     assert load_spec(unpacked).eos_token_ids == (1,)

@@ -15,14 +15,18 @@ from baton.core.messages import (
     CancelSequence,
     Leg,
     LoadReport,
+    RefusalReason,
     Role,
     SequenceJoined,
     SequenceOutput,
+    SequenceRefused,
     StartSequence,
     StepOutput,
+    Task,
     WorkerHello,
 )
-from baton.core.sampling import finish_after
+from baton.core.sampling import FinishReason, finish_after
+from baton.core.steps import TokenLogprobs
 from baton.wire.link import LinkBroken
 from router.process import RouterProcess, listening_socket, url_of
 from router.tokenizer import Tokenizer
@@ -86,6 +90,8 @@ class FakeWorker:
     def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False):
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless = list(reply), endless
+        self.refuses = None
+        """Why it starts nothing: no worker could."""
         self.link = None
         self.is_heard = False
         self.gate = asyncio.Event()
@@ -126,6 +132,9 @@ class FakeWorker:
         if isinstance(message, StartSequence):
             self.started.append(message)
             key = SeqKey(message.seq_id, message.epoch)
+            if self.refuses is not None:
+                self.tell(SequenceRefused(*key, RefusalReason.UNSUPPORTED, self.refuses))
+                return
             self.running[key] = asyncio.create_task(self._generate(key, message))
         elif isinstance(message, CancelSequence):
             task = self.running.pop(SeqKey(message.seq_id, message.epoch), None)
@@ -150,7 +159,25 @@ class FakeWorker:
     def token(self, start, index):
         return self.reply[index % len(self.reply)] if self.endless or index < len(self.reply) else 1
 
+    def logprobs(self, start, index, token):
+        """Made up, and told apart by the seed: (index + 1) / 8 below nothing, whole alternatives below."""
+        if start.sampling.logprobs is None:
+            return ()
+        own = -(index + 1) / 8 - (start.sampling.seed % 97) / 1000
+        others = tuple((50 + i, own - 1 - i) for i in range(start.sampling.logprobs - 1))
+        return (TokenLogprobs(token, own, 1, ((token, own), *others) if start.sampling.logprobs else ()),)
+
+    async def _embed(self, key, start):
+        await self.gate.wait()
+        vector = tuple(float(token) for token in start.tokens[-4:])
+        self.running.pop(key, None)
+        self.tell(StepOutput((SequenceOutput(*key, 0, (), FinishReason.STOP, 2, embedding=vector),)))
+        self._notify()
+
     async def _generate(self, key, start):
+        if start.task is Task.EMBED:
+            await self._embed(key, start)
+            return
         index = start.generated_count
         if start.leg is Leg.DECODE:
             index += 1
@@ -162,7 +189,14 @@ class FakeWorker:
             token = self.token(start, index)
             finish = finish_after(start.sampling, token, index + 1)
             cached = 3 if index == start.generated_count and start.leg is not Leg.DECODE else None
-            output = SequenceOutput(*key, index, (token,), finish, cached)
+            of_prompt = None
+            if cached is not None and start.sampling.prompt_logprobs is not None:
+                prompt = start.tokens[1 : start.prompt_token_count]
+                of_prompt = tuple(
+                    TokenLogprobs(t, -float(i + 1), 2, ((9, -0.5),)) for i, t in enumerate(prompt)
+                )
+            logprobs = self.logprobs(start, index, token)
+            output = SequenceOutput(*key, index, (token,), finish, cached, logprobs, of_prompt)
             self.tell(StepOutput((output,)))
             index += 1
             if finish is not None or start.leg is Leg.PREFILL:
@@ -224,11 +258,18 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    folder, *workers, stop=None, drain_timeout_s=BOUND_S, context=CONTEXT, waits_for_workers=True, **router
+    folder,
+    *workers,
+    stop=None,
+    drain_timeout_s=BOUND_S,
+    context=CONTEXT,
+    waits_for_workers=True,
+    model=None,
+    **router,
 ):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
     config = Config(
-        model={"path": str(folder), "name": MODEL},
+        model={"path": str(folder), "name": MODEL} | (model or {}),
         router=settings,
         cluster={"drain_timeout_s": drain_timeout_s},
     )

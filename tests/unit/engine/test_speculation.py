@@ -1,0 +1,163 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.sampling import SamplingParams
+from baton.engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, DraftGuesser, NgramGuesser
+from tests.unit.engine.test_scheduler import Bench, expected, sequence
+
+
+def observed(tokens):
+    guesser, tokens = NgramGuesser(), list(tokens)
+    for _ in range(len(tokens) // OBSERVED_AT_ONCE_MAX + 1):
+        guesser.observe(tokens)
+    return guesser
+
+
+def test_what_followed_the_same_tokens_is_guessed():
+    assert observed([1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4]).guess(3) == (5, 6, 7)
+
+
+def test_a_loop_is_guessed_as_a_loop():
+    assert observed([9, 9, 1, 2, 1, 2, 1, 2]).guess(5) == (1, 2, 1, 2, 1)
+
+
+def test_text_that_never_came_before_is_not_guessed():
+    guesser = observed(range(50))
+    assert (guesser.guess(4), guesser.hit_rate) == ((), 0.0)
+
+
+@given(st.lists(st.integers(0, 3), max_size=80), st.integers(1, 8))
+def test_a_guess_continues_an_earlier_occurrence_of_the_last_two_tokens(tokens, count):
+    found = observed(tokens).guess(count)
+    assert len(found) in (0, count)
+    earlier = [i for i in range(2, len(tokens)) if tokens[i - 2 : i] == tokens[-2:]]
+    assert bool(found) == bool(earlier)
+    if found:
+        assert found[0] in {tokens[i] for i in earlier}
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_token_by_token_is_as_all_at_once(tokens):
+    one, seen = NgramGuesser(), []
+    for token in tokens:
+        seen.append(token)
+        one.observe(seen)
+    assert one.guess(6) == observed(tokens).guess(6)
+    assert one.hit_rate == observed(tokens).hit_rate
+
+
+def test_the_hit_rate_follows_what_comes():
+    rng = random.Random(1)
+    wrong = observed([rng.randrange(6) for _ in range(400)])
+    right = observed([1, 2, 3, 4, 5] * 40)
+    assert right.hit_rate > 0.9
+    assert wrong.hit_rate < 0.5
+
+
+def test_a_long_prompt_is_indexed_in_pieces_and_not_without_bound():
+    guesser, tokens = NgramGuesser(), [i % 7 for i in range(2 * INDEXED_TOKENS_MAX)]
+    guesser.observe(tokens)
+    assert guesser.guess(2) == ()  # not all of it is known yet
+    for _ in range(INDEXED_TOKENS_MAX // OBSERVED_AT_ONCE_MAX):
+        guesser.observe(tokens)
+    assert guesser.guess(2) == (tokens[-7], tokens[-6])
+    assert len(guesser._after) <= 3 * INDEXED_TOKENS_MAX
+
+
+def test_drafts_are_kept_as_far_as_they_come_true():
+    guesser = DraftGuesser()
+    guesser.observe([1])
+    guesser.offer((2, 3, 4))
+    assert guesser.guess(2) == (2, 3)
+    guesser.observe([1, 2])
+    assert guesser.guess(5) == (3, 4)
+    guesser.observe([1, 2, 9])
+    assert guesser.guess(5) == ()
+
+
+def run(next_token, **engine):
+    bench = Bench(blocks=64, step_tokens=64, next_token=next_token, **engine)
+    bench.add(sequence("s", range(3), max_tokens=160))
+    bench.run()
+    assert bench.emitted["s", 0] == expected(range(3), 160, next_token)
+    return bench
+
+
+def test_text_that_repeats_takes_fewer_steps():
+    plain = run(lambda tokens: len(tokens) % 9, speculation="off", overlap=True)
+    guessed = run(lambda tokens: len(tokens) % 9, speculation="ngram", overlap=True)
+    assert guessed.steps < plain.steps / 2.5
+
+
+def test_a_draft_model_that_is_right_saves_most_steps():
+    def next_token(tokens):
+        return 10_000 + len(tokens)
+
+    plain = run(next_token, speculation="off", overlap=True)
+    guessed = run(next_token, speculation="draft", draft_model="small", overlap=True)
+    assert guessed.steps < plain.steps / 2.5
+    [history] = [item.history for plan in guessed.plans for item in plan.items if item.history is not None]
+    assert history == (0, 1, 2)
+
+
+def test_a_draft_model_that_is_wrong_is_seldom_asked():
+    def next_token(tokens):
+        return 10_000 + len(tokens)
+
+    bench = Bench(blocks=64, step_tokens=64, next_token=next_token, speculation="draft", overlap=True)
+    bench.computer._drafts = lambda item, tokens, sampled: (7,) * item.want_drafts
+    bench.add(sequence("s", range(3), max_tokens=160))
+    bench.run()
+    assert bench.emitted["s", 0] == expected(range(3), 160, next_token)
+    assert sum(item.want_drafts for plan in bench.plans for item in plan.items) < 80
+    assert bench.computer.draft_tokens < 40
+
+
+def test_text_that_does_not_repeat_takes_as_many_steps_all_planned_ahead():
+    bench = run(lambda tokens: 10_000 + len(tokens), speculation="ngram", overlap=True)
+    assert bench.computer.draft_tokens == 0
+    assert sum(item.tokens == (-1,) for plan in bench.plans for item in plan.items) >= 155
+
+
+def test_guesses_that_keep_failing_are_given_up():
+    """Pairs come again, and what follows them is never what followed before."""
+
+    def next_token(tokens):
+        position = len(tokens)
+        return position % 2 if position % 3 else 1000 + position
+
+    bench = run(next_token, speculation="ngram", overlap=True)
+    assert bench.computer.draft_tokens < 40
+
+
+def test_guesses_stop_paying_in_a_large_batch():
+    """Here a step costs by the token, so a guess costs what a token costs, and fails now and then."""
+
+    def draft_share(batch):
+        def next_token(tokens):
+            return hash((len(tokens), tokens[0])) % 97 if len(tokens) % 7 == 0 else len(tokens) % 7
+
+        bench = Bench(blocks=400, step_tokens=256, batch=32, next_token=next_token, speculation="ngram")
+        bench.step_s = lambda plan: 0.02 + 0.004 * plan.token_count
+        bench.add(*(sequence(f"s{i}", [i], max_tokens=42) for i in range(batch)))
+        bench.run()
+        return bench.computer.draft_tokens / batch
+
+    assert draft_share(32) < draft_share(1) / 2
+
+
+def test_a_finish_among_right_guesses_ends_the_sequence_there():
+    loop = [1, 2, 3, 4, 5, 6]
+    params = SamplingParams(max_tokens=90, stop_token_ids=(50,))
+
+    def next_token(tokens):
+        return 50 if len(tokens) == 40 else loop[len(tokens) % 6]
+
+    bench = Bench(blocks=64, step_tokens=64, next_token=next_token, speculation="ngram", overlap=True)
+    bench.add(sequence("s", range(3), sampling=params))
+    bench.run()
+    assert bench.emitted["s", 0][-1] == 50
+    assert len(bench.emitted["s", 0]) == 38
+    bench.assert_empty()

@@ -1,0 +1,59 @@
+import random
+
+import pytest
+
+from baton.engine.scheduling.step_time import StepTimeModel, StepWork
+
+TRUE_S = {"base": 0.004, "prompt": 4e-4, "decode": 1e-3, "context": 2e-7}
+
+
+def true_s(work):
+    prompts = TRUE_S["prompt"] * work.prompt_tokens
+    return (
+        TRUE_S["base"] + prompts + TRUE_S["decode"] * work.decodes + TRUE_S["context"] * work.context_tokens
+    )
+
+
+def taught(step_count, *, stalls=0.0, seed=1):
+    rng, model = random.Random(seed), StepTimeModel()
+    for _ in range(step_count):
+        decodes = rng.randrange(0, 33)
+        prompts = rng.choice((0, 0, 64, 256, 512))
+        work = StepWork(prompts, decodes, rng.randrange(20_000))
+        elapsed_s = true_s(work) * rng.uniform(0.95, 1.05)
+        if rng.random() < stalls:
+            elapsed_s += 3.0
+        model.saw(work, elapsed_s)
+    return model
+
+
+@pytest.mark.parametrize("work", [StepWork(512), StepWork(0, 32, 16_000), StepWork(64, 16, 8_000)])
+def test_it_learns_what_steps_cost(work):
+    assert taught(150).predict_s(work) == pytest.approx(true_s(work), rel=0.15)
+
+
+def test_stalls_do_not_become_the_cost_of_tokens():
+    assert taught(300, stalls=0.02).predict_s(StepWork(512)) < 2 * true_s(StepWork(512))
+
+
+def test_no_kind_of_work_costs_less_than_nothing():
+    model = StepTimeModel()
+    for prompts, elapsed_s in ((512, 0.01), (64, 0.2), (512, 0.02), (8, 0.5)) * 20:
+        model.saw(StepWork(prompts, 4), elapsed_s)
+    more = StepWork(600, 8, 1000, 4, 4)
+    assert model.predict_s(more) >= model.predict_s(StepWork(512, 4)) >= 0
+
+
+def test_a_machine_that_becomes_slower_is_believed():
+    model = taught(150)
+    for _ in range(80):
+        work = StepWork(128, 8, 4000)
+        model.saw(work, 20 * true_s(work))
+    assert model.predict_s(StepWork(128, 8, 4000)) > 10 * true_s(StepWork(128, 8, 4000))
+
+
+def test_the_chunk_that_fits_an_objective_takes_that_long():
+    model, beside = taught(150), StepWork(0, 8, 4000)
+    tokens = model.prompt_tokens_within(0.1, beside)
+    assert true_s(StepWork(tokens, 8, 4000)) == pytest.approx(0.1, rel=0.15)
+    assert model.prompt_tokens_within(0.001, beside) == 0
