@@ -61,6 +61,9 @@ class EngineConfig(Section):
     """Threads that compute, of one worker; 0: its share of the cores."""
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     """auto: native on the CPU where a C++ compiler is at hand, triton on CUDA, else torch."""
+    graph_sequences_max: Annotated[int, Field(ge=0, le=1024)] = 128
+    """CUDA with the triton kernels: steps of up to so many decodes are recorded as CUDA graphs and replayed,
+    which spares the host launching their kernels one by one; 0: none."""
     overlap_steps: bool = True
     """Plan a step while the one before it runs."""
     tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.05
