@@ -1,14 +1,17 @@
 """What a request can ask for, served by real workers: beside transformers where it has the same."""
 
+import copy
 import json
 import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.integration.cluster import Cluster
 from tests.models import make_model
+from tests.unit.router.test_http_tools import make_adapter
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -112,3 +115,23 @@ def test_a_grammar_that_only_the_compiler_finds_wrong_is_a_400(cluster):
     answer = cluster.http.post("/v1/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert "nothing" in answer.json()["error"]["message"]
+
+
+def test_an_adapter_loaded_at_run_time_changes_the_tokens_as_its_matrices_say(cluster, model, tmp_path):
+    folder = make_adapter(tmp_path / "own")
+    body = {"lora_name": "own", "lora_path": str(folder)}
+    assert cluster.http.post("/v1/load_lora_adapter", json=body).status_code == 200
+    wanted = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    base = cluster.complete(PROMPT, **wanted)["choices"][0]["token_ids"]
+    adapted = cluster.complete(PROMPT, **wanted | {"model": "own"})["choices"][0]["token_ids"]
+    matrices = {k.rsplit(".", 2)[1]: v for k, v in load_file(folder / "adapter_model.safetensors").items()}
+    merged = copy.deepcopy(model)
+    with torch.no_grad():
+        merged.model.layers[0].self_attn.q_proj.weight += 4 / 2 * matrices["lora_B"] @ matrices["lora_A"]
+    merged.generation_config.eos_token_id = None
+    ids = torch.tensor([PROMPT])
+    expected = merged.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0
+    )[0, len(PROMPT) :].tolist()
+    assert adapted == expected
+    assert adapted != base
