@@ -7,7 +7,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -60,7 +59,9 @@ def check_setup(config: Config, *, with_router: bool) -> None:
 
 def _has_chat_template(path: str) -> bool:
     """Only of a folder; of a hub id it is not known here."""
-    folder = Path(path).expanduser()
+    folder = local_folder(path)
+    if folder is None:
+        return False
     if (folder / "chat_template.jinja").is_file():
         return True
     config = folder / "tokenizer_config.json"

@@ -17,7 +17,7 @@ class BeamAnswer:
     def __init__(self, service: Service, call: Call, beam: Beam, preparation: Preparation) -> None:
         self._service, self._call, self._beam, self._preparation = service, call, beam, preparation
         self._cached_tokens: int | None = None
-        self._usage = Usage()
+        self.usage = Usage()
 
     async def whole(self, prompts: list[Prompt], answer: AnswerFormat, gather: Gather) -> bytes:
         """Raises BatonError."""
@@ -25,7 +25,7 @@ class BeamAnswer:
         for at, prompt in enumerate(prompts):
             found += [(prompt, one) for one in await self._search(at, prompt, gather)]
         bodies = [self._choice(answer, i, prompt, one) for i, (prompt, one) in enumerate(found)]
-        return answer.whole(bodies, self._usage, {})
+        return answer.whole(bodies, self.usage, {})
 
     async def _search(self, at: int, prompt: Prompt, gather: Gather) -> list[Hypothesis]:
         call, service = self._call, self._service
@@ -40,7 +40,7 @@ class BeamAnswer:
             max_tokens=wanted.max_tokens,
         )
         sampling = SamplingParams(max_tokens=1, logprobs=min(search.alternatives, vocab))
-        self._usage.prompt_tokens += len(prompt.tokens)
+        self.usage.prompt_tokens += len(prompt.tokens)
         cached: int | None = None
         while not search.is_over:
             step = len(search.running[0].tokens)
@@ -51,9 +51,9 @@ class BeamAnswer:
             ended = await gather.all(submits, in_flight_max=len(submits))
             if cached is None:
                 cached = ended[0][0].cached_token_count
-                self._usage.cached_tokens += cached
+                self.usage.cached_tokens += cached
             search.step([collector.logprobs[0].top for collector, _ in ended])
-        self._usage.completion_tokens += sum(len(one.tokens) for one in search.ended)
+        self.usage.completion_tokens += sum(len(one.tokens) for one in search.ended)
         return search.ended
 
     def _choice(self, answer: AnswerFormat, index: int, prompt: Prompt, one: Hypothesis) -> dict[str, Any]:

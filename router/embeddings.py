@@ -18,6 +18,7 @@ from router.gather import Gather, GatherStopped
 from router.model_card import prompt_too_long
 from router.observe import Outcome
 from router.openai_api import parse_embedding
+from router.openai_response import Usage
 from router.prepare import Preparation, Prompt
 from router.request import RequestFrame
 from router.streaming import DEADLINE_GRACE_S
@@ -47,6 +48,8 @@ class EmbeddingRequest(RequestFrame):
         finally:
             watch.cancel()
         await respond(send, 200, answer, JSON)
+        usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
+        service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
         return "completed"
 
     async def _vectors(

@@ -70,6 +70,7 @@ class GenerationRequest(RequestFrame):
         finally:
             watch.cancel()
         await respond(send, 200, body, JSON)
+        self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
         return "completed"
 
     def _format(self, call: Call) -> AnswerFormat:

@@ -8,6 +8,7 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.events import Note
+from router.openai_response import Usage
 from router.streaming import Exchange
 
 Outcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
@@ -62,12 +63,18 @@ class Observer:
     def on_slow_client(self) -> None:
         self.meter.inc(c.SLOW_CLIENTS)
 
-    def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
-        """A request that was answered in full."""
-        meter, model, usage = self.meter, self._model, exchange.usage()
+    def on_usage(self, usage: Usage, *, took_s: float) -> None:
+        """Of a request that was answered in full."""
+        meter, model = self.meter, self._model
         meter.inc(c.PROMPT_TOKENS, usage.prompt_tokens, model=model)
         meter.inc(c.CACHED_TOKENS, usage.cached_tokens, model=model)
         meter.inc(c.GENERATED_TOKENS, usage.completion_tokens, model=model)
+        meter.observe(c.E2E, took_s, model=model)
+
+    def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
+        """The same, with when its tokens came."""
+        meter, model = self.meter, self._model
+        self.on_usage(exchange.usage(), took_s=exchange.now_s() - arrived_s)
         began_s = [choice.first_token_s for choice in exchange.choices if choice.first_token_s]
         if began_s:
             meter.observe(c.TTFT, min(began_s) - arrived_s, model=model)
@@ -75,4 +82,3 @@ class Observer:
             if choice.token_count > 1:
                 tpot_s = (choice.last_token_s - choice.first_token_s) / (choice.token_count - 1)
                 meter.observe(c.TPOT, tpot_s, model=model)
-        meter.observe(c.E2E, exchange.now_s() - arrived_s, model=model)

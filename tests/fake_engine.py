@@ -70,7 +70,16 @@ class FakeEngine:
             return ItemResult(prompt_logprobs=prompt_logprobs)
         sampled = self._sample(item, tokens)
         logprobs = tuple(map(logprobs_of, sampled)) if item.sampling.logprobs is not None else ()
-        return ItemResult(sampled, logprobs, prompt_logprobs)
+        drafts = self._drafts(item, tokens, sampled)
+        return ItemResult(sampled, logprobs, prompt_logprobs, drafts=drafts)
+
+    def _drafts(self, item, tokens, sampled):
+        """Those of a model that is always right."""
+        text = self._context(item, item.first_position + len(tokens) - item.draft_count)
+        text += sampled
+        for _ in range(item.want_drafts):
+            text.append(self.next_token(text))
+        return tuple(text[len(text) - item.want_drafts :])
 
     def _context(self, item, end):
         where = [(item.block_ids[p // self.block_tokens], p % self.block_tokens) for p in range(end)]

@@ -157,7 +157,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(vocab[settings["bos_token"]])
+    if settings.get("bos_token"):
+        writer.add_bos_token_id(vocab[settings["bos_token"]])
     writer.add_eos_token_id(vocab[settings["eos_token"]])
     template = folder / "chat_template.jinja"
     if template.exists():

@@ -25,6 +25,7 @@ from baton.engine.adapters import AdapterSlots
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.draft import DraftModel, DraftRequest
 from baton.engine.grammar import GrammarStore
+from baton.engine.graphs import make_graphs
 from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.models.decoder import Progress
@@ -67,6 +68,12 @@ class Executor:
             rank_max=engine.adapter_rank_max,
             dtype=TORCH_DTYPES[self.geometry.dtype],
             device=loaded.kv.device,
+        )
+        self._graphs = make_graphs(
+            loaded.model,
+            loaded.kernels,
+            loaded.kv,
+            sequences_max=min(engine.graph_sequences_max, engine.batch_sequences_max),
         )
         self._step_tokens_max = engine.step_tokens_max
         self._adapters_max = engine.adapters_max
@@ -114,11 +121,10 @@ class Executor:
             self._clear_partial_block(item)
         batch = StepBatch.of(items, [self._span(item) for item in items], self._last_sampled.__getitem__)
         device = self.kv.device
-        hidden = model.forward(
-            torch.tensor(batch.tokens, dtype=torch.int64, device=device),
-            batch.layout,
-            torch.tensor(batch.rows, dtype=torch.int64, device=device),
-        )
+        tokens = torch.tensor(batch.tokens, dtype=torch.int64)
+        rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
+        replayed = self._graphs.run(tokens, batch.layout) if self._graphs is not None else None
+        hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
         return self._results(model, len(items), batch, hidden)

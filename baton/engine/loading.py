@@ -11,6 +11,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.geometry import fingerprint
 from baton.core.messages import WIRE_VERSION
 from baton.engine.devices import TORCH_DTYPES, torch_device
+from baton.engine.gguf.checkpoint import GgufCheckpoint
 from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.interface import Kernels
 from baton.engine.kv_pool import KVPool
@@ -25,6 +26,7 @@ from baton.engine.models.spec import ModelSpec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.sizes import context_tokens, kv_geometry
 from baton.engine.sources import open_checkpoint, open_source
+from baton.engine.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     if spec.is_native:
         source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
         loader = Loader(source, kernels)
-        network = Decoder(spec, loader, context_tokens=tokens, progress=progress)
+        network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
         linears = tuple(loader.linears)
     else:
         network = FallbackModel(spec, folder, kernels, kv)
@@ -86,6 +88,18 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         model=network,
         linears=linears,
     )
+
+
+def _releasing(checkpoint: Checkpoint | GgufCheckpoint, progress: Progress | None) -> Progress:
+    """So that beyond one layer the checkpoint is not in this process's memory beside the packed matrices."""
+
+    def layer_done(done: int, total: int) -> None:
+        if isinstance(checkpoint, Checkpoint):
+            checkpoint.release()
+        if progress is not None:
+            progress(done, total)
+
+    return layer_done
 
 
 def _model_digest(spec: ModelSpec, weights_digest: str, tokens: int, quantization: str) -> str:

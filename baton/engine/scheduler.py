@@ -174,25 +174,32 @@ class Scheduler:
         if self._steps and not self._should_plan_ahead():
             return None
         self._order.at(now_s, (*self._waiting, *self._running))
+        while True:
+            work, preempted = self._choose()
+            if work:
+                return self._begin(work)
+            for victim in preempted:
+                if victim.swap_slots:
+                    self._tables.cancel_swap_out(victim)
+            if not preempted:
+                return None
+            # All that could run gave way; in the room they left somebody else can.
+
+    def _choose(self) -> tuple[list[Work], list[Sequence]]:
+        """What the next step computes, and who was preempted for it."""
         self._is_head_blocked = False
         self._seat_joined()
         decodes = self._pick_decodes()
         preempted: list[Sequence] = []
-        if self._steps:
-            if not self._fits(decodes):
-                return None  # somebody must give way, and nobody can while a step uses its blocks
-        else:
+        if not self._steps:
             decodes, preempted = self._with_room(decodes)
+        elif not self._fits(decodes):
+            return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_guesses(decodes)
         budget = self._prompt_budget(work)
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
-        if not work:
-            for victim in preempted:
-                if victim.swap_slots:
-                    self._tables.cancel_swap_out(victim)
-            return None
-        return self._begin(work)
+        return work, preempted
 
     def finish_step(self, result: StepResult) -> list[Progress]:
         """Of the oldest step under way. Seals what became full. Cancelled sequences give their blocks
@@ -445,7 +452,8 @@ class Scheduler:
         """And counts it as under way."""
         seq = one.sequence
         wants_history = seq.sampling.needs_history or self._speculator.wants_history
-        item = item_of(one, gives_history=wants_history and not seq.has_history)
+        wants_history = wants_history and not seq.has_history
+        item = item_of(one, gives_history=wants_history, want_drafts=self._speculator.drafts_wanted(seq))
         seq.last_step = self._step_number
         seq.steps_open += 1
         seq.planned_count += one.count

@@ -25,6 +25,8 @@ HIT_RATES_AT_FIRST = (0.3, 0.5, 0.6, 0.8)
 HIT_RATE_WEIGHT = 0.2
 """Of the newest guess in a measured hit rate."""
 DRAFT_HIT_RATE_AT_FIRST = 0.6
+DRAFT_CHANCE_MIN = 0.1
+"""Of a draft to come true, from which on the draft model is asked for it."""
 MARGIN = 1.3
 """Expected tokens of a guess must be worth so many times its predicted cost."""
 WAIT_SHARE = 0.3
@@ -146,6 +148,12 @@ class Speculator:
         if self._mode == "ngram":
             return NgramGuesser()
         return DraftGuesser() if self._mode == "draft" else None
+
+    def drafts_wanted(self, seq: Sequence) -> int:
+        """Of the draft model, beyond the tokens that the step samples."""
+        if self._mode != "draft" or seq.guesser is None:
+            return 0
+        return max(0, min(self._count_of(seq.guesser.hit_rate, DRAFT_CHANCE_MIN), _room(seq) - 1))
 
     def guesses(
         self, decodes: Ordered[Sequence], times: StepTimeModel, *, budget: int

@@ -5,10 +5,10 @@ it to be packed for the kernels costs no further copy.
 """
 
 import hashlib
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +35,7 @@ _SAMPLES_PER_TENSOR = 16
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
+    mapping: mmap.mmap
     content: Tensor
     """The whole file, uint8."""
     header: bytes
@@ -50,7 +51,7 @@ class Checkpoint:
         self._entries: dict[str, TensorEntry] = {}
         for file in weight_files(folder):
             header, entries = read_header(file)
-            self._files[file] = _Mapped(_map(file), header)
+            self._files[file] = _map(file, header)
             self._entries.update(entries)
 
     @property
@@ -97,6 +98,12 @@ class Checkpoint:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
         return raw.view(stored).view(entry.shape)
 
+    def release(self) -> None:
+        """Let go of the memory of what was read so far. What is used again is read again, from the
+        system's cache or the file; tensors that are views stay valid."""
+        for mapped in self._files.values():
+            mapped.mapping.madvise(mmap.MADV_DONTNEED)
+
     def digest(self) -> str:
         """64 hex digits that two processes with the same checkpoint agree on.
 
@@ -127,6 +134,8 @@ def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
 
 
-def _map(file: Path) -> Tensor:
-    # Copy-on-write: torch warns about read-only arrays, and nothing here writes.
-    return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))  # pyright: ignore[reportUnknownArgumentType]
+def _map(file: Path, header: bytes) -> _Mapped:
+    with file.open("rb") as stream:
+        # Copy-on-write: torch warns about read-only memory, and nothing here writes.
+        mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)

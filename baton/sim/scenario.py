@@ -132,7 +132,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shape = rng.choice((None, None, None, None, None, _lease_storm, _crowd, _orphans, _rush))
+    shape = rng.choice((None, None, None, None, None, _lease_storm, _lease_storm, _crowd, _orphans, _rush))
     return scenario if shape is None else shape(scenario)
 
 
@@ -149,7 +149,10 @@ def _lease_storm(scenario: Scenario) -> Scenario:
     return replace(
         scenario,
         faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
-        block_count=24,
+        request_count=50,
+        block_count=21,
+        prefix_chance=0.2,
+        leave_chance=0.3,
         read_block_s=0.01,
         read_fault_chance=0.3,
         strikes_max=8,

@@ -88,7 +88,7 @@ def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
             if not isinstance(node, ast.Call) or node.args or any(k.arg is None for k in node.keywords):
                 return None
             arguments = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-            json.dumps(arguments)
+            json.dumps(arguments, allow_nan=False)
             calls.append((ast.unparse(node.func), arguments))
         return calls
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

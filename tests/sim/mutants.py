@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant("a reused block stays indexed", _reused_block_stays_indexed, _any(0, 2, 3, 7)),
     Mutant("the epoch does not rise", _epoch_does_not_rise, _any(6)),
     Mutant("the router ignores indices", _router_ignores_indices, _any(2)),
-    Mutant("the worker forgets epochs", _worker_forgets_epochs, _any(0, 2, 3, 6)),
+    Mutant("the worker forgets epochs", _worker_forgets_epochs, _any(0, 1, 2, 3, 6)),
     Mutant("a lost router is not noticed", _lost_router_is_not_noticed, _any(6)),
     Mutant("cancel is ignored", _cancel_is_ignored, _any(6)),
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),

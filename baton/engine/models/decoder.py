@@ -6,7 +6,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan
+from baton.engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from baton.engine.kernels.weights import DenseMatrix
 from baton.engine.models.attention import Attention, GroupedAttention
 from baton.engine.models.linear import Loader, Norm, StepContext
@@ -96,13 +96,22 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         prefix = at.removesuffix("model.")
         head = f"{prefix}lm_head" if source.has(f"{prefix}lm_head") else "lm_head"
         self._head = loader.head(head, vocab, hidden, tied=tied)
-        self._windows = frozenset(spec.windows)
+        self.windows = frozenset(spec.windows)
         self._frequencies = [
             frequencies(rope, context_tokens=context_tokens, device=source.device) for rope in spec.ropes
         ]
 
     def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
-        step = self._step_context(layout, tokens.device)
+        positions = torch.from_numpy(layout.positions()).to(tokens.device)
+        plan = self._kernels.plan(layout, self.ropes(positions), windows=self.windows)
+        return self.compute(tokens, _step_context(plan, layout, tokens.device), rows)
+
+    def ropes(self, positions: Tensor) -> RopeTables:
+        """positions int64 [T]."""
+        return {rope: table.cos_sin(positions) for rope, table in enumerate(self._frequencies)}
+
+    def compute(self, tokens: Tensor, step: StepContext[Plan], rows: Tensor) -> Tensor:
+        """`forward` without what the host does for it."""
         hidden = self._kernels.embed(tokens, self._embedding)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
@@ -122,11 +131,9 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         cap = self._spec.logit_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def _step_context(self, layout: BatchLayout, device: torch.device) -> StepContext[Plan]:
-        positions = torch.from_numpy(layout.positions()).to(device)
-        ropes = {rope: table.cos_sin(positions) for rope, table in enumerate(self._frequencies)}
-        plan = self._kernels.plan(layout, ropes, windows=self._windows)
-        slots = [span.adapter_slot for span in layout.spans for _ in range(span.token_count)]
-        if max(slots) < 0:
-            return StepContext(plan)
-        return StepContext(plan, torch.tensor(slots, dtype=torch.int64, device=device))
+
+def _step_context(plan: Plan, layout: BatchLayout, device: torch.device) -> StepContext[Plan]:
+    slots = [span.adapter_slot for span in layout.spans for _ in range(span.token_count)]
+    if max(slots) < 0:
+        return StepContext(plan)
+    return StepContext(plan, torch.tensor(slots, dtype=torch.int64, device=device))

@@ -46,7 +46,7 @@ def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     vocab, device = logits.shape[-1], logits.device
     temperatures = torch.tensor([[draw.params.temperature] for draw in draws], device=device)
     # The largest weight is 1 whatever the temperature, so nothing overflows.
-    weights = torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperatures)
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()
     numbers = torch.from_numpy(uniforms((draw.params.seed, draw.index) for draw in draws)).to(device)
     filtered = [row for row, draw in enumerate(draws) if _is_filtered(draw.params, vocab)]
     if not filtered:
@@ -92,7 +92,7 @@ def _invert_filtered(weights: Tensor, numbers: Tensor, params: Sequence[Sampling
     ids, kept = _filter(weights, params)
     # Back into the order of ids. No weight is negative, so its bits fit the lower half without the sign.
     bits = kept.view(torch.int32).long() & 0x7FFF_FFFF
-    by_id = sorted_rows((ids << 32) | bits)
+    by_id = sorted_rows(ids * 2**32 + bits)
     ordered = (by_id & 0x7FFF_FFFF).int().view(torch.float32)
     found = _invert(ordered, numbers * ordered.sum(dim=-1, dtype=torch.float64))
     return (by_id >> 32).gather(-1, found[:, None])[:, 0]

@@ -49,13 +49,12 @@ def mask_of(token_ids: Iterable[int], vocab: int) -> Mask:
 
 def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:
     """Set logits [R, vocab] of the given rows to -inf where the mask says no."""
-    packed = torch.from_numpy(np.stack(masks)).to(logits.device)
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    is_forbidden = ((packed[:, :, None] >> shifts) & 1 == 0).flatten(1)[:, : logits.shape[-1]]
+    forbidden = np.unpackbits(~np.stack(masks).view(np.uint8), axis=-1, bitorder="little")
+    where = torch.from_numpy(forbidden.view(np.bool_)[:, : logits.shape[-1]]).to(logits.device)
     if len(rows) == logits.shape[0]:
-        logits.masked_fill_(is_forbidden, float("-inf"))
+        logits.masked_fill_(where, float("-inf"))
     else:
-        logits[list(rows)] = logits[list(rows)].masked_fill(is_forbidden, float("-inf"))
+        logits[list(rows)] = logits[list(rows)].masked_fill(where, float("-inf"))
 
 
 Mark = tuple[int, int, bool]

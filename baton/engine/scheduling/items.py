@@ -37,7 +37,7 @@ def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
     return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, guesses)
 
 
-def item_of(work: Work, *, gives_history: bool) -> StepItem:
+def item_of(work: Work, *, gives_history: bool, want_drafts: int = 0) -> StepItem:
     """The item of sequence's next `count` tokens and the guesses that follow them."""
     seq, start = work.sequence, work.sequence.planned_count
     end = start + work.count
@@ -57,6 +57,7 @@ def item_of(work: Work, *, gives_history: bool) -> StepItem:
         draft_count=len(work.guesses),
         prompt_token_count=seq.prompt_token_count,
         history=tuple(seq.tokens) if gives_history and samples else None,
+        want_drafts=want_drafts if samples else 0,
         next_prompt_token=seq.tokens[end] if follows else None,
         adapter=seq.adapter,
         wants_embedding=is_last and seq.task is Task.EMBED,

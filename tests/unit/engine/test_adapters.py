@@ -257,3 +257,18 @@ def _with_logprobs(executor: Any, work: list[tuple[list[int], str]], *, chunk: i
     finally:
         executor.execute = execute
     return list(found.values())
+
+
+def test_adapter_goes_on_where_another_engine_prefilled(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
+    ref = _ref(make_adapter(base, tmp_path / "a", seed=1))
+    prefill, decode = load(base), load(base)
+    for executor in (prefill, decode):
+        executor.load_adapter(ref)
+    first, second = Driver(prefill), Driver(decode)
+    sequence = first.start(PROMPTS[0], PARAMS, adapter=ref.key)
+    first.step((sequence, 100))
+    decode.kernels.scatter_blocks(sequence.blocks, prefill.kernels.gather_blocks(sequence.blocks))
+    second.free = [block for block in second.free if block not in sequence.blocks]
+    second.finish(sequence)
+    assert sequence.generated == _expected(merge(base, tmp_path / "a", tmp_path / "merged"), PROMPTS[0])

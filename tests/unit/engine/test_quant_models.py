@@ -14,7 +14,9 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, join_rows, to_dense
 from baton.engine.model_check import check_model
+from baton.engine.models.read import load_spec
 from baton.engine.quant.round import group_size_for, round_fp8, round_int4, round_int8
+from baton.engine.sources import open_checkpoint, open_source
 from tests import quantised as q
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -61,26 +63,26 @@ def test_quantised_checkpoint_generates_what_its_dense_meaning_does(
     assert _generated(tmp_path / "quantised", 12) == _expected(same, 12)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised_at_load_is_near_and_is_another_fingerprint(tmp_path: Path, kind: Any) -> None:
-    """int4 of random weights this small changes tokens; int8 hardly does."""
-    folder = make_model(tmp_path / "m", "qwen2")
+@pytest.mark.parametrize(
+    ("family", "kind", "error_max"),
+    [
+        ("qwen2", "int8", 0.05),
+        ("qwen2", "int4", 0.6),
+        ("phi3", "int8", 0.06),
+        ("qwen2_moe", "int8", 0.08),
+        ("deepseek_v2", "int8", 0.06),
+    ],
+)
+def test_quantised_at_load_is_near_and_is_another_fingerprint(
+    tmp_path: Path, family: Any, kind: str, error_max: float
+) -> None:
+    """Random weights suffer more than trained ones."""
+    folder = make_model(tmp_path / "m", family, with_tokenizer=False)
     plain, rounded = load(folder), load(folder, quantization=kind)
     assert plain.fingerprint != rounded.fingerprint
-    logits = [_logits(executor) for executor in (plain, rounded)]
+    logits = [torch.cat(list(executor.logits_of(PROMPT, chunk_tokens=16))) for executor in (plain, rounded)]
     error = (logits[0] - logits[1]).norm() / logits[0].norm()
-    assert 1e-4 < error < (0.05 if kind == "int8" else 0.6)
-
-
-def _logits(executor: Any) -> torch.Tensor:
-    """[T, vocab] of PROMPT."""
-    from baton.engine.kernels.interface import BatchLayout, Span
-
-    blocks = tuple(range(executor.geometry.blocks_for(len(PROMPT))))
-    layout = BatchLayout.of([Span(0, len(PROMPT), blocks)])
-    with torch.inference_mode():
-        hidden = executor._model.forward(torch.tensor(PROMPT), layout, torch.arange(len(PROMPT)))
-        return executor._model.logits(hidden)
+    assert 1e-4 < error < error_max
 
 
 def test_what_does_not_go_together_is_found_before_loading(tmp_path: Path) -> None:
@@ -186,3 +188,27 @@ def test_joined_rows_mean_the_same() -> None:
         assert type(joined) is kind
         expected = torch.cat([to_dense(m, torch.float32).weight for m in (one, other)])
         torch.testing.assert_close(to_dense(joined, torch.float32).weight, expected)
+
+
+@pytest.mark.parametrize("block", [0, 32])
+def test_fp8_checkpoint_is_read_as_it_is(tmp_path: Path, block: int) -> None:
+    """What a device with fp8 gets; the CPU only checks what it means."""
+    dense = make_model(tmp_path / "m", "llama", with_tokenizer=False)
+    config = q.compressed_config("float-quantized", num_bits=8, type="float", strategy="channel")
+    if block:
+        config = {"quant_method": "fp8", "weight_block_size": [block, block]}
+    module = partial(q.fp8_module, block=block)
+    same = q.quantise_folder(dense, tmp_path / "fp8", module=module, config=config)
+    scheme = load_spec(tmp_path / "fp8").quantization
+    options: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    source = open_source(open_checkpoint(tmp_path / "fp8"), scheme, ModelConfig(), **options)
+    plain = open_source(open_checkpoint(same), None, ModelConfig(), **options)
+    name = "model.layers.0.mlp.down_proj"
+    found = source.matrix(name, 64, 128)
+    assert isinstance(found, Fp8Matrix)
+    assert found.block == block
+    expected = plain.matrix(name, 64, 128)
+    torch.testing.assert_close(
+        to_dense(found, torch.float32).weight, to_dense(expected, torch.float32).weight
+    )
+    assert isinstance(source.matrix("lm_head", 512, 64), DenseMatrix)

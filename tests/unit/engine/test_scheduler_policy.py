@@ -245,3 +245,14 @@ def test_what_is_cheaper_of_swapping_and_computing_again(block_s, token_s, swaps
 
 def test_what_was_swapped_is_not_computed_again():
     assert squeezed(swap_bytes=400).computed_tokens < squeezed().computed_tokens
+
+
+def test_when_the_only_one_picked_gives_way_somebody_else_runs_at_once():
+    """A budget of one token picks one decode; it lacks a block and is the lowest."""
+    bench = Bench(blocks=13, step_tokens=1, batch=2)
+    bench.add(sequence("a", [0]), sequence("b", [0], priority=1))
+    bench.add(sequence("low", range(100, 106), max_tokens=9, priority=2))
+    bench.add(sequence("high", range(30), max_tokens=8))
+    bench.run()
+    assert len(bench.done) == 4
+    bench.assert_empty()

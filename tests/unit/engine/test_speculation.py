@@ -91,6 +91,30 @@ def test_text_that_repeats_takes_fewer_steps():
     assert guessed.steps < plain.steps / 2.5
 
 
+def test_a_draft_model_that_is_right_saves_most_steps():
+    def next_token(tokens):
+        return 10_000 + len(tokens)
+
+    plain = run(next_token, speculation="off", overlap=True)
+    guessed = run(next_token, speculation="draft", draft_model="small", overlap=True)
+    assert guessed.steps < plain.steps / 2.5
+    [history] = [item.history for plan in guessed.plans for item in plan.items if item.history is not None]
+    assert history == (0, 1, 2)
+
+
+def test_a_draft_model_that_is_wrong_is_seldom_asked():
+    def next_token(tokens):
+        return 10_000 + len(tokens)
+
+    bench = Bench(blocks=64, step_tokens=64, next_token=next_token, speculation="draft", overlap=True)
+    bench.computer._drafts = lambda item, tokens, sampled: (7,) * item.want_drafts
+    bench.add(sequence("s", range(3), max_tokens=160))
+    bench.run()
+    assert bench.emitted["s", 0] == expected(range(3), 160, next_token)
+    assert sum(item.want_drafts for plan in bench.plans for item in plan.items) < 80
+    assert bench.computer.draft_tokens < 40
+
+
 def test_text_that_does_not_repeat_takes_as_many_steps_all_planned_ahead():
     bench = run(lambda tokens: 10_000 + len(tokens), speculation="ngram", overlap=True)
     assert bench.computer.draft_tokens == 0

@@ -269,3 +269,27 @@ async def test_beam_search_through_the_api(folder, ids):
         assert answer.usage.completion_tokens == 6
         assert {s.sampling.max_tokens for s in c.worker.started} == {1}
         assert len(c.worker.started) == 1 + 2 + 2
+
+
+async def test_a_grammar_begins_after_the_reasoning_and_after_what_the_template_left_open(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    folder = make_folder(tmp_path / "thinks")
+    pretrained = PreTrainedTokenizerFast.from_pretrained(folder)
+    pretrained.add_tokens(["<think>", "</think>"])
+    pretrained.chat_template = TEMPLATE
+    pretrained.save_pretrained(folder)
+    closing = pretrained.convert_tokens_to_ids("</think>")
+    reply = pretrained.encode('hm</think>{"a": 1}', add_special_tokens=False)
+    form = {"type": "json_object"}
+    async with cluster(folder, FakeWorker(reply=reply)) as c:
+        for thinks, after, content, reasoning in (
+            (True, (closing,), '{"a": 1}', "hm"),
+            (None, (closing,), '{"a": 1}', "hm"),  # it may think: only what follows is the answer
+            (False, (), 'hm</think>{"a": 1}', ""),
+        ):
+            c.worker.started.clear()
+            extra = {} if thinks is None else {"chat_template_kwargs": {"enable_thinking": thinks}}
+            found = await ask(c, tools=[], response_format=form, extra_body=extra)
+            assert found[:2] == (content, reasoning)
+            assert c.worker.started[0].sampling.grammar.after_token_ids == after

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import pytest
 
@@ -7,6 +8,7 @@ from baton.core.messages import KVReleased, PeerRef, ResyncBlocks, Role, Sequenc
 from baton.core.steps import StepPlan, StepResult
 from baton.worker import events as e
 from baton.worker.driver import CoreDriver
+from baton.worker.engine_thread import EngineThread
 
 ROUTER = RouterId("r")
 PLAN = StepPlan((), 7)
@@ -113,6 +115,35 @@ async def test_a_step_is_computed_and_its_result_comes_back():
     await asyncio.sleep(0)
     assert core.told[-1] == e.StepDone(StepResult(7, (), 0.1))
     driver.close()
+
+
+async def test_two_steps_stand_in_the_engine_threads_line_and_their_results_come_in_order():
+    """The second one begins while the event loop is still busy."""
+    engine, began = EngineThread(), [threading.Event(), threading.Event()]
+    plans = [StepPlan((), 7), StepPlan((), 8)]
+    core = ScriptedCore({e.SetRole: [e.RunStep(plan) for plan in plans]})
+    both_done = asyncio.Event()
+
+    def compute(plan):
+        began[plan.step_number - 7].set()
+        return StepResult(plan.step_number, (), 0.1)
+
+    async def step(plan):
+        result = await engine.run(compute, plan)
+        if plan.step_number == 8:
+            both_done.set()
+        return result
+
+    driver = driver_of(core, step)
+    driver.post(e.SetRole(Role.BOTH))
+    await asyncio.sleep(0)  # the steps are handed over; from here on the loop does nothing
+    assert began[1].wait(5)
+    await asyncio.wait_for(both_done.wait(), 5)
+    await asyncio.sleep(0)
+    results = [event.result.step_number for event in core.told if isinstance(event, e.StepDone)]
+    assert results == [7, 8]
+    driver.close()
+    assert await engine.close(timeout_s=5)
 
 
 async def test_a_step_that_fails_ends_the_process_with_its_story():

@@ -10,7 +10,7 @@ After Dao, "FlashAttention-2" (2023), sections 3.1-3.2, and Dao et al., "Flash-D
 # Triton's language is typed by its compiler: pyright knows neither its values nor its constants.
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# ruff: noqa: ANN001, SIM108
+# ruff: noqa: ANN001
 
 from dataclasses import dataclass
 
@@ -47,6 +47,8 @@ class AttentionConstants:
     """The value is the key's first part."""
     quant: int
     """0: none, 1: int8, 2: e4m3."""
+    native_fp8: bool
+    """The device converts e4m3 by itself."""
     has_softcap: bool
     has_window: bool
     has_sinks: bool
@@ -79,7 +81,9 @@ def _load_rows(
 @triton.jit
 def _as_operand(x, s: tl.constexpr) -> tl.tensor:
     """Keys or values up to their scale."""
-    if s.quant == 2:
+    if s.quant == 2 and s.native_fp8:
+        y = x.to(tl.float8e4nv, bitcast=True).to(s.dot)
+    elif s.quant == 2:
         y = e4m3_decode(x, s.dot)
     else:
         y = x.to(s.dot)
@@ -182,20 +186,24 @@ def _first_state(sinks_ptr, head, takes_sinks, s: tl.constexpr) -> tuple:
 def _finish(state, slot, pair, rows, outputs, s: tl.constexpr) -> None:
     """Write the result (slot < 0), or the partial sums of slot `slot`."""
     acc, high, total = state
-    row, token, head, used = rows
+    # Large numbers are added to scalars: addresses of a whole tile would fill the registers.
+    first_row, row, token, head, used = rows
     out_ptr, out_stride_t, part_ptr, part_stats_ptr = outputs
     columns = tl.arange(0, s.main)
     mask = used[:, None] & (columns < s.value_dim)[None, :]
     if slot < 0:
         # A row without any key (padding of a captured step) gets zeros.
         out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        pointers = out_ptr + token.to(tl.int64)[:, None] * out_stride_t + head[:, None] * s.value_dim
-        tl.store(pointers + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+        out_ptr += first_row.to(tl.int64) * out_stride_t
+        place = token * out_stride_t + head * s.value_dim
+        tl.store(out_ptr + (place[:, None] + columns[None, :]), out.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        index = (slot.to(tl.int64) * s.pairs + pair) * s.block_m + row
-        tl.store(part_ptr + index[:, None] * s.value_dim + columns[None, :], acc, mask=mask)
-        tl.store(part_stats_ptr + index * 2, high, mask=used)
-        tl.store(part_stats_ptr + index * 2 + 1, total, mask=used)
+        first = (slot.to(tl.int64) * s.pairs + pair) * s.block_m
+        part_ptr += first * s.value_dim
+        part_stats_ptr += first * 2
+        tl.store(part_ptr + (row[:, None] * s.value_dim + columns[None, :]), acc, mask=mask)
+        tl.store(part_stats_ptr + row * 2, high, mask=used)
+        tl.store(part_stats_ptr + row * 2 + 1, total, mask=used)
 
 
 @triton.jit
@@ -222,31 +230,31 @@ def attend(
     in_group = (pair // s.kv_heads) * s.heads + row % s.heads
     used = (row // s.heads < tokens) & (in_group < s.group)
     head = kv_head * s.group + tl.minimum(in_group, s.group - 1)
-    token = first_row + row // s.heads
+    token = row // s.heads
 
-    q_rows = q_ptr + (token.to(tl.int64) * q_stride_t + head * q_stride_h)
+    q_rows = q_ptr + first_row.to(tl.int64) * q_stride_t + (token * q_stride_t + head * q_stride_h)
     q_main = _load_rows(q_rows, used, 0, s.main_used, s.main, True).to(s.dot)
     q_rest = q_main
     if s.rest:
         q_rest = _load_rows(q_rows, used, s.main_used, s.rest_used, s.rest, True).to(s.dot)
-    if s.quant == 2:
+    if s.quant == 2 and not s.native_fp8:
         factor *= E4M3_DECODE_SCALE
     memory = (
         kv_ptr + (key_offset + kv_head * (s.positions * s.head_dim)), value_offset,
         scales_ptr + (key_scale_offset + kv_head * s.positions), value_scale_offset,
         tables_ptr + table_start, block_stride, scale_stride,
     )  # fmt: skip
-    queries = (q_main, q_rest, first_position + row // s.heads)
+    queries = (q_main, q_rest, first_position + token)
     numbers = (factor, softcap, window)
     state = _first_state(sinks_ptr, head, tl.load(task + 7), s)
     if s.has_phases:
         state = _walk_phases(state, queries, key_begin, key_end, first_position, tokens, memory, numbers, s)
     else:
         state = _walk(state, queries, key_begin, key_end, key_end, memory, numbers, s, True)
-    if s.quant == 2:
+    if s.quant == 2 and not s.native_fp8:
         state = (state[0] * E4M3_DECODE_SCALE, state[1], state[2])
     outputs = (out_ptr, out_stride_t, part_ptr, part_stats_ptr)
-    _finish(state, tl.load(task + 6), pair, (row, token, head, used), outputs, s)
+    _finish(state, tl.load(task + 6), pair, (first_row, row, token, head, used), outputs, s)
 
 
 @triton.jit

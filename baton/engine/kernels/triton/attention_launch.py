@@ -7,7 +7,7 @@ from torch import Tensor
 from baton.engine.kernels.interface import AttentionSpec
 from baton.engine.kernels.triton import attention, rotary
 from baton.engine.kernels.triton.attention import AttentionConstants
-from baton.engine.kernels.triton.device import dot_dtype, launch
+from baton.engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from baton.engine.kernels.triton.plan import AttentionLaunch, TritonPlan
 from baton.engine.kernels.triton.rotary import RotaryConstants
 from baton.engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two
@@ -22,8 +22,9 @@ _MERGE_ROWS = 4
 class PoolKernels:
     """Bound to one pool."""
 
-    def __init__(self, pool: KVPool, dtype: torch.dtype) -> None:
+    def __init__(self, pool: KVPool, dtype: torch.dtype, facts: DeviceFacts) -> None:
         self._geometry, self._dtype = pool.geometry, dtype
+        self._has_fp8 = facts.has_fp8
         geometry = pool.geometry
         # e4m3 is handled as bytes: not every architecture has the type.
         is_fp8 = geometry.stored_dtype == "fp8"
@@ -130,6 +131,7 @@ class PoolKernels:
             rest_used=shape.rest_used,
             is_latent=geometry.planes == 1,
             quant=self._quant,
+            native_fp8=self._has_fp8,
             has_softcap=spec.softcap > 0,
             has_window=spec.window > 0,
             has_sinks=spec.sinks is not None,

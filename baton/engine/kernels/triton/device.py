@@ -36,6 +36,11 @@ class DeviceFacts:
         """Matrix products of whole groups of 4 warps out of shared memory (Hopper)."""
         return self.capability == 90
 
+    @property
+    def has_fp8(self) -> bool:
+        """Conversions from e4m3. (The interpreter knows none.)"""
+        return self.capability >= 89 and not INTERPRETED
+
 
 A100 = DeviceFacts(capability=80, sm_count=108, shared_bytes=163 * 1024)
 H100 = DeviceFacts(capability=90, sm_count=132, shared_bytes=227 * 1024)

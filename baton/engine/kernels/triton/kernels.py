@@ -15,12 +15,12 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
-from baton.engine.kernels.triton import blocks, gated, norm
+from baton.engine.kernels.triton import blocks, norm
 from baton.engine.kernels.triton.attention_launch import PoolKernels
 from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from baton.engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
-from baton.engine.kernels.triton.plan import AttentionLaunch, Capacity, HostPlan, Planner, TritonPlan, upload
-from baton.engine.kernels.triton.products import ACTIVATIONS, Products
+from baton.engine.kernels.triton.plan import AttentionLaunch, HostPlan, Planner, TritonPlan, upload
+from baton.engine.kernels.triton.products import Products, gate_rows
 from baton.engine.kernels.triton.tiles import power_of_two
 from baton.engine.kernels.weights import ExpertMatrices, Matrix
 from baton.engine.kv_pool import KVPool
@@ -56,7 +56,7 @@ class TritonKernels:
                 f"{self._facts.capability / 10}: use engine.kernels=torch"
             )
         self._pool, self._dtype = pool, TORCH_DTYPES[pool.geometry.dtype]
-        self._on_pool = PoolKernels(pool, self._dtype)
+        self._on_pool = PoolKernels(pool, self._dtype, self._facts)
         self._products = Products(self._dtype, self._facts)
         self._planner = Planner(pool.geometry, self._facts)
         self._group_sizes: dict[int, set[int]] = {}
@@ -73,15 +73,19 @@ class TritonKernels:
     # --- planning ---
 
     def plan(self, layout: BatchLayout, ropes: RopeTables, *, windows: frozenset[int]) -> TritonPlan:
-        host = self.host_plan(layout, windows=windows)
+        host = self._planner.plan(layout, reads=self._known_reads(windows))
         return host.on_device(upload(host.ints, self._pool.device), ropes)
 
     def host_plan(
-        self, layout: BatchLayout, *, windows: frozenset[int], capacity: Capacity | None = None
-    ) -> HostPlan:
-        """For a step whose plan is copied over another's: see `Planner.plan`."""
-        reads = {(window, group) for window in windows for group in self._group_sizes.get(window, ())}
-        return self._planner.plan(layout, reads=sorted(reads), capacity=capacity)
+        self, layout: BatchLayout, *, windows: frozenset[int], sequences: int = 0
+    ) -> HostPlan | None:
+        """For decodes that are captured: see `Planner.plan`. None before a first step has run as it is."""
+        if not windows <= self._group_sizes.keys():
+            return None
+        return self._planner.plan(layout, reads=self._known_reads(windows), capacity=sequences)
+
+    def _known_reads(self, windows: frozenset[int]) -> list[tuple[int, int]]:
+        return sorted((window, g) for window in windows for g in self._group_sizes.get(window, ()))
 
     def _launches(self, plan: TritonPlan, window: int, group: int) -> tuple[AttentionLaunch, ...]:
         launches = plan.reads.get((window, group))
@@ -119,24 +123,7 @@ class TritonKernels:
         return self.linear(x, matrix).float()
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        rows, size = gate.shape
-        out = torch.empty((rows, size), dtype=gate.dtype, device=gate.device)
-        width = min(1024, power_of_two(size))
-        if rows:
-            launch(
-                gated.gated,
-                (rows, triton.cdiv(size, width)),
-                gate,
-                up,
-                out,
-                gate.stride(0),
-                up.stride(0),
-                SIZE=size,
-                WIDTH=width,
-                ACTIVATION=ACTIVATIONS[activation],
-                warps=4,
-            )
-        return out
+        return gate_rows(gate, up, activation)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)[0]

@@ -54,14 +54,6 @@ class TritonPlan:
     layout: BatchLayout
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Sizes that a captured step is padded to. Only decodes."""
-
-    sequences: int
-    blocks_per_sequence: int
-
-
 class _Sections:
     """Arrays of int32 put one after another."""
 
@@ -132,23 +124,22 @@ class Planner:
         layout: BatchLayout,
         *,
         reads: Sequence[ReadKey],
-        capacity: Capacity | None = None,
+        capacity: int = 0,
     ) -> HostPlan:
-        """capacity: only for decodes; every plan of the same
-        capacity has the same sections, so that one can be copied over another."""
+        """capacity: 0, or decodes only, padded to so many; then plans of one capacity have the same sections
+        up to the block tables, which come last, so that one can be copied over another."""
         sections = _Sections()
         spans, slots = layout.spans, _slots(layout.spans, self._geometry.block_tokens)
         starts, tables = _tables(spans)
-        if capacity is not None:
-            padding = capacity.sequences - len(spans)
+        if capacity:
+            padding = capacity - len(spans)
             # Padding reads no keys and writes none.
             spans = (*spans, *(Span(-1, 1, ()) for _ in range(padding)))
             starts.extend([0] * padding)
-        room = capacity.sequences if capacity else 0
-        table_room = room * capacity.blocks_per_sequence if capacity else 0
-        slot_section = sections.add(slots, room=room, fill=-1)
-        table_section = sections.add(tables, room=table_room)
+        slot_section = sections.add(slots, room=capacity, fill=-1)
         made = {key: tuple(self._launches(sections, spans, starts, key, capacity)) for key in reads}
+        # Last, for it is what differs in length between plans of one capacity.
+        table_section = sections.add(tables)
         return HostPlan(sections.joined(), slot_section, table_section, made, layout)
 
     def _launches(
@@ -157,7 +148,7 @@ class Planner:
         spans: Sequence[Span],
         starts: Sequence[int],
         key: ReadKey,
-        capacity: Capacity | None,
+        capacity: int,
     ) -> list[HostLaunch]:
         window, group = key
         shape = AttentionShape(self._geometry, group)
@@ -184,14 +175,14 @@ class Planner:
 
 
 def _add_launch(
-    sections: _Sections, tile: AttentionTile, made: Tasks, capacity: Capacity | None, budget: int
+    sections: _Sections, tile: AttentionTile, made: Tasks, capacity: int, budget: int
 ) -> HostLaunch:
     # `attention_plan` splits no further than the budget, and never below one task per tile.
-    tasks = max(capacity.sequences, budget) if capacity else 0
+    tasks = max(capacity, budget) if capacity else 0
     return HostLaunch(
         tile,
         sections.add(made.tasks, room=tasks * TASK_FIELDS),
-        sections.add(made.merges, room=(capacity.sequences if capacity else 0) * MERGE_FIELDS),
+        sections.add(made.merges, room=capacity * MERGE_FIELDS),
         max(made.slot_count, tasks),
     )
 

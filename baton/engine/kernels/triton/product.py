@@ -90,7 +90,7 @@ def _scales_at(side, row, step_start, live, s: tl.constexpr) -> tuple:
     live = live & (row * 0 + step_start < depth)
     at = row
     if s.group:
-        at = row + (step_start // s.group).to(tl.int64) * scale_stride
+        at = row + (step_start // s.group) * scale_stride
     scale = tl.load(scales_ptr + at, mask=live, other=0.0).to(tl.float32)
     if s.kind == 3 and not s.native_fp8:
         scale *= E4M3_DECODE_SCALE
@@ -119,6 +119,15 @@ def _half_step(acc, raw, row, live, x, start, side, high: tl.constexpr, s: tl.co
 
 
 @triton.jit
+def _inputs(x_rows, x_live, at, depth, s: tl.constexpr) -> tl.tensor:
+    """[block_t, block_k]"""
+    mask = x_live[:, None]
+    if not s.is_even:
+        mask = mask & (at < depth)[None, :]
+    return tl.load(x_rows[:, None] + at[None, :], mask=mask, other=0.0).to(s.dot)
+
+
+@triton.jit
 def _tile(
     x_rows, x_live, w_ptr, up_offset, row, live, side, begin, end, depth, w_stride, s: tl.constexpr
 ) -> tuple:
@@ -136,15 +145,16 @@ def _tile(
         raw = tl.load(w_rows[:, None] + byte[None, :], mask=mask, other=0)
         if s.activation >= 0:
             raw_up = tl.load(up_rows[:, None] + byte[None, :], mask=mask, other=0)
-        for half in tl.static_range(s.halves):
-            first = start + half * s.block_k
-            x_mask = x_live[:, None]
-            if not s.is_even:
-                x_mask = x_mask & (first + lane < depth)[None, :]
-            x = tl.load(x_rows[:, None] + (first + lane)[None, :], mask=x_mask, other=0.0).to(s.dot)
-            acc = _half_step(acc, raw, row, live, x, first, side, half == 1, s)
+        x = _inputs(x_rows, x_live, start + lane, depth, s)
+        acc = _half_step(acc, raw, row, live, x, start, side, False, s)
+        if s.activation >= 0:
+            up = _half_step(up, raw_up, row + up_offset, live, x, start, side, False, s)
+        if s.halves == 2:
+            second = start + s.block_k
+            x = _inputs(x_rows, x_live, second + lane, depth, s)
+            acc = _half_step(acc, raw, row, live, x, second, side, True, s)
             if s.activation >= 0:
-                up = _half_step(up, raw_up, row + up_offset, live, x, first, side, half == 1, s)
+                up = _half_step(up, raw_up, row + up_offset, live, x, second, side, True, s)
     if s.kind != 0 and s.group == 0:
         scale, _ = _scales_at(side, row, 0, live, s)
         acc *= scale[:, None]

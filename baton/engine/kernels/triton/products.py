@@ -1,6 +1,6 @@
 """Launches of `product`: which sizes of tile, how many splits, which arguments."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.engine.kernels.interface import Activation
 from baton.engine.kernels.triton import gated as gated_kernels
 from baton.engine.kernels.triton import grouping, product
-from baton.engine.kernels.triton.device import INTERPRETED, DeviceFacts, dot_dtype, launch
+from baton.engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from baton.engine.kernels.triton.packing import PackedMatrix
 from baton.engine.kernels.triton.product import ProductConstants
 from baton.engine.kernels.triton.tiles import power_of_two
@@ -61,13 +61,16 @@ def product_tile(
         block_k = packed.half or min(32, packed.group or 32)
         return ProductTile(min(block_t, 32), 32, block_k, 4, 2)
     if block_t <= 64:
-        block_f = 64 if block_t <= 32 or is_gated else 128
-        block_k, warps, stages = (128 if packed.kind in ("int8", "fp8") else 64), 4, 4
+        # Wide steps for few tokens: each thread has more bytes on their way.
+        is_bytes = packed.kind in ("int8", "fp8")
+        block_f, block_k, stages = 64, (128 if is_bytes and block_t <= 32 else 64), 4
+        warps = 4 if block_t <= 32 or facts.has_wgmma else 8
     elif is_gated:
         # Two sums: half as many features.
         block_f, block_k, warps, stages = 64, 64, 8, 3
     else:
-        block_f, block_k, warps, stages = 128, 64, 8, 4 if facts.has_wgmma else 3
+        block_f = 128 if facts.has_wgmma or packed.zeros is None else 64
+        block_k, warps, stages = 64, 8, 4 if facts.has_wgmma else 3
     if packed.half:
         block_k = packed.half
     elif packed.group:
@@ -130,10 +133,14 @@ class Products:
         return out
 
     def gated_linear(self, x: Tensor, packed: PackedMatrix, activation: Activation) -> Tensor | None:
-        """None: a product and `gated` after it are better, for the inputs need splitting."""
+        """None: a product and `gated` after it are better, for the inputs need splitting, or registers do
+        not hold two sums and two dequantised tiles."""
         features = packed.out_size // 2
         tile = product_tile(packed, self._facts, len(x), is_gated=True, is_fp32=self._is_fp32)
-        if split_count(len(x), features, packed.in_size, tile, self._facts) > 1:
+        if (
+            not _takes_gate(packed, tile)
+            or split_count(len(x), features, packed.in_size, tile, self._facts) > 1
+        ):
             return None
         out = torch.empty((len(x), features), dtype=self._dtype, device=x.device)
         if len(x):
@@ -163,11 +170,19 @@ class Products:
         per_expert = -(-rows // experts)
         up_tile = product_tile(gate_up, self._facts, per_expert, is_gated=True, is_fp32=self._is_fp32)
         down_tile = product_tile(down, self._facts, per_expert, is_gated=False, is_fp32=self._is_fp32)
+        down_tile = replace(down_tile, block_t=up_tile.block_t)
         groups = self.group(chosen, experts, up_tile.block_t)
-        inner = torch.empty((rows, gate_up.out_size // 2), dtype=self._dtype, device=x.device)
-        self._launch(
-            x, gate_up, inner, up_tile, activation=ACTIVATIONS[activation], groups=groups, rows_per_x=choices
-        )
+        takes_gate = _takes_gate(gate_up, up_tile)
+        if not takes_gate:
+            plain = product_tile(gate_up, self._facts, per_expert, is_gated=False, is_fp32=self._is_fp32)
+            up_tile = replace(plain, block_t=up_tile.block_t)
+        inner_size = gate_up.out_size // 2 if takes_gate else gate_up.out_size
+        inner = torch.empty((rows, inner_size), dtype=self._dtype, device=x.device)
+        fused = ACTIVATIONS[activation] if takes_gate else -1
+        self._launch(x, gate_up, inner, up_tile, activation=fused, groups=groups, rows_per_x=choices)
+        if not takes_gate:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = gate_rows(gate, up, activation)
         parts = torch.empty((rows, down.out_size), dtype=self._dtype, device=x.device)
         self._launch(inner, down, parts, down_tile, groups=groups, row_weights=weights.contiguous())
         width = min(1024, power_of_two(down.out_size))
@@ -245,7 +260,7 @@ class Products:
             nibble_offset=8.0 + _NIBBLE_BIAS.get(self._dot, 0.0),
             halves=2 if packed.half else 1,
             dot=self._dot,
-            native_fp8=self._facts.capability >= 89 and not INTERPRETED,
+            native_fp8=self._facts.has_fp8,
             precision=self._precision,
         )
         self._start(x, packed, out, tile, s, residual, splits, groups, rows_per_x, row_weights)
@@ -297,6 +312,32 @@ class Products:
             warps=tile.warps,
             stages=tile.stages,
         )
+
+
+def _takes_gate(packed: PackedMatrix, tile: ProductTile) -> bool:
+    return packed.kind == "dense" or tile.block_t <= (32 if packed.half else 64)
+
+
+def gate_rows(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up, [rows, size]."""
+    rows, size = gate.shape
+    out = torch.empty((rows, size), dtype=gate.dtype, device=gate.device)
+    width = min(1024, power_of_two(size))
+    if rows:
+        launch(
+            gated_kernels.gated,
+            (rows, triton.cdiv(size, width)),
+            gate,
+            up,
+            out,
+            gate.stride(0),
+            up.stride(0),
+            SIZE=size,
+            WIDTH=width,
+            ACTIVATION=ACTIVATIONS[activation],
+            warps=4,
+        )
+    return out
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:

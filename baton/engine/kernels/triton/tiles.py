@@ -9,7 +9,7 @@ values.
 from dataclasses import dataclass
 from typing import Literal
 
-from baton.core.geometry import STORED_BYTES, KVGeometry
+from baton.core.geometry import KVGeometry
 from baton.engine.kernels.triton.device import DeviceFacts
 
 Breadth = Literal["decode", "few", "chunk"]
@@ -80,30 +80,31 @@ def attention_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) 
     width = shape.main + shape.rest
     if breadth == "decode":
         block_m = power_of_two(min(group, 64), 16)
-        # A tile of keys and one of values are 32 KiB in all, three in flight.
-        block_n = max(32, min(128, 16_384 // (width * STORED_BYTES[geometry.stored_dtype])))
-        return AttentionTile(block_m, block_n, min(group, block_m), 4, 3, has_phases=False)
+        # A tile of keys and one of values are 32 KiB in bf16. Block ids are loaded two stages before the
+        # keys they point to, keys two before they are used: five stages keep two tiles in flight.
+        block_n = max(32, min(128, 8192 // width))
+        return AttentionTile(block_m, block_n, min(group, block_m), 4, 5, has_phases=False)
     if breadth == "few":
-        return AttentionTile(64, 64 if width <= 128 else 32, min(group, 64), 4, 2, has_phases=False)
-    block_m, block_n, warps, stages = _chunk_sizes(width, facts)
+        block_n = 64 if width <= 128 and facts.has_wgmma else 32
+        return AttentionTile(64, block_n, min(group, 64), 4, 3, has_phases=False)
+    block_m, block_n, warps, stages = _chunk_sizes(width, facts, is_quantized=geometry.is_quantized)
     return AttentionTile(block_m, block_n, min(group, block_m), warps, stages, has_phases=True)
 
 
-def _chunk_sizes(width: int, facts: DeviceFacts) -> tuple[int, int, int, int]:
+def _chunk_sizes(width: int, facts: DeviceFacts, *, is_quantized: bool) -> tuple[int, int, int, int]:
     """(block_m, block_n, warps, stages). On Hopper two groups of 4 warps take 64 rows each."""
+    if width > 128:
+        return (128, 64, 8, 3) if facts.has_wgmma else (64, 32, 8, 3)
+    # Dequantised numbers pass through registers.
     if facts.has_wgmma:
-        if width <= 64:
-            return 128, 128, 8, 3
-        return (128, 128, 8, 2) if width <= 128 else (128, 64, 8, 2)
-    if width <= 64:
-        return 128, 64, 4, 3
-    return (128, 64, 8, 2) if width <= 128 else (64, 32, 8, 2)
+        return 128, 64 if is_quantized else 128, 8, 3
+    return 128, 32 if is_quantized or width > 64 else 64, 8, 3
 
 
 def _latent_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) -> AttentionTile:
     """Multi-head latent attention: 512 + 64 numbers per position, shared by all query heads. The sum of a
-    row alone is 512 registers' worth, so tiles have few rows and many warps."""
-    most = 64 if facts.has_wgmma else 32
-    block_m = most if breadth != "decode" else power_of_two(min(shape.group, most), 16)
-    block_n = 64 if facts.has_wgmma else 32
-    return AttentionTile(block_m, block_n, min(shape.group, block_m), 8, 2, has_phases=False)
+    row alone is 512 numbers, so tiles have few rows and many warps: with 64 rows, which Hopper's products
+    of warp groups want, registers spill."""
+    block_m = 32 if breadth != "decode" else power_of_two(min(shape.group, 32), 16)
+    block_n = 64 if facts.has_wgmma and not shape.geometry.is_quantized else 32
+    return AttentionTile(block_m, block_n, min(shape.group, block_m), 8, 3, has_phases=False)

@@ -86,3 +86,22 @@ def test_chunks_are_split_where_the_device_would_idle(monkeypatch) -> None:
     plan = check(GQA, [(150, 40), (90, 3)], window=100, facts=facts)
     (launches,) = plan.reads.values()
     assert all(launch.slot_count for launch in launches)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_padded_plan_computes_the_same_and_nothing_for_the_padding(window) -> None:
+    """As a captured step uses it: one plan's numbers in another's memory."""
+    pool, layout = make_pool(GQA), make_layout(GQA, DECODES)
+    kernels, spec, windows = TritonKernels(pool, FACTS), AttentionSpec(0, 0.25, window), frozenset({window})
+    assert kernels.host_plan(layout, windows=windows, sequences=6) is None
+    q = torch.randn(6, 6, GQA.head_dim)
+    expected = kernels.attention(q[:4].clone(), spec=spec, plan=kernels.plan(layout, {}, windows=windows))
+    recorded = kernels.host_plan(make_layout(GQA, [(90, 1)], seed=4), windows=windows, sequences=6)
+    replayed = kernels.host_plan(layout, windows=windows, sequences=6)
+    static = torch.full((len(replayed.ints) + 100,), -7, dtype=torch.int32)
+    plan = recorded.on_device(static, {})
+    static[: len(replayed.ints)] = torch.from_numpy(replayed.ints)
+    assert plan.slots.tolist()[4:] == [-1, -1]
+    out = kernels.attention(q, spec=spec, plan=plan)
+    torch.testing.assert_close(out[:4], expected)
+    assert not out[4:].any()

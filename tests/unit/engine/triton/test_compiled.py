@@ -1,0 +1,51 @@
+"""Every kernel compiles for A100 and H100, with the tiles that production uses, within what an SM has.
+
+The whole: `pytest tests/unit/engine/triton -m compile` (some minutes).
+"""
+
+import pytest
+
+from baton.engine.kernels.triton.device import A100, H100, DeviceFacts
+
+from . import production
+from .ahead import KERNELS, Compiled, compiled_by
+
+DEVICES = {"sm_80": A100, "sm_90": H100}
+MATRIX_KERNELS_OF_MANY_ROWS = {
+    "attend": lambda one: "block_m=128" in one.constants,
+    "product": lambda one: "block_f=128" in one.constants and "block_t=128" in one.constants,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """What is compiled in these tests is compiled by them."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+
+
+def check(name: str, facts: DeviceFacts) -> list[Compiled]:
+    made = compiled_by(facts, lambda: production.ALL[name](facts))
+    assert made
+    for one in made:
+        used = one.resources()
+        assert one.shared_bytes <= facts.shared_bytes, one.kernel
+        assert used["STACK"] == used["LOCAL"] == 0, f"{one.kernel} spills registers: {used} {one.constants}"
+        if facts.has_wgmma and MATRIX_KERNELS_OF_MANY_ROWS.get(one.kernel, lambda _: False)(one):
+            assert "wgmma.mma_async" in one.ptx, f"{one.kernel} {one.constants}"
+    return made
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_compile(device) -> None:
+    made = [one for name in production.CHOSEN for one in check(name, DEVICES[device])]
+    assert {one.kernel for one in made} >= {kernel.__name__ for kernel in KERNELS} - {"store_latent"}
+    if device == "sm_90":
+        hopper = {one.kernel for one in made if "wgmma.mma_async" in one.ptx}
+        assert hopper == {"attend", "product"}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", production.ALL)
+def test_every_shape_compiles(name, device) -> None:
+    check(name, DEVICES[device])
