@@ -2,14 +2,11 @@
 decode worker in mid-stream: nothing is repeated, missing or different."""
 
 import json
-import math
 import os
 import random
 import signal
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from tests.integration.cluster import Cluster, eventually
 from tests.models import make_model
@@ -98,28 +95,6 @@ def test_the_loss_of_the_decode_worker_changes_nothing(cluster, kind):
     cluster.assert_idle()
 
 
-def test_logprobs_are_those_of_transformers(cluster, model_path):
-    prompt = prompt_of(90, seed=1)
-    answer = cluster.complete(
-        prompt, max_tokens=12, ignore_eos=True, logprobs=2, return_token_ids=True, prompt_logprobs=1
-    )
-    choice = answer["choices"][0]
-    tokens = choice["token_ids"]
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    with torch.no_grad():
-        expected = torch.log_softmax(model(torch.tensor([prompt + tokens])).logits[0], dim=-1)
-    generated = [float(expected[len(prompt) - 1 + i, token]) for i, token in enumerate(tokens)]
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(generated, abs=1e-3)
-    for i, top in enumerate(choice["logprobs"]["top_logprobs"]):
-        best = expected[len(prompt) - 1 + i].topk(2).values.tolist()
-        assert sorted(top.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-3)
-    told = choice["prompt_logprobs"]
-    assert told[0] is None
-    for i in range(1, len(prompt)):
-        got = told[i][str(prompt[i])]["logprob"]
-        assert got == pytest.approx(float(expected[i - 1, prompt[i]]), abs=1e-3)
-
-
 def test_choices_share_the_prompt_and_differ_by_their_seeds(cluster):
     prompt = prompt_of(1200, seed=2)
     before = cluster.worker("prefill").accounts["step_tokens.prefill"]
@@ -131,31 +106,6 @@ def test_choices_share_the_prompt_and_differ_by_their_seeds(cluster):
     assert ids[0] == tuple(cluster.complete(prompt, **fields)["choices"][0]["token_ids"])
     assert answer["usage"]["prompt_tokens"] == 1200
     assert computed <= 1200 + 3 * 16, "each choice computed the prompt anew"
-
-
-def test_an_embedding_is_the_last_hidden_state(cluster, model_path):
-    prompts = [prompt_of(50, seed=3), prompt_of(7, seed=4)]
-    answer = cluster.http.post("/v1/embeddings", json={"model": cluster.model, "input": prompts})
-    assert answer.status_code == 200, answer.text
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    for prompt, row in zip(prompts, answer.json()["data"], strict=True):
-        with torch.no_grad():
-            hidden = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
-        assert row["embedding"] == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
-        assert math.isclose(sum(v * v for v in row["embedding"]), 1.0, abs_tol=1e-4)
-    assert answer.json()["usage"]["prompt_tokens"] == 57
-    cluster.assert_idle()
-
-
-def test_a_grammar_that_cannot_be_kept_is_refused(cluster):
-    body = {"model": cluster.model, "prompt": [5, 6], "guided_json": {"type": "object", "if": {}, "then": {}}}
-    answer = cluster.http.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert "if" in answer.json()["error"]["message"]
-    body = {"model": cluster.model, "prompt": [5, 6], "guided_grammar": "root ::= missing"}
-    answer = cluster.http.post("/v1/completions", json=body)
-    assert answer.status_code == 400, answer.text
-    cluster.assert_idle()
 
 
 def test_what_is_kept_small_in_the_cache_still_crosses(model_path):
