@@ -73,7 +73,7 @@ BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
 // Keys, as columns: panel p holds keys p * PANEL …; step u their unit u. `rows` has TILE_KEYS of them;
 // those of the first `groups` groups of sixteen are packed.
 template <typename Products, typename Stored>
-void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, const Fetch& fetch) {
+BATON_APART void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, Fetch fetch) {
     const int64_t blocks = groups * ((units + LANES - 1) / LANES);
     const int64_t lines = (fetch.lines + blocks - 1) / blocks;
     int64_t done = 0;
@@ -83,23 +83,24 @@ void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, con
             u32x16 block[LANES];
             for (int r = 0; r < LANES; ++r)
                 block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, units - u);
-            fetch.lines_of(done++, lines);
+            for (int64_t i = 0; i < lines; ++i) fetch.line(done++);
             store_transposed(panel + u * PANEL, block, units - u);
         }
     }
 }
 
 // One step: the units of PER_UNIT keys (`row`, `row2`), 2 * LANES columns from `column` on, of which
-// `count` exist.
-template <typename Products, typename Stored>
-BATON_INLINE void pack_value_columns(unit* to, const char* row, const char* row2, int64_t column, int64_t count) {
+// `remaining` exist; WHOLE: all of them.
+template <typename Products, typename Stored, bool WHOLE>
+BATON_INLINE void pack_value_columns(unit* to, const char* row, const char* row2, int64_t column, int64_t remaining) {
+    const int64_t count = WHOLE ? 2 * LANES : remaining;
     const Stored* from = at<Stored>(row, column);
 #if BATON_BF16_PRODUCTS
     if constexpr (Products::PER_UNIT == 2) {
         const Stored* from2 = at<Stored>(row2, column);
         __m512i first, second;  // 32 numbers of each key
         if constexpr (std::is_same<Stored, bf16>::value) {
-            const __mmask32 mask = count >= 32 ? ~0u : (1u << count) - 1;
+            const __mmask32 mask = WHOLE ? ~0u : (1u << count) - 1;
             first = _mm512_maskz_loadu_epi16(mask, from);
             second = _mm512_maskz_loadu_epi16(mask, from2);
         } else {
@@ -117,23 +118,34 @@ BATON_INLINE void pack_value_columns(unit* to, const char* row, const char* row2
     if (count > LANES) store16(to + LANES, load_floats(from + LANES, count - LANES));
 }
 
+template <typename Products, typename Stored, bool WHOLE>
+BATON_INLINE void pack_value_panel(unit* to, const char* const* rows, int64_t offset, const char* zeros, int64_t keys,
+                                   int64_t column, int64_t remaining, const Fetch& fetch) {
+    constexpr int PER_UNIT = Products::PER_UNIT;
+    const int64_t whole = keys / PER_UNIT;
+    for (int64_t s = 0; s < whole; ++s, to += PANEL) {
+        pack_value_columns<Products, Stored, WHOLE>(to, rows[s * PER_UNIT] + offset,
+                                                    rows[s * PER_UNIT + PER_UNIT - 1] + offset, column, remaining);
+        fetch.line(s);
+    }
+    if (whole * PER_UNIT < keys)
+        pack_value_columns<Products, Stored, WHOLE>(to, rows[keys - 1] + offset, zeros, column, remaining);
+}
+
 // Values, as they lie: panel p holds columns p * PANEL …; step s the numbers of keys s * PER_UNIT …. Columns
 // are in the order that `Products::in_order` undoes, in pairs of vectors.
 // `rows` + `offset` are the first `keys`; a missing last one of a pair counts as zeros.
 template <typename Products, typename Stored>
-void pack_values(unit* to, const char* const* rows, int64_t offset, const char* zeros, int64_t keys, int64_t columns,
-                 const Fetch& fetch) {
-    constexpr int PER_UNIT = Products::PER_UNIT;
-    const int64_t steps = (keys + PER_UNIT - 1) / PER_UNIT;
-    const int64_t lines = (fetch.lines + steps - 1) / steps;
-    constexpr int64_t PANEL_UNITS = TILE_KEYS / PER_UNIT * PANEL;
-    for (int64_t s = 0; s < steps; ++s) {
-        const char* row = rows[s * PER_UNIT] + offset;
-        const char* row2 = s * PER_UNIT + 1 < keys ? rows[s * PER_UNIT + 1] + offset : zeros;
-        fetch.lines_of(s, lines);
-        for (int64_t c = 0; c < columns; c += 2 * LANES)
-            pack_value_columns<Products, Stored>(to + c / PANEL * PANEL_UNITS + s * PANEL + c % PANEL, row, row2, c,
-                                                 columns - c);
+BATON_APART void pack_values(unit* to, const char* const* rows, int64_t offset, const char* zeros, int64_t keys,
+                             int64_t columns, Fetch fetch) {
+    constexpr int64_t PANEL_UNITS = TILE_KEYS / Products::PER_UNIT * PANEL;
+    for (int64_t c = 0; c < columns; c += 2 * LANES) {
+        unit* panel = to + c / PANEL * PANEL_UNITS + c % PANEL;
+        if (columns - c >= 2 * LANES)
+            pack_value_panel<Products, Stored, true>(panel, rows, offset, zeros, keys, c, columns - c, fetch);
+        else
+            pack_value_panel<Products, Stored, false>(panel, rows, offset, zeros, keys, c, columns - c, fetch);
+        fetch.skip(keys / Products::PER_UNIT);
     }
 }
 

@@ -78,12 +78,14 @@ struct Fetch {
     const char* from[2] = {nullptr, nullptr};  // null: nothing
     int64_t lines = 0;                          // of each
 
-    BATON_INLINE void lines_of(int64_t part, int64_t per_part) const {
-        const int64_t end = (part + 1) * per_part;
-        for (int64_t i = part * per_part; i < (end < lines ? end : lines); ++i) {
-            __builtin_prefetch(from[0] + i * 64, 0, 3);
-            __builtin_prefetch(from[1] + i * 64, 0, 3);
-        }
+    BATON_INLINE void line(int64_t i) const {
+        if (i >= lines) return;
+        __builtin_prefetch(from[0] + i * 64, 0, 3);
+        __builtin_prefetch(from[1] + i * 64, 0, 3);
+    }
+    void skip(int64_t count) {
+        from[0] += count * 64, from[1] += count * 64;
+        lines = std::max<int64_t>(0, lines - count);
     }
 };
 
@@ -99,7 +101,7 @@ struct Product {
     Fetch fetch;
 };
 
-template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
+template <typename Products, int ROWS, int VECTORS> BATON_APART void multiply_tile(const Product& p) {
     f32x16 c[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v)
@@ -116,7 +118,7 @@ template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Pro
         }
     };
     int64_t s = 0;
-    for (; s < std::min(p.units, p.fetch.lines); ++s) step(s), p.fetch.lines_of(s, 1);
+    for (; s < std::min(p.units, p.fetch.lines); ++s) step(s), p.fetch.line(s);
     for (; s < p.units; ++s) step(s);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
@@ -146,12 +148,11 @@ template <typename Products> void multiply(const Product& p, int rows, int vecto
 }
 
 // As many columns as wanted: panels are `panel_units` units apart.
-template <typename Products> void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
+template <typename Products> void multiply_panels(Product& p, int rows, int vectors, int64_t panel_units) {
     for (; vectors > 0; vectors -= PANEL_VECTORS) {
         multiply<Products>(p, rows, std::min(PANEL_VECTORS, vectors));
         p.b += panel_units, p.c += PANEL;
-        p.fetch.from[0] += p.units * 64, p.fetch.from[1] += p.units * 64;
-        p.fetch.lines = std::max<int64_t>(0, p.fetch.lines - p.units);
+        p.fetch.skip(p.units);
     }
 }
 

@@ -24,6 +24,7 @@
 #endif
 
 #define BATON_INLINE inline __attribute__((always_inline))
+#define BATON_APART __attribute__((noinline))  // a loop of its own needs all registers
 
 namespace baton {
 
