@@ -64,7 +64,7 @@ class GrammarStore:
         raises GrammarError if it was never prepared and does not compile."""
         from xgrammar import GrammarMatcher
 
-        stops = list(stop_token_ids) or None
+        stops = [token for token in stop_token_ids if 0 <= token < self._vocab] or None
         matcher = GrammarMatcher(self._get(grammar), override_stop_tokens=stops)
         return _Matcher(matcher, self._never.get(grammar.kind))
 

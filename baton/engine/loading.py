@@ -58,6 +58,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(spec, model, engine)
     checkpoint = open_checkpoint(folder)
+    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     kernels = make_kernels(engine, kv)
     dtype = TORCH_DTYPES[geometry.dtype]
@@ -67,6 +68,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         loader = Loader(source, kernels)
         network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
         linears = tuple(loader.linears)
+        _release(checkpoint)
     else:
         network = FallbackModel(spec, folder, kernels, kv)
         if progress is not None:
@@ -78,7 +80,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         name=name,
         fingerprint=fingerprint(
             model=name,
-            weights_digest=_model_digest(spec, checkpoint.digest(), tokens, model.quantization),
+            weights_digest=digest,
             geometry=geometry,
             wire_version=WIRE_VERSION,
         ),
@@ -90,12 +92,16 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     )
 
 
+def _release(checkpoint: Checkpoint | GgufCheckpoint) -> None:
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint.release()
+
+
 def _releasing(checkpoint: Checkpoint | GgufCheckpoint, progress: Progress | None) -> Progress:
     """So that beyond one layer the checkpoint is not in this process's memory beside the packed matrices."""
 
     def layer_done(done: int, total: int) -> None:
-        if isinstance(checkpoint, Checkpoint):
-            checkpoint.release()
+        _release(checkpoint)
         if progress is not None:
             progress(done, total)
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.core.errors import SetupError
 from baton.engine.devices import TORCH_DTYPES
 from baton.engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from baton.engine.kernels.torch_attention import TorchAttention
@@ -33,13 +32,7 @@ class TorchKernels:
     is_batch_invariant = False
 
     def __init__(self, pool: KVPool) -> None:
-        """Raises SetupError: a quantised KV cache, which only the other kernels read."""
         geometry = pool.geometry
-        if geometry.is_quantized:
-            raise SetupError(
-                f"the torch kernels have no model.kv_dtype={geometry.kv_dtype}: leave it at auto, or use the "
-                "native kernels (CPU) or triton (GPU)"
-            )
         self._pool = pool
         self._dtype = TORCH_DTYPES[geometry.dtype]
         self._planner = Planner(geometry, pool.device)

@@ -104,26 +104,36 @@ class Linear(Generic[Packed]):
 
     def gated(self, x: Tensor, step: StepContext[Any], activation: Activation) -> Tensor:
         """act(x @ gate.T) * (x @ up.T), the two parts being gate and up."""
-        mine = [group for group in step.adapter_groups if group[0] in self._low_ranks]
+        mine = [(slot, rows) for slot, rows in step.adapter_groups if slot in self._low_ranks]
         if not mine:
             return self._kernels.gated_linear(x, self._packed, activation)
+        if mine[0][1] is None:
+            return self._adapted_gated(x, [(mine[0][0], len(x))], activation)
         # Rows without an adapter go the way they go in a batch without any, to the same result.
+        out = x.new_empty((len(x), self.out_size // 2))
         others = [
             rows for slot, rows in step.adapter_groups if slot not in self._low_ranks and rows is not None
         ]
-        out = x.new_empty((len(x), self.out_size // 2))
         if others:
             rest = torch.cat(others)
             out[rest] = self._kernels.gated_linear(x[rest], self._packed, activation)
-        for slot, rows in mine:
-            chosen = x if rows is None else x[rows]
-            y = self._with_adapter(slot, chosen, self._kernels.linear(chosen, self._packed))
-            gate, up = (half.contiguous() for half in y.chunk(2, dim=1))
-            activated = self._kernels.gated(gate, up, activation)
-            if rows is None:
-                return activated
-            out[rows] = activated
+        groups = [(slot, rows) for slot, rows in mine if rows is not None]
+        adapted = torch.cat([rows for _, rows in groups])
+        counts = [(slot, len(rows)) for slot, rows in groups]
+        out[adapted] = self._adapted_gated(x[adapted], counts, activation)
         return out
+
+    def _adapted_gated(self, x: Tensor, counts: list[tuple[int, int]], activation: Activation) -> Tensor:
+        """counts: (slot, rows), one adapter's rows after another's. The base's product is one for all: its
+        matrix is what takes long to read."""
+        y = self._kernels.linear(x, self._packed)
+        start = 0
+        for slot, count in counts:
+            rows = slice(start, start + count)
+            y[rows] = self._with_adapter(slot, x[rows], y[rows])
+            start += count
+        gate, up = (half.contiguous() for half in y.chunk(2, dim=1))
+        return self._kernels.gated(gate, up, activation)
 
     def set_low_rank(self, slot: int, low_rank: LowRank | None) -> None:
         """What the adapter in this slot adds here; None: nothing. Between steps only."""

@@ -175,6 +175,14 @@ def test_a_complete_text_ends_though_more_is_asked_for(store, tokenizer, closers
     assert text_of(tokenizer, tokens) == "yes"
 
 
+def test_stop_tokens_that_the_model_does_not_have_end_nothing(store, tokenizer, closers):
+    grammar = Grammar(GrammarKind.CHOICE, '["yes"]')
+    [tokens] = generate(store, closers, [grammar], stop_token_ids=(EOS_ID, VOCAB, 10**9))
+    assert text_of(tokenizer, tokens) == "yes"
+    [tokens] = generate(store, closers, [grammar], stop_token_ids=(10**9,), max_tokens=6, ignore_eos=True)
+    assert len(tokens) == 6
+
+
 def test_min_tokens_delays_an_end_that_may_come_later(store, tokenizer, closers):
     [tokens] = generate(store, closers, [Grammar(GrammarKind.REGEX, "[ab]+")], min_tokens=30)
     assert len(tokens) > 30

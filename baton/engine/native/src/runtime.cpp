@@ -44,7 +44,10 @@ class Pool {
         for (int i = 0; i < helper_count; ++i) threads_.emplace_back([this, i] { help(i + 1); });
     }
 
-    ~Pool() {
+    // Ends the helpers, after the job in progress. The object stays: a caller that came too late finds it busy,
+    // for good, and computes alone.
+    void retire() {
+        while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
         {
             std::lock_guard<std::mutex> lock(mutex_);
             stopping_ = true;
@@ -53,6 +56,7 @@ class Pool {
         wake_.notify_all();
         for (auto& thread : threads_) thread.join();
     }
+    // Never destroyed: see `retire`.
 
     int size() const { return static_cast<int>(threads_.size()) + 1; }
 
@@ -120,7 +124,7 @@ class Pool {
     std::vector<std::thread> threads_;
 };
 
-Pool* pool = nullptr;  // null: the caller alone
+std::atomic<Pool*> pool{nullptr};  // null: the caller alone
 
 struct Scratch {
     void* memory[SCRATCH_SLOTS] = {};
@@ -137,11 +141,15 @@ const int fork_handler = pthread_atfork(nullptr, nullptr, [] { pool = nullptr; }
 }  // namespace
 
 void run_tasks(int64_t task_count, TaskFunction function, void* context) {
-    if (task_count > 1 && pool && pool->run(task_count, function, context)) return;
+    Pool* const helpers = pool.load();
+    if (task_count > 1 && helpers && helpers->run(task_count, function, context)) return;
     for (int64_t task = 0; task < task_count; ++task) function(context, task, 0);
 }
 
-int thread_count() { return pool ? pool->size() : 1; }
+int thread_count() {
+    const Pool* const helpers = pool.load();
+    return helpers ? helpers->size() : 1;
+}
 
 void* thread_scratch(int slot, size_t bytes) {
     if (scratch.bytes[slot] < bytes) {
@@ -156,13 +164,12 @@ void* thread_scratch(int slot, size_t bytes) {
 
 }  // namespace baton
 
-// Not while another call is in progress.
 BATON_API void baton_set_threads(int count) {
     (void)baton::fork_handler;
     if (count < 1) count = 1;
     if (count == baton::thread_count()) return;
-    delete baton::pool;
-    baton::pool = count > 1 ? new baton::Pool(count - 1) : nullptr;
+    baton::Pool* const before = baton::pool.exchange(count > 1 ? new baton::Pool(count - 1) : nullptr);
+    if (before) before->retire();
 }
 
 BATON_API int baton_thread_count() { return baton::thread_count(); }

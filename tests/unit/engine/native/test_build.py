@@ -1,6 +1,7 @@
 import ctypes
 import os
 import stat
+import threading
 
 import pytest
 
@@ -23,6 +24,27 @@ def test_every_task_runs_exactly_once(threads):
             assert summed(count) == count * (count + 1) // 2
     finally:
         set_threads(1)
+
+
+def test_threads_may_change_while_others_compute():
+    stop = threading.Event()
+    wrong = []
+
+    def compute():
+        while not stop.is_set():
+            if summed(200) != 20100:
+                wrong.append(1)
+
+    callers = [threading.Thread(target=compute) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for count in (2, 3, 1) * 20:
+        set_threads(count)
+    stop.set()
+    for caller in callers:
+        caller.join()
+    set_threads(1)
+    assert not wrong
 
 
 def test_a_forked_child_computes_alone():
