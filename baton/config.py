@@ -82,8 +82,9 @@ class EngineConfig(Section):
     """speculation=draft: Hugging Face folder or hub id of a model with the same vocabulary."""
     draft_kv_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
     """KV pool of the draft model."""
-    prepare_s: Seconds = 10.0
-    """A grammar that takes longer to compile, or an adapter to load, is refused."""
+    prepare_s: Seconds = 30.0
+    """A grammar that takes longer to compile, or an adapter to load, is refused. The first one of a worker
+    also pays for loading the libraries it needs."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters held by one worker at once; the least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64

@@ -137,8 +137,7 @@ EXPERTS: dict[str, Call] = {
 }
 ALL = {**ATTENTION, **WRITES, **PRODUCTS, **EXPERTS}
 CHOSEN = (
-    "gqa", "gqa, fp8, window", "narrow heads, sinks", "wide heads, softcap", "latent", "write",
-    "write, part rotated, int8", "rows of 4096", "blocks", "int8, 8 tokens", "int4 groups, 64 tokens",
-    "fp8 blocks, 2048 tokens", "experts dense, 4096 tokens", "experts int4 groups, 16 tokens",
+    "gqa", "latent", "write, part rotated, int8", "rows of 4096", "blocks", "int8, 8 tokens",
+    "fp8 blocks, 2048 tokens", "experts int4 groups, 16 tokens",
 )  # fmt: skip
 """Every kernel, and what is nearest to the limits."""

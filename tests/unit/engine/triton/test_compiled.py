@@ -35,6 +35,7 @@ def check(name: str, facts: DeviceFacts) -> list[Compiled]:
     return made
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernels_compile(device) -> None:
     made = [one for name in production.CHOSEN for one in check(name, DEVICES[device])]
