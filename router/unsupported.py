@@ -2,8 +2,8 @@
 
 A request that needs one of them is refused: an answer that silently lacks what was asked for is worse
 than none. Values that change nothing pass, null always. Fields found neither here nor in the request
-types are unknown and ignored, as are those that only inform the server (`user`, `metadata`,
-`service_tier`, `safety_identifier`, `prompt_cache_key`, `prediction`, `parallel_tool_calls` …).
+types are unknown and ignored, as are those that only inform the server (`metadata`, `service_tier`,
+`prompt_cache_key`, `prediction` …).
 """
 
 from typing import Any

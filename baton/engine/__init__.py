@@ -1,4 +1,4 @@
-"""Models, kernels, KV pool, scheduler, sampling. torch is imported here and in `baton.worker` only.
+"""Models, kernels, KV pool, scheduler, sampling. torch is imported here and in `baton.bench` only.
 
 Shape legend: T tokens · L layers · B blocks · P positions in a block · H kv heads · D head dim.
 """

@@ -156,7 +156,8 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
     def rotate_and_store(self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: Plan) -> Tensor:
         """Rotate q [T, H, D] and k [T, K, D] (of the first R dimensions, i is paired with i + R / 2, as
         in GPT-NeoX), write k and v [T, K, D] to their positions in the pool (quantised, if it is), return
-        q ready for `attention`. May be views of one [T, (H + 2 K) D] matrix; heads are contiguous."""
+        q ready for `attention`: a new tensor, or `q` rotated in place, so the argument must not be used
+        afterwards. May be views of one [T, (H + 2 K) D] matrix; heads are contiguous."""
         ...
 
     def rotate(self, x: Tensor, *, rope: int, plan: Plan) -> Tensor:
