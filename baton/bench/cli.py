@@ -12,6 +12,7 @@ from baton.bench import handover as handover_bench
 from baton.bench.engine_cli import engine
 from baton.bench.kernels_cli import kernels
 from baton.bench.quality_cli import quality
+from baton.bench.speculation_cli import speculation
 
 app = typer.Typer(
     name="bench",
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command("engine")(engine)
 app.command("quality")(quality)
 app.command("kernels")(kernels)
+app.command("speculation")(speculation)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
