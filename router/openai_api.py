@@ -51,7 +51,10 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
     tools = check_tool_use(parsed.tools, parsed.tool_choice, is_parallel=parsed.parallel_tool_calls)
     structured = grammar_of(parsed)
-    if structured is not None and tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+    is_forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+    if is_forced and parsed.allowed_token_ids is not None:
+        raise _allowed_beside("a tool_choice that forces a call")
+    if structured is not None and is_forced:
         raise ClientError(
             f"{structured.field} and a tool_choice that forces a call exclude each other", param="tool_choice"
         )
@@ -141,6 +144,13 @@ def sampling_params(
     own = sampling.stop_token_ids
     # vLLM's meaning: the client's own stop tokens count even where the model's are ignored.
     ends = own if sampling.ignore_eos and own else (*limits.card.eos_token_ids, *own)
+    allowed = sampling.allowed_token_ids
+    if grammar is not None and allowed:
+        raise _allowed_beside("a grammar for tool calls")
+    if allowed and sampling.min_tokens and set(allowed) <= set(ends):
+        raise ClientError(
+            "allowed_token_ids are stop tokens only, which min_tokens forbids", param="allowed_token_ids"
+        )
     return msgspec.structs.replace(
         sampling,
         max_tokens=max_tokens,
@@ -178,6 +188,8 @@ def _call(
             param="prompt",
         )
     beam = _check_beam(body, n, structured)
+    if structured is not None and body.allowed_token_ids is not None:
+        raise _allowed_beside(structured.field)
     sampling = _sampling(body, card, logprobs)
     return Call(
         endpoint=endpoint,
@@ -204,6 +216,11 @@ def _call(
         tpot_slo_s=_check_tpot_s(body.baton),
         fairness_key=check_user(body.user or body.safety_identifier),
     )
+
+
+def _allowed_beside(field: str) -> ClientError:
+    """Where the two have no token in common there would be none to choose."""
+    return ClientError(f"allowed_token_ids and {field} exclude each other", param="allowed_token_ids")
 
 
 # --- fields that hang together --------------------------------------------------------------------

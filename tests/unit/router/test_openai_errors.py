@@ -120,6 +120,16 @@ BAD = [
     (chat(min_tokens=9, max_tokens=5), 400, "min_tokens", None, "5"),
     (chat(allowed_token_ids=[]), 400, "allowed_token_ids", None, "empty"),
     (chat(allowed_token_ids=[512]), 400, "allowed_token_ids", None, "511"),
+    (chat(allowed_token_ids=[7], guided_regex="a"), 400, "allowed_token_ids", None, "guided_regex"),
+    (
+        chat(allowed_token_ids=[7], tools=[TOOL], tool_choice="required"),
+        400, "allowed_token_ids", None, "tool_choice",
+    ),
+    (
+        chat(allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=1),
+        400, "allowed_token_ids", None, "min_tokens",
+    ),
+    (chat(guided_json={"$ref": "#"}), 400, "guided_json.$ref", "unsupported_grammar", "no text"),
     (chat(bad_words=["x"]), 400, "bad_words", "unsupported_parameter", "bad_words"),
     (chat(prompt_logprobs=21), 400, "prompt_logprobs", None, "20"),
     (chat(baton={"tpot_ms": 0}), 400, "baton.tpot_ms", None, "above 0"),
