@@ -126,8 +126,16 @@ REFUSED = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$ref"),
     ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "s.$ref"),
     ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "s.$ref"),
-    ({"type": ["array", "object"], "items": {"$ref": "#"}, "minItems": 1, "properties": {"a": {"$ref": "#"}},
-      "required": ["a"]}, "s.$ref"),
+    (
+        {
+            "type": ["array", "object"],
+            "items": {"$ref": "#"},
+            "minItems": 1,
+            "properties": {"a": {"$ref": "#"}},
+            "required": ["a"],
+        },
+        "s.$ref",
+    ),
 ]
 
 
