@@ -10,7 +10,7 @@ from typing import Any, Protocol, assert_never
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId, replica_name
-from baton.core.messages import Member, MembershipView, Role
+from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
@@ -23,6 +23,10 @@ PAUSE_S = 0.25
 
 WATCH_KEEPALIVE_S = 1.0
 """A watcher hears at least this often, so that silence means that the directory is gone."""
+
+
+TOLD_MAX = 1000
+"""Different notes of workers that are told, and remembered."""
 
 
 class Replicas(Protocol):
@@ -67,6 +71,8 @@ class ControlPlane:
         self._replicas, self._spawn = replicas, spawn
         self.meter = meter or Meter()
         self._changed = asyncio.Event()
+        self._told: set[str] = set()
+        """Notes of workers."""
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self._is_closed = False
@@ -122,8 +128,7 @@ class ControlPlane:
                 case mb.Appeared(member):
                     where = (member.worker_id, member.address, member.metrics_address)
                     log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
-                    for note in member.notes:
-                        log.warning("worker %s: %s", member.worker_id, note)
+                    self._tell_notes(member)
                     self._replica_event(rc.MemberSeen(member.worker_id))
                 case mb.Lapsed(member):
                     log.warning("worker %s is silent", member.worker_id)
@@ -133,6 +138,15 @@ class ControlPlane:
                 case _:
                     assert_never(change)
         self._reschedule()
+
+    def _tell_notes(self, member: Member) -> None:
+        """Each once: replicas mostly say the same, and again after every restart."""
+        for note in member.notes:
+            if note in self._told or len(self._told) >= TOLD_MAX:
+                continue
+            self._told.add(note)
+            level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
+            log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 
     def _replica_event(self, event: rc.ReconcileEvent) -> None:
         if self._is_closed:

@@ -70,7 +70,8 @@ class Driver:
         self._is_handling = False
         self._sinks: dict[SequenceId, Sink] = {}
         self._connections: dict[WorkerId, Connection] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_due_s = 0.0
         self._crashed: asyncio.Future[None] = self._loop.create_future()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -224,12 +225,13 @@ class Driver:
     def _set_timer(self) -> None:
         next_s = self._core.next_tick_s
         if self._timer is not None:
-            if next_s == self._timer.when():
+            if next_s == self._timer_due_s:  # uvloop's handle of a time that is past does not tell its own
                 return
             self._timer.cancel()
             self._timer = None
         if next_s is not None:
             self._timer = self._loop.call_at(next_s, self._tick)
+            self._timer_due_s = next_s
 
     def _tick(self) -> None:
         self._timer = None

@@ -27,6 +27,8 @@ class Load(msgspec.Struct, frozen=True):
     end_token: int
     """Prompt ids are drawn from [first_token, end_token)."""
     timeout_s: float = 300.0
+    as_words: bool = False
+    """Send `w123 w45 …` instead of ids, for a server that takes text only and a tokenizer of such words."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -73,10 +75,11 @@ async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResul
 
 def _body(model: str, load: Load, seed: int, number: int) -> bytes:
     rng = random.Random(f"{seed}/{load.concurrency}/{number}")
+    ids = [rng.randrange(load.first_token, load.end_token) for _ in range(load.prompt_tokens)]
     return orjson.dumps(
         {
             "model": model,
-            "prompt": [rng.randrange(load.first_token, load.end_token) for _ in range(load.prompt_tokens)],
+            "prompt": " ".join(f"w{token}" for token in ids) if load.as_words else ids,
             "max_tokens": load.output_tokens,
             "ignore_eos": True,
             "temperature": 0,

@@ -32,6 +32,8 @@ class Peer:
     """`{port}`, `{threads}` and `{cores}` are filled in."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     model_name: str = MODEL_NAME
+    takes_ids: bool = True
+    """Whether a prompt may be token ids."""
 
 
 def baton_peer(model: Path, *, name: str = "baton", settings: Sequence[str] = ()) -> Peer:
@@ -72,6 +74,7 @@ def transformers_peer(program: str, model: Path) -> Peer:
         (program, "serve", *options, "--port", "{port}"),
         {"OMP_NUM_THREADS": "{threads}"},
         model_name=str(model),
+        takes_ids=False,
     )
 
 
@@ -131,7 +134,8 @@ async def _wait_ready(peer: Peer, process: asyncio.subprocess.Process, port: int
 
 
 async def _answers(client: httpx.AsyncClient, peer: Peer, port: int) -> bool:
-    body = {"model": peer.model_name, "prompt": [200] * 8, "max_tokens": 1}
+    prompt = [200] * 8 if peer.takes_ids else "w200 w201"
+    body = {"model": peer.model_name, "prompt": prompt, "max_tokens": 1}
     try:
         answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
     except httpx.HTTPError:

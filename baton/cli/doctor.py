@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from baton.core.errors import SetupError
-from baton.core.messages import Role
+from baton.core.messages import INFO_NOTE, Role
 from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken
 
@@ -172,7 +172,8 @@ def _notes(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
             by_note.setdefault(note, []).append(worker.worker_id)
     for note, ids in by_note.items():
         who = "all workers" if len(ids) == len(workers) else ", ".join(ids)
-        yield Finding("note", f"{who}: {note}")
+        level: Level = "ok" if note.startswith(INFO_NOTE) else "note"
+        yield Finding(level, f"{who}: {note.removeprefix(INFO_NOTE)}")
 
 
 def _prefilled(workers: Sequence[KnownWorker]) -> bool:

@@ -340,6 +340,8 @@ class PeerHello(msgspec.Struct, frozen=True):
 
 # --- membership -----------------------------------------------------------------------------------
 
+INFO_NOTE = "info: "
+
 
 class Member(msgspec.Struct, frozen=True):
     """A worker as the directory lists it. The lease lapses when the worker stops renewing it."""
@@ -354,7 +356,8 @@ class Member(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     notes: tuple[str, ...] = ()
-    """What people should know of it, such as a transfer backend that does not work there."""
+    """What people should know of it, such as a transfer backend that does not work there. One line each;
+    what begins with `INFO_NOTE` is nothing to worry about."""
 
 
 class MembershipView(msgspec.Struct, frozen=True):

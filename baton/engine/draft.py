@@ -16,6 +16,7 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey
+from baton.core.messages import INFO_NOTE
 from baton.engine.kernels.interface import BatchLayout, Span
 from baton.engine.loading import LoadedModel, load_model
 from baton.engine.sampling.ranking import argmax
@@ -73,6 +74,11 @@ class DraftModel:
         loaded = load_model(small, pool)
         _check_vocabulary(loaded, large)
         return cls(loaded, vocab=large.spec.vocab_size, step_tokens_max=engine.step_tokens_max)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those in which it differs from a model that runs as fast as it can."""
+        return tuple(f"draft model: {note}" for note in self._loaded.notes if not note.startswith(INFO_NOTE))
 
     @property
     def free_block_count(self) -> int:

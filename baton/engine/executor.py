@@ -47,6 +47,8 @@ class Executor:
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
+        self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
+        """For `Member.notes`."""
         self.kernels = loaded.kernels
         self.kv = loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry

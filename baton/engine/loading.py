@@ -43,6 +43,8 @@ class LoadedModel:
     model: LanguageModel
     linears: tuple[Linear[Any], ...]
     """Those that adapters may change."""
+    notes: tuple[str, ...]
+    """For `Member.notes`: which kernels compute, and each way in which it runs slower than it might."""
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
@@ -60,7 +62,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     checkpoint = open_checkpoint(folder)
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
-    kernels = make_kernels(engine, kv)
+    notes: list[str] = []
+    kernels = make_kernels(engine, kv, tell=notes.append)
     dtype = TORCH_DTYPES[geometry.dtype]
     linears: tuple[Linear[Any], ...] = ()
     if spec.is_native:
@@ -71,6 +74,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         _release(checkpoint)
     else:
         network = FallbackModel(spec, folder, kernels, kv)
+        notes.append(network.note)
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
@@ -89,6 +93,7 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         kernels=kernels,
         model=network,
         linears=linears,
+        notes=tuple(notes),
     )
 
 

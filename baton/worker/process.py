@@ -4,8 +4,9 @@ import asyncio
 import logging
 import os
 import socket
+import textwrap
 import time
-from collections.abc import Callable, Coroutine, MutableSequence
+from collections.abc import Callable, Coroutine, Mapping, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -51,6 +52,16 @@ log = logging.getLogger(__name__)
 
 LAST_STEP_S = 10.0
 """At the end, for the step under way."""
+
+
+NOTE_CHARS_MAX = 400
+"""What a compiler or a library has to say can be a page; the whole of it is in the worker's log."""
+
+
+def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """`Member.notes`: the engine's, and the transfer backends (name -> why) that do not work here."""
+    lines = [*engine, *(f"KV transfer without {name}: {why}" for name, why in left_out.items())]
+    return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
 class WorkerCrashed(Exception):
@@ -229,7 +240,7 @@ class WorkerProcess:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        return tuple(f"KV transfer without {name}: {why}" for name, why in self._transfer.left_out.items())
+        return member_notes(self._executor.notes, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:
         facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())

@@ -160,10 +160,10 @@ def test_bad_input_gets_a_clear_error_and_the_cluster_serves_on(cluster, case):
     assert cluster.complete([5, 6], max_tokens=2)["usage"]["completion_tokens"] <= 2
 
 
-def test_echo_is_refused_and_so_is_a_body_of_10_megabytes(cluster):
-    body = {"model": cluster.model, "prompt": "x", "echo": True}
+def test_a_suffix_is_refused_and_so_is_a_body_of_10_megabytes(cluster):
+    body = {"model": cluster.model, "prompt": "x", "suffix": "y"}
     refused = cluster.http.post("/v1/completions", json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
     too_large = cluster.http.post("/v1/completions", content=b" " * 10_000_000)
     assert too_large.status_code == 413
     assert cluster.http.get("/nowhere").json()["error"]["message"]

@@ -211,7 +211,7 @@ async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(mode
 
 async def test_a_killed_source_fails_the_sequence_and_the_decode_worker_goes_on(model):
     prompt = prompt_of(4000, seed=2)
-    with workers(model, **{"engine.step_tokens_max": 16}) as (prefill, decode):
+    with workers(model, **{"engine.step_tokens_max": 4}) as (prefill, decode):
         async with session(decode) as d:
             async with session(prefill) as p:
                 p.address = prefill.address

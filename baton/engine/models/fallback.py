@@ -45,11 +45,12 @@ class FallbackModel:
         self._base: Any = self._model.base_model
         self._base_forward = self._base.forward
         self._base.forward = self._forward_or_given
-        log.warning(
-            "%s has no forward pass of its own: it runs through transformers' modules with paged attention. "
-            "That is slower, since nothing but attention is fused, packed or batch-invariant",
-            spec.architecture,
+        self.note = (
+            f"{spec.architecture} has no forward pass of its own: it runs through transformers' modules with "
+            "paged attention. That is slower, since nothing but attention is fused, packed or batch-invariant"
         )
+        """For `Member.notes`."""
+        log.warning("%s", self.note)
         try:
             with torch.inference_mode():
                 self._check()

@@ -1,5 +1,5 @@
 from baton.cli.doctor import KnownWorker, diagnose
-from baton.core.messages import Role
+from baton.core.messages import INFO_NOTE, Role
 from baton.wire.client import WorkerStatusReply
 
 HEALTH = {"status": "ok", "model": "m", "directory": "current"}
@@ -72,4 +72,6 @@ def test_what_a_worker_left_out_is_said_with_its_reason():
     prefill, decode = worker(Role.PREFILL, notes=(why,)), worker(Role.DECODE, notes=(why,))
     assert texts([prefill, decode]).count(why) == 1
     assert f"note: all workers: {why}" in texts([prefill, decode])
+    kernels = worker(Role.PREFILL, notes=(INFO_NOTE + "kernels: native",))
+    assert "ok: all workers: kernels: native" in texts([kernels])
     assert f"note: prefill-0.a: {why}" in texts([prefill, worker(Role.DECODE)])

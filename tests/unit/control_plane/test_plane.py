@@ -5,7 +5,7 @@ import msgspec
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
-from baton.core.messages import Member, Role
+from baton.core.messages import INFO_NOTE, Member, Role
 from control_plane.plane import ControlPlane
 
 
@@ -89,6 +89,17 @@ async def test_what_a_worker_goes_without_is_logged_when_it_joins(caplog):
         msgspec.structs.replace(member("decode-0.x1"), notes=("KV transfer without nixl: no plugin",))
     )
     assert "worker decode-0.x1: KV transfer without nixl: no plugin" in caplog.text
+    plane.close()
+
+
+async def test_what_all_workers_say_is_logged_once_and_only_what_is_amiss_as_a_warning(caplog):
+    caplog.set_level("INFO")
+    plane = plane_of(Replicas())
+    slow, fine = "kernels: torch, slower, because there is no compiler", "kernels: native (avx2, threads: 1)"
+    for name in ("prefill-0.x1", "decode-0.x1"):
+        plane.renew(msgspec.structs.replace(member(name), notes=(slow, INFO_NOTE + fine)))
+    levels = {r.getMessage(): r.levelname for r in caplog.records if "kernels: " in r.getMessage()}
+    assert levels == {f"worker prefill-0.x1: {slow}": "WARNING", f"worker prefill-0.x1: {fine}": "INFO"}
     plane.close()
 
 

@@ -60,6 +60,8 @@ def test_one_line_says_that_it_is_slower(tmp_path: Path, caplog) -> None:
     (record,) = caplog.records
     assert "Olmo2ForCausalLM" in record.message
     assert "slower" in record.message
+    assert record.message in executor.notes
+    assert any("kernels: " in note for note in executor.notes)
     assert seen == [(2, 2)]
     assert Driver(executor).generate(prompt(20), GENERATED)
 

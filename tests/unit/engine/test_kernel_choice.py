@@ -8,27 +8,34 @@ import torch
 from baton.config import EngineConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
+from baton.core.messages import INFO_NOTE
 from baton.engine.kernels.choose import make_kernels
 from baton.engine.kernels.native import NativeKernels
 from baton.engine.kernels.torch_ref import TorchKernels
 from baton.engine.kv_pool import KVPool
 
 
-def chosen(kernels, dtype="bfloat16"):
+def chosen(kernels, dtype="bfloat16", notes=None):
     pool = KVPool(KVGeometry(1, 1, 8, 4, dtype), kv_bytes=2**16, device=torch.device("cpu"))
-    return make_kernels(EngineConfig(kernels=kernels, threads=1), pool)
+    tell = (lambda note: None) if notes is None else notes.append
+    return make_kernels(EngineConfig(kernels=kernels, threads=1), pool, tell=tell)
 
 
 @pytest.mark.parametrize("asked", ["auto", "native"])
 def test_native_on_the_cpu(asked, caplog):
     caplog.set_level(logging.INFO)
-    assert isinstance(chosen(asked), NativeKernels)
+    notes = []
+    assert isinstance(chosen(asked, notes=notes), NativeKernels)
+    (note,) = notes
+    assert note.startswith(INFO_NOTE + "kernels: native (")
     assert "kernels: native" in caplog.text
     assert "threads: 1" in caplog.text
 
 
 def test_torch_when_asked_for():
-    assert isinstance(chosen("torch"), TorchKernels)
+    notes = []
+    assert isinstance(chosen("torch", notes=notes), TorchKernels)
+    assert notes == [INFO_NOTE + "kernels: torch, as asked for"]
 
 
 @pytest.fixture
@@ -45,7 +52,11 @@ def without_compiler(monkeypatch):
 
 
 def test_auto_falls_back_to_torch_and_says_why(without_compiler, caplog):
-    assert isinstance(chosen("auto"), TorchKernels)
+    notes = []
+    assert isinstance(chosen("auto", notes=notes), TorchKernels)
+    (note,) = notes
+    assert note.startswith("kernels: torch, slower, because")
+    assert "/nonexistent/c++" in note
     assert "slower, because" in caplog.text
     assert "/nonexistent/c++" in caplog.text
 

@@ -6,6 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
+import uvloop
 
 from baton.config import RouterConfig
 from baton.core.errors import NoCapacity
@@ -15,7 +16,7 @@ from baton.core.sampling import SamplingParams
 from baton.wire.link import LinkBroken
 from router.core import RouterCore
 from router.driver import Driver
-from router.events import FailureKind, Submit, WorkerUpdated
+from router.events import FailureKind, Submit, Tick, WorkerUpdated
 from router.membership import Roster
 from router.sessions import Backoff, DirectoryWatch, WorkerSessions
 from tests.unit.router.http_fakes import BOUND_S, FakeWorker, soon
@@ -335,3 +336,21 @@ async def test_the_directory_is_followed_through_its_absence():
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
+
+
+class OverdueCore:
+    """Its next tick was due long ago, whatever happens."""
+
+    next_tick_s = -1.0
+
+    def handle(self, event, *, now_s):
+        return []
+
+
+def test_a_tick_that_is_overdue_stops_nobody():
+    async def feed_it():
+        driver = Driver(OverdueCore())
+        for _ in range(3):
+            driver.feed(Tick())
+
+    uvloop.run(feed_it())
