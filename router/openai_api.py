@@ -35,6 +35,16 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 PRIORITY_MAX = 2**31 - 1
 EMBEDDING_INPUTS_MAX = 2048
+TEMPERATURE_MIN = 1e-5
+"""Below it is greedy."""
+BEAM_IDLE = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
+"""Of fields that a beam search does not have: the values that change nothing."""
 """OpenAI's bound."""
 TEMPLATE_RESERVED = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
@@ -236,7 +246,7 @@ def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingPara
             raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
     return SamplingParams(
         max_tokens=1,
-        temperature=between("temperature", body.temperature, 0.0, 2.0, default=1.0),
+        temperature=_check_temperature(body.temperature),
         # A nucleus of nothing is the most likely token alone.
         top_p=top_p if top_p > 0 else 1.0,
         top_k=top_k if top_p > 0 else 1,
@@ -253,6 +263,12 @@ def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingPara
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def _check_temperature(value: float | None) -> float:
+    """0, greedy, below a value at which all but ties and rounding is greedy already."""
+    checked = between("temperature", value, 0.0, 2.0, default=1.0)
+    return checked if checked >= TEMPERATURE_MIN else 0.0
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
@@ -283,7 +299,8 @@ def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
 
 
 def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
-    """Beams are scored by the model alone: what would change its probabilities is refused."""
+    """Beams are scored by the model alone, and nothing is drawn: what would change its probabilities or
+    the drawing is refused."""
     penalty = body.length_penalty
     if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
         raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")
@@ -295,8 +312,7 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
     wanted = [name for name in fields if getattr(body, name)]
     fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
     wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
-    if body.repetition_penalty not in (None, 1):
-        wanted.append("repetition_penalty")
+    wanted += [name for name, idle in BEAM_IDLE.items() if getattr(body, name) not in (None, *idle)]
     if structured is not None:
         wanted.append(structured.field)
     if body.stream:
