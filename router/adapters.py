@@ -10,7 +10,13 @@ import msgspec
 
 from baton.core.errors import AdapterNotFound, ClientError, SetupError
 from baton.core.messages import AdapterRef
-from baton.engine.adapter_files import AdapterFiles, digest_adapter, read_adapter, resolve_adapter
+from baton.engine.adapter_files import (
+    AdapterFiles,
+    check_values,
+    digest_adapter,
+    read_adapter,
+    resolve_adapter,
+)
 from router.model_card import ModelCard
 
 ADAPTERS_MAX = 4096
@@ -89,7 +95,9 @@ class Adapters:
         except SetupError as error:
             raise AdapterNotFound(str(error), param="lora_path") from error
         try:
-            self._check(read_adapter(folder, rank_max=self._rank_max), folder)
+            files = read_adapter(folder, rank_max=self._rank_max)
+            self._check(files, folder)
+            check_values(files)
             return AdapterRef(name, path, digest_adapter(folder))
         except SetupError as error:
             raise ClientError(str(error), param="lora_path") from error

@@ -84,7 +84,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 class LoadAdapter(msgspec.Struct):
     lora_name: str
     lora_path: str
-    load_inplace: bool = False
+    load_inplace: bool | None = None
 
 
 class UnloadAdapter(msgspec.Struct):
@@ -113,7 +113,7 @@ def _add_adapters(app: FastAPI, service: Service) -> None:
     @app.post("/v1/load_lora_adapter")
     async def load(request: Request) -> Response:
         body = await body_of(request, LoadAdapter)
-        done = await service.adapters.load(body.lora_name, body.lora_path, in_place=body.load_inplace)
+        done = await service.adapters.load(body.lora_name, body.lora_path, in_place=bool(body.load_inplace))
         return Response(done, media_type="text/plain")
 
     @app.post("/v1/unload_lora_adapter")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from baton.core.errors import ClientError, DeadlineOver, PeerFailure
+from baton.core.errors import BatonError, ClientError, DeadlineOver, PeerFailure
 from baton.core.messages import Task
 from baton.core.sampling import SamplingParams
 from router.asgi import JSON, ClientGone, Receive, Scope, Send, read_body, respond, until_disconnected
@@ -77,9 +77,17 @@ async def _watch(receive: Receive, gather: Gather) -> None:
 
 
 def normalised(vector: Sequence[float], dimensions: int | None) -> list[float]:
-    """The first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one."""
+    """The first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
+
+    Raises BatonError: the numbers, float32 ones, are not all finite.
+    """
     kept = vector[:dimensions]
     length = math.sqrt(math.fsum(x * x for x in kept))
+    if not math.isfinite(length):
+        raise BatonError(
+            "the embedding has numbers that are not finite (NaN or infinity): the model, or the adapter, "
+            "overflows on this input"
+        )
     return [x / length for x in kept] if length > 0 else list(kept)
 
 

@@ -19,6 +19,7 @@ import orjson
 from baton.core.errors import ClientError
 from router.one_of import are_disjoint
 from router.regex_check import check_pattern
+from router.schema_ends import endless_ref
 
 SCHEMA_BYTES_MAX = 256 * 1024
 SCHEMA_DEPTH_MAX = 64
@@ -77,7 +78,10 @@ def check_schema(schema: Any, where: str) -> Any:
         raise _refuse(where, "", f"is no JSON: {error}") from error
     if size > SCHEMA_BYTES_MAX:
         raise _refuse(where, "", f"has {size} bytes, at most {SCHEMA_BYTES_MAX} are allowed")
-    return _Checker(schema, where).checked(schema, where, depth=0)
+    checked = _Checker(schema, where).checked(schema, where, depth=0)
+    if (ref := endless_ref(checked)) is not None:
+        raise _refuse(where, "$ref", f"{ref!r:.200} needs itself again and again, so that no text fulfils it")
+    return checked
 
 
 class _Checker:

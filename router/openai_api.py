@@ -35,6 +35,16 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 PRIORITY_MAX = 2**31 - 1
 EMBEDDING_INPUTS_MAX = 2048
+TEMPERATURE_MIN = 1e-5
+"""Below it is greedy."""
+BEAM_IDLE = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
+"""Of fields that a beam search does not have: the values that change nothing."""
 """OpenAI's bound."""
 TEMPLATE_RESERVED = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
@@ -51,7 +61,10 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
     tools = check_tool_use(parsed.tools, parsed.tool_choice, is_parallel=parsed.parallel_tool_calls)
     structured = grammar_of(parsed)
-    if structured is not None and tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+    is_forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+    if is_forced and parsed.allowed_token_ids is not None:
+        raise _allowed_beside("a tool_choice that forces a call")
+    if structured is not None and is_forced:
         raise ClientError(
             f"{structured.field} and a tool_choice that forces a call exclude each other", param="tool_choice"
         )
@@ -141,6 +154,13 @@ def sampling_params(
     own = sampling.stop_token_ids
     # vLLM's meaning: the client's own stop tokens count even where the model's are ignored.
     ends = own if sampling.ignore_eos and own else (*limits.card.eos_token_ids, *own)
+    allowed = sampling.allowed_token_ids
+    if grammar is not None and allowed:
+        raise _allowed_beside("a grammar for tool calls")
+    if allowed and sampling.min_tokens and set(allowed) <= set(ends):
+        raise ClientError(
+            "allowed_token_ids are stop tokens only, which min_tokens forbids", param="allowed_token_ids"
+        )
     return msgspec.structs.replace(
         sampling,
         max_tokens=max_tokens,
@@ -178,6 +198,8 @@ def _call(
             param="prompt",
         )
     beam = _check_beam(body, n, structured)
+    if structured is not None and body.allowed_token_ids is not None:
+        raise _allowed_beside(structured.field)
     sampling = _sampling(body, card, logprobs)
     return Call(
         endpoint=endpoint,
@@ -206,6 +228,11 @@ def _call(
     )
 
 
+def _allowed_beside(field: str) -> ClientError:
+    """Where the two have no token in common there would be none to choose."""
+    return ClientError(f"allowed_token_ids and {field} exclude each other", param="allowed_token_ids")
+
+
 # --- fields that hang together --------------------------------------------------------------------
 
 
@@ -219,7 +246,7 @@ def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingPara
             raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
     return SamplingParams(
         max_tokens=1,
-        temperature=between("temperature", body.temperature, 0.0, 2.0, default=1.0),
+        temperature=_check_temperature(body.temperature),
         # A nucleus of nothing is the most likely token alone.
         top_p=top_p if top_p > 0 else 1.0,
         top_k=top_k if top_p > 0 else 1,
@@ -236,6 +263,12 @@ def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingPara
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def _check_temperature(value: float | None) -> float:
+    """0, greedy, below a value at which all but ties and rounding is greedy already."""
+    checked = between("temperature", value, 0.0, 2.0, default=1.0)
+    return checked if checked >= TEMPERATURE_MIN else 0.0
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
@@ -266,7 +299,8 @@ def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
 
 
 def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
-    """Beams are scored by the model alone: what would change its probabilities is refused."""
+    """Beams are scored by the model alone, and nothing is drawn: what would change its probabilities or
+    the drawing is refused."""
     penalty = body.length_penalty
     if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
         raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")
@@ -278,8 +312,7 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
     wanted = [name for name in fields if getattr(body, name)]
     fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
     wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
-    if body.repetition_penalty not in (None, 1):
-        wanted.append("repetition_penalty")
+    wanted += [name for name, idle in BEAM_IDLE.items() if getattr(body, name) not in (None, *idle)]
     if structured is not None:
         wanted.append(structured.field)
     if body.stream:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from baton.core.errors import SetupError
 from baton.engine.model_files import resolve_model
@@ -23,6 +24,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _PIECE_BYTES = 1 << 20
 _PATTERN_CHARACTERS_MAX = 200
+_EXPONENT_BITS = {"F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""By dtype: as unsigned integers, and the bits that are all set in infinities and NaN only (IEEE 754)."""
 _REFUSED_WHEN_SET = (
     "use_dora",
     "lora_bias",
@@ -78,6 +81,42 @@ def read_adapter(folder: Path, *, rank_max: int) -> AdapterFiles:
                 f"engine.adapter_rank_max={rank_max}"
             )
     return AdapterFiles(folder, modules)
+
+
+def check_values(files: AdapterFiles) -> None:
+    """Raises SetupError: a tensor is of an unsupported dtype, or has a number that is not finite."""
+    for module in files.modules:
+        for side, entry in (("A", module.a), ("B", module.b)):
+            name = f"{module.name}.lora_{side}.weight"
+            if entry.dtype not in _EXPONENT_BITS:
+                raise SetupError(
+                    f"adapter {files.folder}: {name} is {entry.dtype}, which is not supported; supported are "
+                    f"{', '.join(_EXPONENT_BITS)}"
+                )
+            if not _is_finite(entry):
+                raise SetupError(
+                    f"adapter {files.folder}: {name} has numbers that are not finite (NaN or infinity); "
+                    "its training or conversion went wrong"
+                )
+
+
+def _is_finite(entry: TensorEntry) -> bool:
+    dtype, exponent = _EXPONENT_BITS[entry.dtype]
+    try:
+        with entry.file.open("rb") as stream:
+            stream.seek(entry.start)
+            left = entry.end - entry.start
+            while left > 0:
+                piece = stream.read(min(left, _PIECE_BYTES))
+                if not piece:
+                    raise SetupError(f"{entry.file} is truncated")
+                bits = np.frombuffer(piece, dtype=dtype)
+                if bool(((bits & exponent) == exponent).any()):
+                    return False
+                left -= len(piece)
+    except OSError as error:
+        raise SetupError(f"cannot read {entry.file}: {error}") from error
+    return True
 
 
 def digest_adapter(folder: Path) -> str:

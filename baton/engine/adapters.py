@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
-from baton.engine.adapter_files import LoraModule, digest_adapter, read_adapter, resolve_adapter
+from baton.engine.adapter_files import LoraModule, check_values, digest_adapter, read_adapter, resolve_adapter
 from baton.engine.models.linear import Linear
 from baton.engine.models.lora import LowRank, LowRankPart, join_parts
 from baton.engine.safetensors_files import TensorEntry
@@ -55,14 +55,15 @@ class AdapterSlots:
     def read(self, ref: AdapterRef) -> Adapter:
         """From its files to what `install` takes; in any thread, since it takes a while.
 
-        Raises SetupError: it cannot be had, is damaged, not supported, for another model, or its files
-        are not those that `ref.digest` names.
+        Raises SetupError: it cannot be had, is damaged, not supported, for another model, has numbers that
+        are not finite, or its files are not those that `ref.digest` names.
         """
         folder = resolve_adapter(ref.path)
         files = read_adapter(folder, rank_max=self._rank_max)
         if ref.digest and digest_adapter(folder) != ref.digest:
             raise SetupError(f"adapter {ref.name}: the files in {folder} have changed; register it anew")
         self._check_targets(files.modules, folder)
+        check_values(files)
         by_name = {module.name: module for module in files.modules}
         return Adapter(ref.key, tuple(self._low_rank(linear, by_name, folder) for linear in self._linears))
 
@@ -106,9 +107,13 @@ class AdapterSlots:
             first_row += part.row_count
         if not parts:
             return None
-        return join_parts(
+        joined = join_parts(
             parts, out_size=first_row, in_size=linear.in_size, dtype=self._dtype, device=self._device
         )
+        if not bool(joined.a.isfinite().all() & joined.b.isfinite().all()):
+            names = ", ".join(part.name for part in linear.parts if part.name in modules)
+            raise SetupError(f"adapter {folder}: weights times scale of {names} overflow {self._dtype}")
+        return joined
 
 
 def _check_shape(module: LoraModule, out_size: int, in_size: int, folder: Path) -> None:

@@ -19,6 +19,13 @@ from baton.core.sampling import Grammar, GrammarKind
 from baton.engine.json_schema import Unsupported, enforceable
 from baton.engine.sampling.constraints import Mask, Matcher, mask_of
 
+JSON_WHITESPACE_MAX = 32
+"""Characters of white space in a row in JSON text. Without a bound a greedy model may write spaces for
+ever."""
+_EMPTY = {
+    GrammarKind.EBNF: "the grammar allows no text: the rule root comes to no first character",
+    GrammarKind.JSON_SCHEMA: "the grammar allows no text: a $ref of the schema leads back to itself",
+}
 CACHE_BYTES = 256 * 2**20
 """Of compiled grammars; the least recently used one makes room."""
 TEXT_CHARACTERS_MAX = 256 * 1024
@@ -85,6 +92,7 @@ class GrammarStore:
     def _compile(self, key: tuple[GrammarKind, str], future: "Future[Any]") -> None:
         try:
             compiled = _compile(self._loaded_compiler(), *key)
+            self._check_start(key[0], compiled)
         except BaseException as error:
             with self._lock:
                 del self._under_way[key]
@@ -97,6 +105,18 @@ class GrammarStore:
             while self._bytes > CACHE_BYTES and len(self._compiled) > 1:
                 self._bytes -= self._compiled.popitem(last=False)[1].memory_size_bytes
         future.set_result(compiled)
+
+    def _check_start(self, kind: GrammarKind, compiled: Any) -> None:
+        """Raises GrammarError for a grammar under which not even a first token may come."""
+        from xgrammar import GrammarMatcher
+
+        # Some token must be able to end the text: the client may name stop tokens that the model has not.
+        stops = None if self._eos else [0]
+        matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops), self._never.get(kind))
+        mask: Mask = mask_of((), self._vocab)
+        matcher.fill(mask)
+        if not mask.any():
+            raise GrammarError(_EMPTY.get(kind, "the grammar allows no text"))
 
     def _loaded_compiler(self) -> Any:
         with self._compiler_lock:
@@ -151,7 +171,10 @@ def _compile_schema(compiler: Any, text: str) -> Any:
     if schema in ({}, True):
         schema = {"type": "object"}
     return compiler.compile_json_schema(
-        msgspec.json.encode(schema).decode(), any_whitespace=True, strict_mode=False
+        msgspec.json.encode(schema).decode(),
+        any_whitespace=True,
+        strict_mode=False,
+        max_whitespace_cnt=JSON_WHITESPACE_MAX,
     )
 
 
@@ -165,10 +188,13 @@ def _checked_tag(text: str) -> str:
             return [checked(item, depth + 1) for item in value]
         if not isinstance(value, dict):
             return value
-        return {
+        found = {
             key: enforceable(item) if key in ("json_schema", "schema") else checked(item, depth + 1)
             for key, item in value.items()
         }
+        if found.get("type") == "json_schema":
+            found["max_whitespace_cnt"] = JSON_WHITESPACE_MAX
+        return found
 
     return msgspec.json.encode(checked(_json(text), 0)).decode()
 

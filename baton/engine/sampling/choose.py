@@ -13,6 +13,7 @@ from baton.engine.sampling.uniform import uniforms
 
 _CANDIDATES_START = 1024
 """Most likely tokens looked at first by top-p; all of them if their mass is not enough."""
+_FLOAT32 = torch.finfo(torch.float32)
 _BLOCK_TOKENS = 64
 """The inverse of the cumulative distribution is looked for in sums of so many tokens first."""
 
@@ -44,7 +45,7 @@ def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Inverse of the cumulative distribution, tokens in order of their id: with ids rather than ranks
     as the order, a logit that moves in its last bit moves the result only at the edge of an interval."""
     vocab, device = logits.shape[-1], logits.device
-    temperatures = torch.tensor([[draw.params.temperature] for draw in draws], device=device)
+    temperatures = torch.tensor([[_in_float32(draw.params.temperature)] for draw in draws], device=device)
     # The largest weight is 1 whatever the temperature, so nothing overflows.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()
     numbers = torch.from_numpy(uniforms((draw.params.seed, draw.index) for draw in draws)).to(device)
@@ -57,6 +58,11 @@ def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     params = [draws[row].params for row in filtered]
     chosen[filtered] = _invert_filtered(weights[filtered], numbers[filtered], params)
     return chosen
+
+
+def _in_float32(temperature: float) -> float:
+    """As float32, 0 / 0 and -inf / inf would be no numbers; at these bounds the limits are long reached."""
+    return min(max(temperature, _FLOAT32.tiny), _FLOAT32.max)
 
 
 def _is_filtered(params: SamplingParams, vocab: int) -> bool:

@@ -114,8 +114,8 @@ def _match(wanted: Sequence[int], matched: int, token: int) -> int:
 
 
 class Constraints:
-    """The mask of one sequence's next token. Where demands exclude each other, the grammar comes before
-    allowed tokens, and both before `min_tokens`: there is always a token to choose."""
+    """The mask of one sequence's next token. Where grammar and allowed tokens leave none the text ends, by
+    a stop token, and both come before `min_tokens`: there is always a token to choose."""
 
     def __init__(
         self, params: SamplingParams, vocab: int, grammar: GrammarState | None, stop_token_ids: Sequence[int]
@@ -139,7 +139,9 @@ class Constraints:
             else:
                 grammar.fill(mask)
         if self._allowed is not None:
-            mask = _if_any(mask & self._allowed, mask)
+            mask &= self._allowed
+        # Never a token that somebody forbids: what cannot go on ends.
+        mask = _if_any(mask, self._stop)
         if avoids_stop:
             mask = _if_any(mask & ~self._stop, mask)
         return mask if mask.any() else None

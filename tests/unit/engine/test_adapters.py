@@ -189,6 +189,30 @@ def test_damaged_and_foreign_tensors_are_refused(tmp_path: Path) -> None:
         read_adapter(adapter, rank_max=64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
+    adapter = make_adapter(base, tmp_path / "a", seed=1)
+    weights = adapter / "adapter_model.safetensors"
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights)
+    executor = load(base)
+    executor.load_adapter(_ref(adapter))
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+    tensors[name][-1, -1] = bad
+    save_file(tensors, weights)
+    with pytest.raises(SetupError, match=r"mlp\.up_proj\.lora_B\.weight has numbers that are not finite"):
+        executor.load_adapter(_ref(adapter, "b"))
+
+
+def test_numbers_that_overflow_with_their_scale_are_refused(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
+    adapter = make_adapter(base, tmp_path / "a", seed=1, targets=("o_proj",), lora_alpha=1e300)
+    with pytest.raises(SetupError, match=r"o_proj overflow torch\.float32"):
+        load(base).load_adapter(_ref(adapter))
+
+
 def test_the_digest_covers_both_files(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
     adapter = make_adapter(base, tmp_path / "a", seed=1)

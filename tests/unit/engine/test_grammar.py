@@ -74,7 +74,7 @@ def generate(store, closers, grammars, *, max_tokens=700, **params):
             texts[i].extend(sampled.tokens)
             if (reason := finish_after(asked[i], texts[i][-1], len(texts[i]))) is not None:
                 going.remove(i)
-                assert reason is FinishReason.STOP or params.get("ignore_eos"), f"no end: {grammars[i].text}"
+                assert reason is FinishReason.STOP or params.get("ignore_eos"), f"no end: {grammars[i]}"
     return texts
 
 
@@ -189,10 +189,47 @@ def test_min_tokens_delays_an_end_that_may_come_later(store, tokenizer, closers)
     assert re.fullmatch("[ab]+", text_of(tokenizer, tokens))
 
 
-def test_allowed_tokens_that_contradict_the_grammar_give_way(store, tokenizer, closers):
+def test_where_grammar_and_allowed_tokens_share_nothing_the_text_ends(store, closers):
     grammar = Grammar(GrammarKind.CHOICE, '["yes"]')
-    [tokens] = generate(store, closers, [grammar], allowed_token_ids=(400, 401))
-    assert text_of(tokenizer, tokens) == "yes"
+    assert generate(store, closers, [grammar], allowed_token_ids=(400, 401)) == [[EOS_ID]]
+
+
+def test_allowed_tokens_that_all_end_the_text_end_it_in_spite_of_min_tokens(store, closers):
+    assert generate(store, closers, [None], allowed_token_ids=(EOS_ID,), min_tokens=5) == [[EOS_ID]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.EBNF, "root ::= root"),
+        (GrammarKind.EBNF, 'root ::= x "a"\nx ::= x'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}'),
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+        ),
+    ],
+)
+def test_a_grammar_without_a_first_token_is_refused(store, kind, text):
+    with pytest.raises(GrammarError, match="allows no text"):
+        store.prepare(Grammar(kind, text))
+
+
+def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
+    grammar = Grammar(GrammarKind.EBNF, 'root ::= "a" x\nx ::= x')
+    for tokens in generate(store, closers, [grammar] * 4):
+        assert text_of(tokenizer, tokens) == "a"
+
+
+@pytest.mark.parametrize("is_tag", [False, True], ids=["schema", "tag"])
+def test_white_space_in_json_is_bounded(store, tokenizer, is_tag):
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, "{}")
+    if is_tag:
+        form = {"type": "json_schema", "json_schema": {"type": "object"}}
+        tag = json.dumps({"type": "structural_tag", "format": form})
+        grammar = Grammar(GrammarKind.STRUCTURAL_TAG, tag)
+    assert accepts(store, tokenizer, grammar, '{ "a":' + " " * 32 + "1}")
+    assert not accepts(store, tokenizer, grammar, '{ "a":' + " " * 33 + "1}")
 
 
 def test_a_model_without_stop_tokens_goes_on_after_the_text(folder, tokenizer, closers):

@@ -87,9 +87,9 @@ class FakeLink:
 class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
-    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False):
+    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=()):
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
-        self.reply, self.endless = list(reply), endless
+        self.reply, self.endless, self.vector = list(reply), endless, vector
         self.refuses = None
         """Why it starts nothing: no worker could."""
         self.link = None
@@ -169,7 +169,7 @@ class FakeWorker:
 
     async def _embed(self, key, start):
         await self.gate.wait()
-        vector = tuple(float(token) for token in start.tokens[-4:])
+        vector = self.vector or tuple(float(token) for token in start.tokens[-4:])
         self.running.pop(key, None)
         self.tell(StepOutput((SequenceOutput(*key, 0, (), FinishReason.STOP, 2, embedding=vector),)))
         self._notify()

@@ -7,7 +7,9 @@ import xgrammar
 from xgrammar.testing import _is_grammar_accept_string
 
 from baton.core.errors import ClientError
+from router.conversation import check_tool_use
 from router.grammar_check import check_regex, check_schema, check_structural_tag
+from router.tool_grammar import tool_grammar
 
 STR, INT = {"type": "string"}, {"type": "integer"}
 
@@ -69,6 +71,11 @@ ENFORCED = [
         ['{"a":{}}'],
         ['{"a":1}'],
     ),
+    (
+        {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, INT]}}, "required": ["a"]},
+        ['{"a":1}', '{"a":{"a":1}}'],
+        ["{}"],
+    ),
 ]
 
 REFUSED = [
@@ -115,6 +122,20 @@ REFUSED = [
     ({"type": "object", "properties": {"a": {"items": {"not": {}}}}}, "s.properties.a.items.not"),
     ({"anyOf": [STR, {"uniqueItems": True}]}, "s.anyOf[1].uniqueItems"),
     ({"$defs": {"n": {"not": {}}}, "type": "string"}, "s.$defs.n.not"),
+    ({"$ref": "#"}, "s.$ref"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "s.$ref"),
+    ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "s.$ref"),
+    ({"type": "array", "items": {"anyOf": [{"$ref": "#"}]}, "minItems": 1}, "s.$ref"),
+    (
+        {
+            "type": ["array", "object"],
+            "items": {"$ref": "#"},
+            "minItems": 1,
+            "properties": {"a": {"$ref": "#"}},
+            "required": ["a"],
+        },
+        "s.$ref",
+    ),
 ]
 
 
@@ -129,6 +150,14 @@ def test_what_cannot_be_enforced_is_refused_by_name(schema, path):
     with pytest.raises(ClientError) as error:
         check_schema(schema, "s")
     assert path is None or error.value.param == path
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_that_no_call_can_have_are_refused(choice):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}}}
+    with pytest.raises(ClientError, match="no text fulfils it") as error:
+        tool_grammar(check_tool_use([tool], choice, is_parallel=True), "hermes")
+    assert error.value.param == "tools[0].function.parameters.$ref"
 
 
 def test_size_and_depth_are_bounded():

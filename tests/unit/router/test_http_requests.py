@@ -283,6 +283,26 @@ async def test_an_embedding_whose_worker_dies_is_computed_elsewhere(folder):
         assert [s.task for s in second.started] == [Task.EMBED]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_an_embedding_that_is_not_finite_is_an_error(folder, bad, encoding):
+    async with cluster(folder, FakeWorker(vector=(1.0, bad, 2.0))) as c, c.http() as http:
+        body = {"model": MODEL, "input": "x", "encoding_format": encoding}
+        answer = await http.post("/v1/embeddings", json=body)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "not finite" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"), [(5e-324, 0.0), (1e-300, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (0, 0.0)]
+)
+async def test_a_tiny_temperature_is_greedy(folder, ids, asked, used):
+    async with cluster(folder, FakeWorker(reply=ids("Hi"))) as c:
+        await c.openai().chat.completions.create(**ASK | {"temperature": asked})
+        assert c.worker.started[0].sampling.temperature == used
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

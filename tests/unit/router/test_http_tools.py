@@ -177,7 +177,7 @@ async def test_reasoning_is_told_from_the_answer(folder, ids, stream, thinks, te
 # --- adapters -------------------------------------------------------------------------------------
 
 
-def make_adapter(path, *, rank=2, hidden=64, seed=0, target="q_proj"):
+def make_adapter(path, *, rank=2, hidden=64, seed=0, target="q_proj", scale=1.0):
     import torch
     from safetensors.torch import save_file
 
@@ -187,7 +187,7 @@ def make_adapter(path, *, rank=2, hidden=64, seed=0, target="q_proj"):
     save_file(
         {
             f"{name}.lora_A.weight": torch.randn(rank, hidden, generator=random),
-            f"{name}.lora_B.weight": torch.randn(64, rank, generator=random),
+            f"{name}.lora_B.weight": torch.randn(64, rank, generator=random) * scale,
         },
         path / "adapter_model.safetensors",
     )
@@ -199,7 +199,7 @@ def make_adapter(path, *, rank=2, hidden=64, seed=0, target="q_proj"):
 async def test_adapters_are_models_while_they_are_loaded(folder, ids, tmp_path):
     one, other = make_adapter(tmp_path / "one"), make_adapter(tmp_path / "other", seed=1)
     async with cluster(folder, FakeWorker(reply=ids("Hi"))) as c, c.http() as http:
-        load = {"lora_name": "sql", "lora_path": str(one)}
+        load = {"lora_name": "sql", "lora_path": str(one), "load_inplace": None}
         for _ in range(2):  # again changes nothing
             assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 200
         cards = (await http.get("/v1/models")).json()["data"]
@@ -242,6 +242,7 @@ async def test_configured_adapters_are_there_from_the_start(folder, tmp_path):
         ({"hidden": 32}, 400, "another base model"),
         ({"rank": 65}, 400, "adapter_rank_max"),
         ({"target": "embed_tokens"}, 400, "target module"),
+        ({"scale": float("nan")}, 400, "q_proj.lora_B.weight has numbers that are not finite"),
         (None, 404, "does not exist"),
     ],
 )
@@ -262,7 +263,9 @@ async def test_beam_search_through_the_api(folder, ids):
             prompt="x",
             n=2,
             max_tokens=3,
-            extra_body={"use_beam_search": True, "ignore_eos": True},
+            temperature=0,
+            top_p=1,
+            extra_body={"use_beam_search": True, "ignore_eos": True, "top_k": -1, "min_p": 0},
         )
         assert len(answer.choices) == 2
         assert answer.choices[0].finish_reason == "length"
