@@ -121,9 +121,15 @@ def _model_config(folder: Path, kind: str) -> ModelConfig:
 def _servers(
     folder: Path, kinds: list[str], given: dict[str, str], concurrency: int, *, own_model: bool
 ) -> list[Peer]:
-    found = [peers.baton_peer(folder)]
+    # A random model's greedy text runs in loops, which are easily guessed; other servers do not guess.
+    plain = "engine.speculation=off"
+    found = [
+        peers.baton_peer(folder, settings=[plain]),
+        peers.baton_peer(folder, name="baton, guessing"),
+    ]
     if "int8" in kinds:
-        found.append(peers.baton_peer(folder, name="baton int8", settings=["model.quantization=int8"]))
+        int8 = ["model.quantization=int8", plain]
+        found.append(peers.baton_peer(folder, name="baton int8", settings=int8))
     if program := peers.find_program("vllm", given.get("vllm")):
         found.append(peers.vllm_peer(program, folder))
     program = peers.find_program("llama-server", given.get("llama-server"))

@@ -12,7 +12,7 @@ from baton.bench.bench_model import FIRST_TOKEN, VOCAB
 from baton.bench.closed_loop import Load, LoadResult
 from baton.bench.peers import Peer
 
-REQUESTS_PER_CLIENT = 3
+REQUESTS_PER_CLIENT = 2
 REQUESTS_MIN = 10
 WARM_UP_REQUESTS = 4
 
