@@ -247,6 +247,8 @@ class _Matcher:
         if self._matcher.is_terminated():
             mask[:] = 0
         else:
+            began_s = time.thread_time()
             self._matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+            self._is_slow |= time.thread_time() - began_s > TOKEN_S_MAX
             if self._never is not None:
                 mask &= ~self._never

@@ -215,6 +215,13 @@ def test_a_grammar_without_a_first_token_is_refused(store, kind, text):
         store.prepare(Grammar(kind, text))
 
 
+def test_a_schema_of_thousands_of_schemas_is_refused(store):
+    properties = {f"p{i}": {"type": "string"} for i in range(5000)}
+    text = json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
+    with pytest.raises(GrammarError, match="too long to compile"):
+        store.prepare(Grammar(GrammarKind.JSON_SCHEMA, text))
+
+
 def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
     grammar = Grammar(GrammarKind.EBNF, 'root ::= "a" x\nx ::= x')
     for tokens in generate(store, closers, [grammar] * 4):
