@@ -1,6 +1,7 @@
 """From a model folder and the configuration to a model that computes."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
+    if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
+        notes.extend(_made_dense(checkpoint.dense_types()))
     dtype = TORCH_DTYPES[geometry.dtype]
     linears: tuple[Linear[Any], ...] = ()
     if spec.is_native:
@@ -95,6 +98,14 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         linears=linears,
         notes=tuple(notes),
     )
+
+
+def _made_dense(types: list[str]) -> Iterator[str]:
+    if types:
+        yield (
+            f"weights: the file's {', '.join(types)} matrices are made dense, which takes more memory and is "
+            "slower: take a Q8_0, Q4_K_M or Q4_0 file, or set model.quantization=int8 or int4"
+        )
 
 
 def _release(checkpoint: Checkpoint | GgufCheckpoint) -> None:

@@ -20,9 +20,14 @@ _BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4}
 _ROWS_AT_ONCE = 1024
 
 
+def is_exact(kind: str) -> bool:
+    """Its blocks are integers with scales, so `blocks_to_matrix` keeps them as they are."""
+    return kind in _GROUPS
+
+
 def blocks_to_matrix(rows: Bytes, kind: str, dtype: torch.dtype) -> Matrix:
     """rows: uint8 [R, bytes of a row] of a type that is no float's. dtype: of a dense result."""
-    if kind not in _GROUPS:
+    if not is_exact(kind):
         return DenseMatrix(dequantize(rows, kind, dtype))
     pieces = [_integers(rows[i : i + _ROWS_AT_ONCE], kind) for i in range(0, len(rows), _ROWS_AT_ONCE)]
     zeros = [zero for _, _, zero in pieces if zero is not None]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
-from baton.engine.gguf.blocks import Bytes, blocks_to_matrix, dequantize
+from baton.engine.gguf.blocks import Bytes, blocks_to_matrix, dequantize, is_exact
 from baton.engine.gguf.folder import weight_files_of
 from baton.engine.gguf.names import Place, place_of
 from baton.engine.gguf.reader import GGML_TYPES, GgufTensor, read_gguf
@@ -70,6 +70,13 @@ class GgufCheckpoint:
         found = blocks_to_matrix(rows, tensor.type, dtype)
         order = self._row_order(name, place, out_size)
         return found if order is None else _reordered(found, order)
+
+    def dense_types(self) -> list[str]:
+        """Quantised types of matrices that are made dense when they are read."""
+        tensors = self._header.tensors
+        untied = {"token_embd.weight"} if "output.weight" in tensors else set[str]()
+        matrices = [t for name, t in tensors.items() if len(t.shape) > 1 and name not in untied]
+        return sorted({t.type for t in matrices if not t.is_float and not is_exact(t.type)})
 
     def digest(self) -> str:
         """As `weights.Checkpoint.digest`."""

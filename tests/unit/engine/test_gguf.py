@@ -15,6 +15,7 @@ from baton.core.errors import SetupError
 from baton.core.sampling import SamplingParams
 from baton.engine.gguf.config import llama3_divisor
 from baton.engine.gguf.reader import read_gguf
+from baton.engine.loading import load_model
 from baton.engine.model_check import check_model, check_tokenizer
 from baton.engine.model_files import default_name, resolve_model
 from baton.engine.models.read import load_spec
@@ -62,6 +63,27 @@ def test_file_generates_what_its_weights_mean(tmp_path: Path, case: str) -> None
     executor = load(file, dtype="float32")
     assert executor.model_name == "tiny"
     assert Driver(executor).generate(PROMPT, SamplingParams(max_tokens=COUNT), chunk=16) == _expected(same)
+
+
+def test_a_type_that_is_made_dense_is_told(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "llama", with_tokenizer=False)
+    file = write_gguf(folder, tmp_path / "m.gguf", matrices="Q4_0")
+    assert not [note for note in load(file).notes if note.startswith("weights: ")]
+    _retype(file, gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.IQ4_NL)
+    (note,) = (note for note in load(file).notes if note.startswith("weights: "))
+    assert "IQ4_NL matrices are made dense" in note
+    rounded = load_model(ModelConfig(path=str(file), quantization="int8"), EngineConfig(kv_bytes=2**20))
+    assert not [note for note in rounded.notes if note.startswith("weights: ")]
+
+
+def _retype(file: Path, old: int, new: int) -> None:
+    """Types whose blocks are of one size."""
+    reader = gguf.GGUFReader(file, "r+")
+    for tensor in reader.tensors:
+        dtype = tensor.field.parts[4]
+        if dtype[0] == old:
+            dtype[0] = new
+    reader.data.flush()
 
 
 def test_parts_are_one_model(tmp_path: Path) -> None:
