@@ -71,6 +71,8 @@ def check_schema(schema: Any, where: str) -> Any:
     """The schema, written so that all of it is enforced. Raises ClientError naming keyword and path."""
     if schema is True:
         return True
+    if schema is False:
+        raise _refuse(where, "", "'false' allows no value at all")
     if not isinstance(schema, dict):
         raise _refuse(where, "", "must be a JSON schema, which is an object")
     try:

@@ -161,9 +161,11 @@ def _compile(compiler: Any, kind: GrammarKind, text: str) -> Any:
     try:
         return compilers[kind](compiler, text)
     except (Unsupported, GrammarError) as error:
-        raise GrammarError(f"{kind}: {error}") from None
+        raise GrammarError(str(error)) from None
+    except (AttributeError, KeyError, TypeError) as error:  # ours, about a keyword's value
+        raise GrammarError("a keyword of the schema has a value of the wrong type") from error
     except Exception as error:  # xgrammar raises RuntimeError and its own kinds, for the text alone
-        raise GrammarError(f"{kind}: {_one_line(error)}") from error
+        raise GrammarError(_one_line(error)) from error
 
 
 def _compile_schema(compiler: Any, text: str) -> Any:
@@ -221,9 +223,13 @@ def _json(text: str) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """Without xgrammar's time stamp and place in its source."""
+    """Without what xgrammar says of itself: time stamp, place in its source, the check that failed."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line.split(": ", 1)[1][:300] if line.startswith("[") and ": " in line else line[:300]
+    if line.startswith("[") and ": " in line:
+        line = line.split(": ", 1)[1]
+    if line.startswith("Check failed: "):
+        line = line.removeprefix("Check failed: ").rpartition(" is false: ")[2]
+    return line[:300]
 
 
 class _Matcher:
