@@ -33,6 +33,8 @@ CHOICES_MAX = 10_000
 TOKEN_S_MAX = 0.1
 """Following an ambiguous grammar takes time with the third power of the text's length; where one token
 takes longer than this the text ends, since everybody in the batch waits for it."""
+START_S_MAX = 0.5
+"""To find the first tokens. Everybody in the batch would wait for it once more."""
 
 
 class GrammarError(Exception):
@@ -114,7 +116,10 @@ class GrammarStore:
         stops = None if self._eos else [0]
         matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops), self._never.get(kind))
         mask: Mask = mask_of((), self._vocab)
+        began_s = time.thread_time()
         matcher.fill(mask)
+        if time.thread_time() - began_s > START_S_MAX:
+            raise GrammarError("the grammar is too ambiguous: a repetition of what may be empty, repeated")
         if not mask.any():
             raise GrammarError(_EMPTY.get(kind, "the grammar allows no text"))
 

@@ -222,6 +222,13 @@ def test_a_schema_of_thousands_of_schemas_is_refused(store):
         store.prepare(Grammar(GrammarKind.JSON_SCHEMA, text))
 
 
+def test_a_grammar_that_is_slow_from_the_start_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("baton.engine.grammar.START_S_MAX", -1.0)
+    store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    with pytest.raises(GrammarError, match="ambiguous"):
+        store.prepare(Grammar(GrammarKind.REGEX, "(([a-z]?){1,9}x?){1,9}"))
+
+
 def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
     grammar = Grammar(GrammarKind.EBNF, 'root ::= "a" x\nx ::= x')
     for tokens in generate(store, closers, [grammar] * 4):
