@@ -118,12 +118,21 @@ def parse_body(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> 
         return _parse_fields(body, kind, unsupported)
 
 
+def _utf8_error(body: bytes) -> str:
+    """With the position in the body; the decoder's is one within some string of it."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"{error.reason} at byte {error.start}"
+    return ""
+
+
 def decode_object(body: bytes) -> dict[str, Any]:
     """Raises ClientError if the body is no JSON object."""
     try:
         fields = msgspec.json.decode(body)
     except UnicodeDecodeError as error:
-        raise ClientError(f"the body is not UTF-8: {error}") from error
+        raise ClientError(f"the body is not UTF-8: {_utf8_error(body) or error.reason}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ClientError(f"the body is not valid JSON: {error}") from error
     if not isinstance(fields, dict):

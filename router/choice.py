@@ -25,8 +25,9 @@ from router.parsers.deltas import CallArguments, CallStart, Content, Delta, Mess
 from router.parsers.select import Stages
 
 
-def error_for(failed: Failed, prompt_field: str) -> BatonError:
-    """`prompt_field`: of the request, to be named if that is too long."""
+def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = None) -> BatonError:
+    """`prompt_field`: of the request, to be named if that is too long; `grammar_field`: if nothing else of
+    the request can be unsupported."""
     match failed.kind:
         case FailureKind.QUEUE_FULL:
             return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
@@ -35,7 +36,8 @@ def error_for(failed: Failed, prompt_field: str) -> BatonError:
         case FailureKind.TOO_LONG:
             return PromptTooLong(failed.message, param=prompt_field)
         case FailureKind.UNSUPPORTED:
-            return ClientError(failed.message, code="unsupported_parameter")
+            code = "unsupported_grammar" if grammar_field else "unsupported_parameter"
+            return ClientError(failed.message, param=grammar_field, code=code)
         case FailureKind.DEADLINE:
             return DeadlineOver(failed.message)
         case FailureKind.ATTEMPTS:
@@ -73,6 +75,8 @@ class Wants(msgspec.Struct, frozen=True):
     prompt_only: bool = False
     is_ranked: bool = False
     """Its log probability decides whether it is part of the answer."""
+    grammar_field: str | None = None
+    """That the grammar came from; None: there is none, or an adapter may be what a worker refuses."""
 
 
 PLAIN = Wants()
@@ -179,7 +183,7 @@ class Choice:
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._owner.fail(error_for(failed, self._owner.prompt_field))
+        self._owner.fail(error_for(failed, self._owner.prompt_field, self.wants.grammar_field))
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
         """As `Detokenizer.push`, noting where in the text each token begins."""

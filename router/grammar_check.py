@@ -20,6 +20,7 @@ from baton.core.errors import ClientError
 from router.one_of import are_disjoint
 from router.regex_check import check_pattern
 from router.schema_ends import endless_ref
+from router.schema_size import check_size, check_sizes
 
 SCHEMA_BYTES_MAX = 256 * 1024
 SCHEMA_DEPTH_MAX = 64
@@ -70,6 +71,8 @@ def check_schema(schema: Any, where: str) -> Any:
     """The schema, written so that all of it is enforced. Raises ClientError naming keyword and path."""
     if schema is True:
         return True
+    if schema is False:
+        raise _refuse(where, "", "'false' allows no value at all")
     if not isinstance(schema, dict):
         raise _refuse(where, "", "must be a JSON schema, which is an object")
     try:
@@ -78,6 +81,7 @@ def check_schema(schema: Any, where: str) -> Any:
         raise _refuse(where, "", f"is no JSON: {error}") from error
     if size > SCHEMA_BYTES_MAX:
         raise _refuse(where, "", f"has {size} bytes, at most {SCHEMA_BYTES_MAX} are allowed")
+    check_size(schema, where)
     checked = _Checker(schema, where).checked(schema, where, depth=0)
     if (ref := endless_ref(checked)) is not None:
         raise _refuse(where, "$ref", f"{ref!r:.200} needs itself again and again, so that no text fulfils it")
@@ -382,6 +386,7 @@ def check_structural_tag(tag: Any, where: str) -> dict[str, Any]:
     size = len(orjson.dumps(tag))
     if size > SCHEMA_BYTES_MAX:
         raise _refuse(where, "", f"has {size} bytes, at most {SCHEMA_BYTES_MAX} are allowed")
+    check_sizes(tag["format"], where)
     checked = _checked_format(tag["format"], f"{where}.format", depth=0)
     return {"type": "structural_tag", "format": checked}
 

@@ -177,8 +177,14 @@ class Preparation:
             echo=echo,
             prompt_only=call.prompt_only,
             is_ranked=is_ranked,
+            grammar_field=self._grammar_field() if grammar is not None else None,
         )
         return submit, self.detokenizer(submit, wants), wants
+
+    def _grammar_field(self) -> str | None:
+        if self._adapter is not None:
+            return None
+        return self._call.structured.field if self._call.structured is not None else "tools"
 
     def submit(
         self,

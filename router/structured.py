@@ -100,6 +100,8 @@ def _of_structured_outputs(value: Any) -> Structured:
         if value[option]:
             raise ClientError(f"{where}.{option} is not supported; leave it out", param=f"{where}.{option}")
     kinds = [name for name in value if value[name] not in (None, False) and name not in _OPTIONS]
+    if not kinds and value.get("json") is False:
+        kinds = ["json"]  # as a schema, which says what is wrong with it
     if len(kinds) != 1:
         raise ClientError(
             f"{where} must have exactly one of json, json_object, regex, choice, grammar, structural_tag",

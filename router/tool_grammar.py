@@ -8,6 +8,7 @@ from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
 from router.conversation import Tool, ToolMode, ToolUse
 from router.grammar_check import check_schema
+from router.schema_size import check_size
 from router.structured import schema_grammar, structural_grammar
 
 STRICT_PARSERS = frozenset({"hermes"})
@@ -55,6 +56,7 @@ def _required(tools: ToolUse) -> Grammar:
         schema["maxItems"] = 1
     if definitions:
         schema["$defs"] = definitions
+    check_size(schema, "tools")
     return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode())
 
 

@@ -33,6 +33,8 @@ CHOICES_MAX = 10_000
 TOKEN_S_MAX = 0.1
 """Following an ambiguous grammar takes time with the third power of the text's length; where one token
 takes longer than this the text ends, since everybody in the batch waits for it."""
+START_S_MAX = 0.5
+"""To find the first tokens. Everybody in the batch would wait for it once more."""
 
 
 class GrammarError(Exception):
@@ -114,7 +116,10 @@ class GrammarStore:
         stops = None if self._eos else [0]
         matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops), self._never.get(kind))
         mask: Mask = mask_of((), self._vocab)
+        began_s = time.thread_time()
         matcher.fill(mask)
+        if time.thread_time() - began_s > START_S_MAX:
+            raise GrammarError("the grammar is too ambiguous: a repetition of what may be empty, repeated")
         if not mask.any():
             raise GrammarError(_EMPTY.get(kind, "the grammar allows no text"))
 
@@ -161,9 +166,11 @@ def _compile(compiler: Any, kind: GrammarKind, text: str) -> Any:
     try:
         return compilers[kind](compiler, text)
     except (Unsupported, GrammarError) as error:
-        raise GrammarError(f"{kind}: {error}") from None
+        raise GrammarError(str(error)) from None
+    except (AttributeError, KeyError, TypeError) as error:  # ours, about a keyword's value
+        raise GrammarError("a keyword of the schema has a value of the wrong type") from error
     except Exception as error:  # xgrammar raises RuntimeError and its own kinds, for the text alone
-        raise GrammarError(f"{kind}: {_one_line(error)}") from error
+        raise GrammarError(_one_line(error)) from error
 
 
 def _compile_schema(compiler: Any, text: str) -> Any:
@@ -221,9 +228,13 @@ def _json(text: str) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """Without xgrammar's time stamp and place in its source."""
+    """Without what xgrammar says of itself: time stamp, place in its source, the check that failed."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line.split(": ", 1)[1][:300] if line.startswith("[") and ": " in line else line[:300]
+    if line.startswith("[") and ": " in line:
+        line = line.split(": ", 1)[1]
+    if line.startswith("Check failed: "):
+        line = line.removeprefix("Check failed: ").rpartition(" is false: ")[2]
+    return line[:300]
 
 
 class _Matcher:
@@ -247,6 +258,8 @@ class _Matcher:
         if self._matcher.is_terminated():
             mask[:] = 0
         else:
+            began_s = time.thread_time()
             self._matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
+            self._is_slow |= time.thread_time() - began_s > TOKEN_S_MAX
             if self._never is not None:
                 mask &= ~self._never

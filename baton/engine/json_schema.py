@@ -14,6 +14,8 @@ Schema = dict[str, Any]
 
 NESTING_MAX = 64
 """Compile time grows with the third power of it."""
+PARTS_MAX = 4096
+"""Schemas within a schema. The router, which names the field, allows fewer properties and branches."""
 _REFUSED = frozenset(
     {
         "not",
@@ -89,12 +91,16 @@ def _is_schema(value: object) -> TypeGuard[Schema]:
 class _Walk:
     def __init__(self, root: object) -> None:
         self._root = root
+        self._parts = 0
 
     def visit(self, schema: object, at: str, depth: int) -> Any:
         if isinstance(schema, bool):
             return schema
         if not _is_schema(schema):
             raise Unsupported(f"{at}: a schema is an object or a boolean")
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise Unsupported(f"more than {PARTS_MAX} schemas within the schema take too long to compile")
         if depth > NESTING_MAX:
             raise Unsupported(f"{at[:80]}: nested more than {NESTING_MAX} levels deep")
         for keyword in sorted(_REFUSED & schema.keys()):

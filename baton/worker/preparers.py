@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,21 @@ from baton.worker.preparation import NotPrepared
 log = logging.getLogger(__name__)
 
 THREADS = 4
-"""That compile, or read adapters. One that is stuck in a hostile grammar must not hold up all others."""
+"""That read adapters."""
+COMPILING_NICENESS = 10
+"""Compiling must not take the processor from those who compute or answer."""
+
+
+def compiling_threads() -> ThreadPoolExecutor:
+    """One that gives way to all others: what waits for it and is given up is never begun."""
+    return ThreadPoolExecutor(1, thread_name_prefix="compile", initializer=_give_way)
+
+
+def _give_way() -> None:
+    # Niceness is each thread's own on Linux, see sched(7), "The nice value".
+    thread = threading.get_native_id()
+    wanted = os.getpriority(os.PRIO_PROCESS, thread) + COMPILING_NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, wanted))
 
 
 class GrammarCompiler(Protocol):

@@ -39,7 +39,7 @@ from baton.worker.driver import CoreDriver, CoreSink
 from baton.worker.engine_thread import EngineThread
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.preparation import Preparation
-from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars
+from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
 from baton.worker.registration import Registration
 from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
@@ -80,6 +80,7 @@ class WorkerProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        self._compiling = compiling_threads()
 
     async def run(
         self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
@@ -91,6 +92,7 @@ class WorkerProcess:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_engine)
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
             await self._engine.run(executor.warm_up)
@@ -141,7 +143,7 @@ class WorkerProcess:
         )
         return Preparation(
             core,
-            (Grammars(executor.grammars, self._threads), adapters),
+            (Grammars(executor.grammars, self._compiling), adapters),
             spawn=self._spawn,
             prepare_s=engine.prepare_s,
             pending_max=engine.waiting_sequences_max,

@@ -215,6 +215,20 @@ def test_a_grammar_without_a_first_token_is_refused(store, kind, text):
         store.prepare(Grammar(kind, text))
 
 
+def test_a_schema_of_thousands_of_schemas_is_refused(store):
+    properties = {f"p{i}": {"type": "string"} for i in range(5000)}
+    text = json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
+    with pytest.raises(GrammarError, match="too long to compile"):
+        store.prepare(Grammar(GrammarKind.JSON_SCHEMA, text))
+
+
+def test_a_grammar_that_is_slow_from_the_start_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("baton.engine.grammar.START_S_MAX", -1.0)
+    store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    with pytest.raises(GrammarError, match="ambiguous"):
+        store.prepare(Grammar(GrammarKind.REGEX, "(([a-z]?){1,9}x?){1,9}"))
+
+
 def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
     grammar = Grammar(GrammarKind.EBNF, 'root ::= "a" x\nx ::= x')
     for tokens in generate(store, closers, [grammar] * 4):
@@ -299,6 +313,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(store, says)
     with pytest.raises(GrammarError, match=re.escape(says)) as raised:
         store.prepare(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(REFUSED[says])))
     assert "\n" not in str(raised.value)
+    assert not re.match(r"\w+: |Check failed", str(raised.value).replace("not JSON: ", ""))
     assert "/project/" not in str(raised.value)
 
 
@@ -354,6 +369,7 @@ def test_what_does_not_compile_is_one_line(store, kind, text):
         store.prepare(Grammar(kind, text))
     assert len(str(raised.value)) < 400
     assert "\n" not in str(raised.value)
+    assert not re.match(r"\w+: |Check failed", str(raised.value).replace("not JSON: ", ""))
     assert not store.has(Grammar(kind, text))
 
 

@@ -160,6 +160,35 @@ def test_parameters_that_no_call_can_have_are_refused(choice):
     assert error.value.param == "tools[0].function.parameters.$ref"
 
 
+def many(count):
+    return {f"p{i}": STR for i in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "bound"),
+    [
+        ({"type": "object", "properties": many(257)}, "at most 256"),
+        ({"type": "array", "items": {"anyOf": [{"const": i} for i in range(257)]}}, "at most 256"),
+        ({"type": "object", "properties": many(1025), "required": list(many(1025))}, "at most 1024"),
+        ({"$defs": {f"d{i}": {"properties": many(250)} for i in range(5)}}, "at most 1024"),
+    ],
+    ids=["optional", "branches", "required", "definitions"],
+)
+def test_what_takes_too_long_to_compile_is_refused(schema, bound):
+    with pytest.raises(ClientError, match=bound):
+        check_schema(schema, "s")
+    form = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": schema}]}
+    with pytest.raises(ClientError, match=bound):
+        check_structural_tag({"format": form}, "s")
+
+
+def test_many_tools_together_are_bounded_as_one_schema():
+    function = {"parameters": {"type": "object", "properties": many(200)}}
+    tools = [{"type": "function", "function": function | {"name": f"f{i}"}} for i in range(6)]
+    with pytest.raises(ClientError, match="at most 1024"):
+        tool_grammar(check_tool_use(tools, "required", is_parallel=True), "hermes")
+
+
 def test_size_and_depth_are_bounded():
     deep = INT
     for _ in range(80):

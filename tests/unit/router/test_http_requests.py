@@ -68,6 +68,12 @@ async def test_what_no_worker_supports_is_a_400_with_its_reason(folder):
             answer = await http.post("/v1/chat/completions", json=ASK | {"stream": stream})
             assert answer.status_code == 400
             assert answer.json()["error"]["message"] == worker.refuses
+            assert answer.json()["error"]["param"] is None
+            answer = await http.post(
+                "/v1/chat/completions", json=ASK | {"stream": stream, "guided_regex": "a"}
+            )
+            error = answer.json()["error"]
+            assert (error["param"], error["code"]) == ("guided_regex", "unsupported_grammar")
 
 
 # --- logprobs -------------------------------------------------------------------------------------

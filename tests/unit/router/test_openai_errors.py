@@ -130,6 +130,8 @@ BAD = [
         400, "allowed_token_ids", None, "min_tokens",
     ),
     (chat(guided_json={"$ref": "#"}), 400, "guided_json.$ref", "unsupported_grammar", "no text"),
+    (chat(structured_outputs={"json": False}), 400, "structured_outputs.json", "unsupported_grammar",
+     "no value"),
     (chat(bad_words=["x"]), 400, "bad_words", "unsupported_parameter", "bad_words"),
     (chat(prompt_logprobs=21), 400, "prompt_logprobs", None, "20"),
     (chat(baton={"tpot_ms": 0}), 400, "baton.tpot_ms", None, "above 0"),
@@ -217,6 +219,12 @@ async def test_bodies_that_are_not_requests(folder, path, body):
         answer = await http.post(path, content=body)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_is_not_utf8_is_named_by_its_place_in_the_body(folder):
+    async with cluster(folder) as c, c.http() as http:
+        answer = await http.post(CHAT, content=b'{"model": "\xff"}')
+        assert answer.json()["error"]["message"] == "the body is not UTF-8: invalid start byte at byte 11"
 
 
 async def test_unknown_paths_and_methods_have_the_same_shape(folder):

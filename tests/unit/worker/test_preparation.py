@@ -2,6 +2,8 @@
 sequence meanwhile is honoured."""
 
 import asyncio
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -22,7 +24,7 @@ from baton.core.messages import (
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from baton.engine.grammar import GrammarError
 from baton.worker.preparation import Preparation
-from baton.worker.preparers import Adapters, Grammars
+from baton.worker.preparers import Adapters, Grammars, compiling_threads
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
@@ -228,6 +230,36 @@ async def test_a_grammar_that_does_not_compile_is_unsupported_with_the_compilers
         await bench.settle()
         bench.tell(start("u", grammar=GRAMMAR))  # known now: without a detour
         assert bench.core.starts == [("t", 1), ("u", 1)]
+
+
+class Stuck(Store):
+    """Until the test lets go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on, self.begun, self.niceness = threading.Event(), [], 0
+
+    def prepare(self, grammar):
+        self.begun.append(grammar.text)
+        self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self.go_on.wait(30)
+        super().prepare(grammar)
+
+
+async def test_one_grammar_compiles_at_a_time_and_gives_way_and_those_given_up_are_never_begun():
+    store = Stuck()
+    with compiling_threads() as threads:
+        bench = Bench(Grammars(store, threads), prepare_s=0.05)
+        for text in ("a", "b", "c"):
+            bench.tell(start(text, grammar=Grammar(GrammarKind.REGEX, text)))
+        await bench.settle()
+        reasons = [bench.answers.get_nowait().reason for _ in range(3)]
+        assert reasons == [RefusalReason.UNSUPPORTED] * 3
+        store.go_on.set()
+        await asyncio.wrap_future(threads.submit(str))
+        assert store.begun == ["a"]
+        here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert store.niceness == min(19, here + 10)
 
 
 class Loader:
