@@ -6,6 +6,7 @@ running beam, so scored at its present length, cannot better the worst of the ke
 """
 
 from collections.abc import Collection, Sequence
+from heapq import nlargest
 
 import msgspec
 
@@ -37,12 +38,13 @@ class BeamSearch:
     def step(self, next_tokens: Sequence[Sequence[tuple[int, float]]]) -> None:
         """`next_tokens`: (token, logprob) of each running beam's next token, at least `alternatives`."""
         length = len(self.running[0].tokens) + 1
-        candidates = [
-            Hypothesis((*beam.tokens, token), beam.score + logprob)
+        scored = [
+            (beam.score + logprob, beam, token)
             for beam, tokens in zip(self.running, next_tokens, strict=True)
             for token, logprob in tokens
         ]
-        candidates = sorted(candidates, key=lambda c: -c.score)[: self._keep]
+        best = nlargest(self._keep, scored, key=lambda one: one[0])
+        candidates = [Hypothesis((*beam.tokens, token), score) for score, beam, token in best]
         for candidate in candidates[: self._width]:
             if self._ends(candidate):
                 self.ended.append(Hypothesis(candidate.tokens, self._scored(candidate.score, length)))

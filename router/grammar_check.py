@@ -23,6 +23,8 @@ from router.schema_ends import endless_ref
 from router.schema_size import check_size, check_sizes
 
 SCHEMA_BYTES_MAX = 256 * 1024
+COPIED_BYTES_MAX = 256
+"""Of `additionalProperties`, where it is also the schema of required names that are not listed."""
 SCHEMA_DEPTH_MAX = 64
 GRAMMAR_CHARACTERS_MAX = 64 * 1024
 CHOICES_MAX = 4096
@@ -279,6 +281,8 @@ class _Checker:
                 raise _refuse(
                     path, "required", f"{name!r:.100} is required, but no property may have that name"
                 )
+            if len(orjson.dumps(others)) > COPIED_BYTES_MAX:  # copies within copies would have no bound
+                raise _refuse(path, "required", f"{name!r:.100} is required, so list it under properties")
             properties[name] = others
 
 
@@ -383,7 +387,10 @@ def check_structural_tag(tag: Any, where: str) -> dict[str, Any]:
         raise _refuse(where, "", "must be an object")
     if "format" not in tag:
         tag = {"type": "structural_tag", "format": _of_structures(tag, where)}
-    size = len(orjson.dumps(tag))
+    try:
+        size = len(orjson.dumps(tag))
+    except (TypeError, RecursionError, orjson.JSONEncodeError) as error:
+        raise _refuse(where, "", f"is no JSON: {error}") from error
     if size > SCHEMA_BYTES_MAX:
         raise _refuse(where, "", f"has {size} bytes, at most {SCHEMA_BYTES_MAX} are allowed")
     check_sizes(tag["format"], where)

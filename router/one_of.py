@@ -34,7 +34,10 @@ def _values(schema: dict[str, Any]) -> frozenset[bytes] | None:
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not isinstance(listed, list):
         return None
-    return frozenset(orjson.dumps(int(v) if isinstance(v, float) and v.is_integer() else v) for v in listed)
+    return frozenset(
+        orjson.dumps(int(v) if isinstance(v, float) and v.is_integer() and abs(v) < 2**63 else v)
+        for v in listed
+    )
 
 
 def _kinds(schema: dict[str, Any]) -> frozenset[str] | None:

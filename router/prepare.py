@@ -104,7 +104,10 @@ class Preparation:
         if most is None:
             return tokens
         if most == -1:
-            most = self._service.limits.card.context_tokens - (self._call.max_tokens or 1)
+            limits = self._service.limits
+            context = limits.card.context_tokens
+            answer = 1 if self._call.endpoint is Endpoint.EMBEDDING else limits.default_max_tokens
+            most = context - (self._call.max_tokens or min(answer, context // 2))
         return tokens if len(tokens) <= most else tokens[len(tokens) - max(1, most) :]
 
     async def parts(self, prompts: list[Prompt]) -> list[Part]:

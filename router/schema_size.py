@@ -14,6 +14,7 @@ BRANCHES_MAX = 256
 """Of one anyOf or oneOf."""
 PARTS_MAX = 1024
 """Properties and branches in all."""
+OTHERS = ("unevaluatedItems", "unevaluatedProperties", "additionalProperties", "propertyNames")
 
 
 def check_size(schema: Any, where: str) -> int:
@@ -39,13 +40,14 @@ def check_size(schema: Any, where: str) -> int:
                     raise _too_large(where, f"{keyword} of {len(branches)} schemas", BRANCHES_MAX)
                 parts += len(branches)
                 todo += branches
-        parts += len(properties)
+        names = set(map(str, required)) if isinstance(required, list) else set[str]()
+        parts += len(properties.keys() | names)
         if parts > PARTS_MAX:
             raise _too_large(where, f"{parts} properties and branches", PARTS_MAX)
         todo += properties.values()
         for keyword in ("patternProperties", "$defs", "definitions"):
             todo += _objects(node.get(keyword)).values()
-        todo += [node.get(k) for k in ("items", "unevaluatedItems", "additionalProperties", "propertyNames")]
+        todo += [node.get(k) for k in ("items", *OTHERS)]
     return parts
 
 

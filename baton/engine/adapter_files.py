@@ -24,6 +24,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _PIECE_BYTES = 1 << 20
 _PATTERN_CHARACTERS_MAX = 200
+_PATTERN_REPEATS_MAX = 3
 _EXPONENT_BITS = {"F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
 """By dtype: as unsigned integers, and the bits that are all set in infinities and NaN only (IEEE 754)."""
 _REFUSED_WHEN_SET = (
@@ -214,6 +215,9 @@ def _by_pattern(config: Mapping[str, Any], field: str, module: str, default: obj
 def _matches(pattern: str, module: str, folder: Path) -> bool:
     if len(pattern) > _PATTERN_CHARACTERS_MAX:
         raise SetupError(f"adapter {folder}: a pattern of {len(pattern)} characters is too long")
+    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > _PATTERN_REPEATS_MAX:
+        # Such can take hours on a name of thirty characters, and anybody can publish an adapter.
+        raise SetupError(f"adapter {folder}: the pattern {pattern!r} repeats too much")
     try:
         return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
     except re.error as error:

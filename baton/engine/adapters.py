@@ -74,8 +74,12 @@ class AdapterSlots:
         assert self._free, "all adapter slots are taken"
         slot = self._free.pop()
         self._slots[adapter.key] = slot
-        for linear, low_rank in zip(self._linears, adapter.low_ranks, strict=True):
-            linear.set_low_rank(slot, low_rank)
+        try:
+            for linear, low_rank in zip(self._linears, adapter.low_ranks, strict=True):
+                linear.set_low_rank(slot, low_rank)
+        except BaseException:  # a lack of memory: half an adapter must not stay
+            self.drop(adapter.key)
+            raise
 
     def drop(self, key: str) -> None:
         """No step uses it any more. Unknown: nothing happens."""

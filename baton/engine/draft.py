@@ -59,6 +59,8 @@ class DraftModel:
     def __init__(self, loaded: LoadedModel, *, vocab: int, step_tokens_max: int) -> None:
         """`vocab`: of the model it guesses for."""
         self._loaded, self._vocab, self._step_tokens_max = loaded, vocab, step_tokens_max
+        self._known = loaded.spec.vocab_size
+        """Rows of the small embedding; the large one may have more, for ids that nothing is written with."""
         self._texts: OrderedDict[SeqKey, _Text] = OrderedDict()
         """Least recently used first."""
         self._free = list(range(loaded.kv.block_count))
@@ -89,17 +91,23 @@ class DraftModel:
 
     def begin(self, key: SeqKey, history: Sequence[int]) -> None:
         """All tokens of a sequence, where it starts here (again)."""
+        if any(token >= self._known for token in history):
+            self.end([key])
+            return
         text = self._texts.get(key)
         if text is None:
             self._texts[key] = _Text(list(history))
         else:
             text.tokens, text.agreed = list(history), 0
 
-    def follow(self, key: SeqKey, tokens: Iterable[int]) -> None:
+    def follow(self, key: SeqKey, tokens: Sequence[int]) -> None:
         """They were sampled. Unknown: nothing happens."""
         text = self._texts.get(key)
-        if text is not None:
-            text.tokens.extend(tokens)
+        if text is None:
+            return
+        text.tokens.extend(tokens)
+        if any(token >= self._known for token in tokens):
+            self.end([key])
 
     def end(self, keys: Iterable[SeqKey]) -> None:
         for key in keys:

@@ -24,7 +24,11 @@ def local_folder(path_or_hub_id: str, *, what: str = "model") -> Path | None:
     """
     if not path_or_hub_id:
         raise SetupError(f"no {what} given: name a Hugging Face folder or hub id")
-    path = Path(path_or_hub_id).expanduser()
+    try:
+        path = Path(path_or_hub_id).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a null character, nobody's home
+        raise SetupError(f"{what} {path_or_hub_id!r:.100} is no path: {error}") from error
     gguf = gguf_in(path)
     if gguf is not None:
         return unpack_gguf(gguf)

@@ -343,7 +343,9 @@ class Scheduler:
         if self._steps:
             return [Work(seq, 1) for seq in decodes]
         budget = self._engine.step_tokens_max - len(decodes)
-        guesses = self._speculator.guesses(decodes, self._times, budget=budget)
+        if self._waiting or any(seq.pending_count > 1 for seq in self._running):
+            budget -= self._engine.chunk_tokens_min  # else guesses could keep prompts out for ever
+        guesses = self._speculator.guesses(decodes, self._times, budget=max(0, budget))
         return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, guesses, strict=True)]
 
     def _that_fit(self, seq: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:

@@ -133,7 +133,9 @@ class WorkerCore:
         return nothing_runs and self._leases.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
-        return self._attempts.adapters()
+        """Of live attempts, and of cancelled ones that a step under way still computes."""
+        of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
+        return self._attempts.adapters() | of_steps
 
     @property
     def waiting_keys(self) -> frozenset[SeqKey]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
-from baton.engine.adapter_files import digest_adapter, read_adapter
+from baton.engine.adapter_files import _matches, digest_adapter, read_adapter
 from tests.adapters import ALL, make_adapter, merge
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -296,3 +296,9 @@ def test_adapter_goes_on_where_another_engine_prefilled(tmp_path: Path) -> None:
     second.free = [block for block in second.free if block not in sequence.blocks]
     second.finish(sequence)
     assert sequence.generated == _expected(merge(base, tmp_path / "a", tmp_path / "merged"), PROMPTS[0])
+
+
+@pytest.mark.parametrize("pattern", ["([a-z]+)+!", "a*b*c*d*e", "(x){3}"])
+def test_a_pattern_that_may_take_for_ever_is_refused(pattern, tmp_path):
+    with pytest.raises(SetupError, match="repeats too much"):
+        _matches(pattern, "model.layers.0.self_attn.q_proj", tmp_path)

@@ -161,3 +161,24 @@ def test_a_finish_among_right_guesses_ends_the_sequence_there():
     assert bench.emitted["s", 0][-1] == 50
     assert len(bench.emitted["s", 0]) == 38
     bench.assert_empty()
+
+
+def test_right_guesses_do_not_keep_prompts_out():
+    bench = Bench(
+        blocks=800,
+        step_tokens=24,
+        batch=8,
+        next_token=lambda tokens: len(tokens) % 3,
+        speculation="ngram",
+        chunk_tokens_min=6,
+    )
+    bench.step_s = lambda plan: 0.01  # a guess costs nothing, so as many as may be are made
+    bench.add(*(sequence(f"s{i}", [i], max_tokens=350) for i in range(7)))
+    for _ in range(30):
+        bench.step()
+    assert bench.computer.draft_tokens > 100
+    bench.add(sequence("new", range(500, 530)))
+    for _ in range(12):
+        bench.step()
+    assert ("new", 0) in bench.done
+    bench.run()

@@ -288,3 +288,29 @@ def test_structures_and_triggers_become_a_structural_tag_that_compiles():
             "t",
         )
     assert error.value.param == "t.format.elements[0].json_schema.not"
+
+
+def test_required_names_that_are_not_listed_do_not_multiply():
+    schema = {"type": "integer"}
+    for _ in range(4):
+        schema = {"type": "object", "required": [f"k{i}" for i in range(60)], "additionalProperties": schema}
+    with pytest.raises(ClientError, match="list it under properties"):
+        check_schema(schema, "s")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "unevaluatedProperties": {"properties": {f"p{i}": {} for i in range(2000)}}},
+        {"type": "object", "required": [f"k{i}" for i in range(3000)]},
+    ],
+)
+def test_all_that_is_compiled_counts(schema):
+    with pytest.raises(ClientError, match="at most"):
+        check_schema(schema, "s")
+
+
+def test_numbers_beyond_64_bits_are_refused_or_kept_and_never_a_defect():
+    check_schema({"oneOf": [{"const": 1e20}, {"const": 2}]}, "s")
+    with pytest.raises(ClientError):
+        check_structural_tag({"type": "structural_tag", "format": {"type": "any_text", "x": 2**70}}, "s")
