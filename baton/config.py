@@ -66,7 +66,7 @@ class EngineConfig(Section):
     which spares the host launching their kernels one by one; 0: none."""
     overlap_steps: bool = True
     """Plan a step while the one before it runs."""
-    tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.1
+    tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.2
     """Objective of the time per output token for requests that name none. Prompt chunks shrink so that
     running sequences keep it; 0: chunks are as large as `step_tokens_max` allows."""
     chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 128
