@@ -59,7 +59,7 @@ class StepItem(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Performed in this order: `swap_out`, `swap_in`, `copies`, then the items."""
+    """Performed in this order: `ended`, `swap_out`, `swap_in`, `copies`, then the items."""
 
     items: tuple[StepItem, ...]
     step_number: int
@@ -70,7 +70,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     swap_in: tuple[tuple[int, int], ...] = ()
     """(slot of the swap space, block)"""
     ended: tuple[SeqKey, ...] = ()
-    """Nothing kept for these is needed any more."""
+    """Nothing kept for these is needed any more. One that was preempted and admitted again for this very
+    step is among the items too, and begins anew there."""
 
     @property
     def token_count(self) -> int:

@@ -431,8 +431,6 @@ class Scheduler:
     # --- the step -------------------------------------------------------------------------------
 
     def _begin(self, work: list[Work]) -> StepPlan:
-        """A key is never both in a plan's items and in its `ended`: what ended while the step before
-        this one ran, or was preempted for this one, is no longer among the running."""
         self._step_number += 1
         ended, self._ended = tuple(self._ended), []
         moves = self._tables.take_moves()

@@ -1,6 +1,6 @@
 from collections import deque
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.config import EngineConfig
@@ -61,7 +61,6 @@ class Bench:
             self.check()
             assert 0 < plan.token_count <= self.step_tokens
             assert len(plan.items) <= self.batch
-            assert not {item.key for item in plan.items} & set(plan.ended)
             self.steps += 1
             for item in plan.items:
                 self.first_step.setdefault(item.key, self.steps)
@@ -144,6 +143,21 @@ REQUESTS = st.lists(
     swap_bytes=st.sampled_from([0, 8, 100]),
     speculation=st.sampled_from(["off", "ngram"]),
     loop=st.booleans(),
+)
+@example(  # one is preempted and admitted again for the same step
+    requests=[
+        (0, 26, 13, Leg.WHOLE, 4),
+        (0, 26, 12, Leg.WHOLE, 4),
+        (0, 1, 1, Leg.WHOLE, 0),
+        (0, 1, 13, Leg.WHOLE, 0),
+    ],
+    blocks=13,
+    step_tokens=2,
+    batch=3,
+    overlap=False,
+    swap_bytes=0,
+    speculation="off",
+    loop=False,
 )
 def test_every_sequence_completes_with_its_own_tokens(
     requests, blocks, step_tokens, batch, overlap, swap_bytes, speculation, loop
