@@ -108,6 +108,44 @@ class TransferConfig(Section):
     """How long a decode leg may wait for free blocks before it is refused."""
 
 
+class StoreConfig(Section):
+    host_bytes: Annotated[int, Field(ge=0)] = 1 * 2**30
+    """Host memory of a host's store node, shared by the workers there; 0: no store."""
+    ssd_dir: str = ""
+    """Folder of the store node's files; empty: no SSD tier. One folder per node."""
+    ssd_bytes: Annotated[int, Field(ge=0)] = 16 * 2**30
+    """Disk space that the files may take, where `ssd_dir` is set."""
+    ssd_io: Literal["auto", "direct", "buffered"] = "auto"
+    """direct: past the page cache. auto: direct where the file system can."""
+    ssd_threads: Annotated[int, Field(ge=1, le=64)] = 4
+    """Reads and writes in flight at the device."""
+    socket: str = ""
+    """Unix socket where a host's workers find its store node; empty: one in the run-time folder, made by
+    `baton serve`."""
+    policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
+    """What leaves a tier first."""
+    ttl_s: Annotated[float, Field(ge=0)] = 0.0
+    """Blocks not used for this long are dropped; 0: never."""
+    tenant_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of each tier that one tenant may fill."""
+    pinned_share_max: Annotated[float, Field(gt=0, le=0.9)] = 0.5
+    """Of the host memory that loads and writes under way may hold."""
+    load_timeout_s: Seconds = 5.0
+    """A load that takes longer becomes a computation."""
+    lookup_timeout_s: Seconds = 0.05
+    """For the directory to say who else has a block; without its answer there is no fetch."""
+    lease_s: Seconds = 5.0
+    """How long a node keeps blocks for a reading peer that does not renew."""
+    replicate_bytes_s: Annotated[int, Field(ge=0)] = 256 * 2**20
+    """Blocks fetched from peers stay here, as copies, up to this rate; beyond it they go after use."""
+    drain_bytes: Annotated[int, Field(ge=0)] = 4 * 2**30
+    """A node that leaves offers so much to its peers first."""
+    checksums: bool = True
+    """Blocks in host memory and from peers are verified after each copy. Those on SSD always are."""
+    directory: str = ""
+    """redis://, rediss:// or redis+sentinel:// URL of the directory; empty: the control plane's."""
+
+
 class RouterConfig(Section):
     host: str = "127.0.0.1"
     """Interface the public API listens on."""
@@ -203,6 +241,7 @@ class Config(BaseSettings):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
+    store: StoreConfig = StoreConfig()
     router: RouterConfig = RouterConfig()
     cluster: ClusterConfig = ClusterConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

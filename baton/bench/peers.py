@@ -68,10 +68,10 @@ def llama_cpp_peer(program: str, gguf: Path, *, name: str, slots: int, slot_toke
 
 def transformers_peer(program: str, model: Path) -> Peer:
     """`transformers serve` with continuous batching."""
-    options = ("--continuous-batching", "--dtype", "bfloat16", "--device", "cpu", "--force-model", str(model))
+    options = ("--continuous-batching", "--dtype", "bfloat16", "--device", "cpu")
     return Peer(
         "transformers",
-        (program, "serve", *options, "--port", "{port}"),
+        (program, "serve", str(model), *options, "--port", "{port}"),
         {"OMP_NUM_THREADS": "{threads}"},
         model_name=str(model),
         takes_ids=False,

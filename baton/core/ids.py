@@ -15,6 +15,9 @@ WorkerId = NewType("WorkerId", str)
 """One worker process *life*: "<replica name>.<incarnation>". A restarted worker has a new id, so
 whatever still names the old one is recognisably stale."""
 
+NodeId = NewType("NodeId", str)
+"""One store node process *life*, like `WorkerId`."""
+
 BlockId = NewType("BlockId", int)
 """Index of a block in one worker's KV pool, 0 … block_count-1."""
 

@@ -40,10 +40,12 @@ from baton.worker.core_starts import sequence_of, unfit
 from baton.worker.core_status import WorkerStatus
 from baton.worker.events import (
     AskerLost,
+    CopyDone,
     Drain,
     FromAsker,
     FromRouter,
     FromSource,
+    FromStore,
     ReadDone,
     ReadSettled,
     RouterJoined,
@@ -53,6 +55,8 @@ from baton.worker.events import (
     SourceLost,
     StartRead,
     StepDone,
+    StoreJoined,
+    StoreLost,
     Tick,
     ToAsker,
     ToSource,
@@ -222,6 +226,8 @@ class WorkerCore:
             case Drain():
                 self._is_draining = True
                 self._out.tell_all(self._report())
+            case StoreJoined() | FromStore() | StoreLost() | CopyDone():
+                pass
             case AskerLost() | Tick():
                 pass  # a lost asker's leases run on: a one-sided read may still be under way
             case _:

@@ -21,6 +21,7 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
+from baton.core.store import WorkerToStore
 from baton.worker import events as e
 from kv_transfer.manager import ReadOutcome
 
@@ -56,6 +57,12 @@ class Ports(Protocol):
     def to_source(self, source: PeerRef, message: AskerMessage) -> None: ...
 
     def start_read(self, read: e.StartRead) -> None: ...
+
+    def to_store(self, message: WorkerToStore) -> None: ...
+
+    def copy_to_store(self, copy: e.CopyToStore) -> None: ...
+
+    def copy_from_store(self, copy: e.CopyFromStore) -> None: ...
 
 
 class Observer(Protocol):
@@ -140,6 +147,12 @@ class CoreDriver:
                 self.ports.to_source(source, message)
             case e.StartRead():
                 self.ports.start_read(action)
+            case e.ToStore(message):
+                self.ports.to_store(message)
+            case e.CopyToStore():
+                self.ports.copy_to_store(action)
+            case e.CopyFromStore():
+                self.ports.copy_from_store(action)
             case e.RunStep(plan):
                 self._spawn(self._run_step(plan))
             case _:

@@ -16,6 +16,7 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
+from baton.core.store import StoreToWorker, StoreWelcome, WorkerToStore
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -83,6 +84,33 @@ class StepDone(msgspec.Struct, frozen=True):
     result: StepResult
 
 
+class StoreJoined(msgspec.Struct, frozen=True):
+    """The store node of this host welcomed us, (again): its arena is mapped. Nothing of an earlier session is
+    valid any more."""
+
+    welcome: StoreWelcome
+
+
+class FromStore(msgspec.Struct, frozen=True):
+    message: StoreToWorker
+
+
+class StoreLost(msgspec.Struct, frozen=True):
+    """The session with the store node ended. The mapping stays readable until copies under way are done."""
+
+
+class CopyDone(msgspec.Struct, frozen=True):
+    """A CopyToStore or CopyFromStore ended; it touches neither blocks nor slots from now on."""
+
+    copy_id: int
+    checksums: tuple[int, ...] = ()
+    """CopyToStore: of each block, as it is in the arena; 0 where the store wants none."""
+    corrupt: tuple[int, ...] = ()
+    """CopyFromStore: positions whose checksum did not hold after the copy."""
+    error: str = ""
+    seconds: float = 0.0
+
+
 class SetRole(msgspec.Struct, frozen=True):
     role: Role
 
@@ -106,6 +134,10 @@ WorkerEvent = (
     | ReadDone
     | ReadSettled
     | StepDone
+    | StoreJoined
+    | FromStore
+    | StoreLost
+    | CopyDone
     | SetRole
     | Drain
     | Tick
@@ -152,4 +184,28 @@ class RunStep(msgspec.Struct, frozen=True):
     plan: StepPlan
 
 
-WorkerAction = ToRouter | ToAsker | ToSource | StartRead | RunStep
+class ToStore(msgspec.Struct, frozen=True):
+    """Dropped by the adapter if the session is gone."""
+
+    message: WorkerToStore
+
+
+class CopyToStore(msgspec.Struct, frozen=True):
+    """Pool blocks[i] to the arena's slots[i], beside the engine's steps. Always answered by one CopyDone."""
+
+    copy_id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+class CopyFromStore(msgspec.Struct, frozen=True):
+    """The arena's slots[i] to pool blocks[i], checksums (0: none) verified on what arrived. Always answered
+    by one CopyDone."""
+
+    copy_id: int
+    slots: tuple[int, ...]
+    blocks: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+WorkerAction = ToRouter | ToAsker | ToSource | StartRead | RunStep | ToStore | CopyToStore | CopyFromStore

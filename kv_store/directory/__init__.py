@@ -1,0 +1,1 @@
+"""Who holds which block in which tier, over all hosts."""

@@ -1,0 +1,244 @@
+"""What happens to a store node, and what it does about it.
+
+`kv_store.node.core.NodeCore` is pure: `handle(event, now_s=…) -> list[NodeAction]`. The process
+(`baton.store.process`) and the simulator feed it events and perform its actions in order.
+
+A *space* is the arena and the SSD file of one block size; its name is that size in bytes.
+"""
+
+import msgspec
+
+from baton.core.ids import BlockHash, NodeId, WorkerId
+from baton.core.store import (
+    BlockFacts,
+    Holding,
+    NodeRef,
+    NodeToNode,
+    StoreChanges,
+    StoreHello,
+    StoreToWorker,
+    Tier,
+    WorkerToStore,
+)
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+class WorkerJoined(msgspec.Struct, frozen=True):
+    """A worker opened a session. Answered by ToWorker(StoreWelcome or StoreRefused); of a worker id that has
+    a session already the adapter reports the old one's end first."""
+
+    hello: StoreHello
+
+
+class FromWorker(msgspec.Struct, frozen=True):
+    worker_id: WorkerId
+    message: WorkerToStore
+
+
+class WorkerLost(msgspec.Struct, frozen=True):
+    """End of file on its socket: it touches nothing any more. What it was writing is void, its pins end."""
+
+    worker_id: WorkerId
+
+
+class FromPeer(msgspec.Struct, frozen=True):
+    """Of the session about this space."""
+
+    space: int
+    peer: NodeRef
+    message: NodeToNode
+
+
+class PeerLost(msgspec.Struct, frozen=True):
+    """The session broke or could not be opened. Leases it held run on: a one-sided read may be under way."""
+
+    space: int
+    peer: NodeId
+    message: str
+
+
+class IoDone(msgspec.Struct, frozen=True):
+    """A ReadSsd or WriteSsd ended, well (`error` empty) or not."""
+
+    op_id: int
+    error: str = ""
+    is_corrupt: bool = False
+    """Read: the header or the checksum did not hold."""
+    is_full: bool = False
+    """Write: no space left on the device."""
+    seconds: float = 0.0
+    checksum: int = 0
+    """Read: of the payload, as it was found right."""
+
+
+class PeerReadDone(msgspec.Struct, frozen=True):
+    """A ReadPeer ended. As `baton.worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
+
+    read_id: int
+    error: str = ""
+    is_settled: bool = True
+    is_stale: bool = False
+    corrupt: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+class PeerReadSettled(msgspec.Struct, frozen=True):
+    read_id: int
+
+
+class LookedUp(msgspec.Struct, frozen=True):
+    """The directory's answer; of a directory that does not answer in time: nothing for each."""
+
+    lookup_id: int
+    holdings: tuple[tuple[Holding, ...], ...]
+
+
+class DirectoryForgot(msgspec.Struct, frozen=True):
+    """The directory is new, was flushed, or saw a gap: everything must be told again."""
+
+
+class PeersChanged(msgspec.Struct, frozen=True):
+    """Who else is there (draining ones included), this node left out."""
+
+    peers: tuple[NodeRef, ...]
+
+
+class Clear(msgspec.Struct, frozen=True):
+    """An operator wants these gone; pinned ones go when they are unpinned."""
+
+    tier: Tier | None = None
+    """None: all."""
+    tenant: str | None = None
+    """None: all."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Take nothing new, offer the most valuable blocks to the peers; loads go on. `is_drained` says when."""
+
+    budget_bytes: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+
+
+NodeEvent = (
+    WorkerJoined
+    | FromWorker
+    | WorkerLost
+    | FromPeer
+    | PeerLost
+    | IoDone
+    | PeerReadDone
+    | PeerReadSettled
+    | LookedUp
+    | DirectoryForgot
+    | PeersChanged
+    | Clear
+    | Drain
+    | Tick
+)
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+class OpenSpace(msgspec.Struct, frozen=True):
+    """Before the first use of a block size: make its arena (sparse) and its SSD file. Performed at once; what
+    fails ends the process, as there is no memory."""
+
+    space: int
+    slot_bytes: int
+    slot_count: int
+    ssd_slot_count: int
+
+
+class ToWorker(msgspec.Struct, frozen=True):
+    """Dropped by the adapter if its session is gone."""
+
+    worker_id: WorkerId
+    message: StoreToWorker
+
+
+class ToPeer(msgspec.Struct, frozen=True):
+    """The adapter opens a session if there is none; failing that, PeerLost."""
+
+    space: int
+    peer: NodeRef
+    message: NodeToNode
+
+
+class ReadSsd(msgspec.Struct, frozen=True):
+    """Into the arena's slot, header and checksum verified. Always answered by one IoDone, never dropped: the
+    slot is the device's until then."""
+
+    op_id: int
+    space: int
+    ssd_slot: int
+    slot: int
+    block_hash: BlockHash
+
+
+class WriteSsd(msgspec.Struct, frozen=True):
+    """Header and payload, from the arena's slot. Always answered by one IoDone."""
+
+    op_id: int
+    space: int
+    ssd_slot: int
+    slot: int
+    facts: BlockFacts
+    checksum: int
+    """Of the payload; 0: not known yet, the writer makes it."""
+
+
+class ForgetSsd(msgspec.Struct, frozen=True):
+    """The slot's content must not be found after a restart, and its disk space may be given back."""
+
+    space: int
+    ssd_slot: int
+
+
+class ForgetHost(msgspec.Struct, frozen=True):
+    """The slot's memory goes back to the system, for use by another space."""
+
+    space: int
+    slot: int
+
+
+class ReadPeer(msgspec.Struct, frozen=True):
+    """Read source_slots[i] of the peer into slots[i], compare generations and checksums (0: none) after it.
+    Always answered by one PeerReadDone, within `timeout_s` and a little."""
+
+    read_id: int
+    space: int
+    peer: NodeId
+    source_slots: tuple[int, ...]
+    slots: tuple[int, ...]
+    generations: tuple[int, ...]
+    checksums: tuple[int, ...]
+    timeout_s: float
+
+
+class LookUp(msgspec.Struct, frozen=True):
+    """Who else has these. Always answered by one LookedUp, within `timeout_s` and a little."""
+
+    lookup_id: int
+    hashes: tuple[BlockHash, ...]
+    timeout_s: float
+
+
+class Publish(msgspec.Struct, frozen=True):
+    changes: StoreChanges
+
+
+NodeAction = (
+    OpenSpace | ToWorker | ToPeer | ReadSsd | WriteSsd | ForgetSsd | ForgetHost | ReadPeer | LookUp | Publish
+)
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """A block that the SSD file of a space held at the start; given to the core with the space."""
+
+    ssd_slot: int
+    facts: BlockFacts
+    checksum: int

@@ -1,0 +1,1 @@
+"""Blocks in files: what was not written whole is never served."""
