@@ -186,7 +186,7 @@ class ToWorker(msgspec.Struct, frozen=True):
 
 
 class DropWorker(msgspec.Struct, frozen=True):
-    """It breaks the protocol. The adapter half-closes its session (shutdown of the writing side), reads no more
+    """It breaks the protocol. The adapter half-closes its session (shuts its writing side), reads no more
     messages, and reports WorkerLost at the end of file as ever: until then the worker may still write into
     what it was given, and the core keeps that aside."""
 
