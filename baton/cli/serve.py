@@ -34,10 +34,15 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
         return [*command, "--exit-with-parent"]
 
+    def store_command(control_address: str, socket: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "store", "run", "--control", control_address]
+        return [*command, "--socket", socket, "--exit-with-parent"]
+
     running = run_cluster(
         config,
         actor_class=WorkerActor,
         router_command=router_command if with_router else None,
+        store_command=store_command,
         announce=lambda text: print(text, flush=True),
     )
     try:
@@ -53,7 +58,7 @@ def serve_router(
     config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
 ) -> None:
     """Raises SetupError."""
-    from control_plane.router_child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
