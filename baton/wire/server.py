@@ -17,6 +17,7 @@ from baton.wire.link import END, Link, LinkBroken
 from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
 
 HELLO_S = 5.0
 """From opening a session to the caller's first message."""
@@ -160,6 +161,7 @@ async def start_server(
     worker: WorkerHandler | None = None,
     peer: PeerHandler | None = None,
     directory: DirectoryHandler | None = None,
+    store_directory: StoreDirectoryHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
@@ -170,6 +172,9 @@ async def start_server(
         pb_grpc.add_PeerServicer_to_server(_PeerServicer(peer), server)
     if directory is not None:
         pb_grpc.add_DirectoryServicer_to_server(_DirectoryServicer(directory), server)
+    if store_directory is not None:
+        servicer = StoreDirectoryServicer(store_directory)
+        pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
     try:
         bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError:
