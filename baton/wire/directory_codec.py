@@ -87,7 +87,7 @@ def holdings_to_pb(found: Sequence[Sequence[Holding]]) -> pb.LookUpBlocksReply:
         nodes = [index.setdefault(holding.node, len(index)) for holding in holdings]
         tiers = [v.number(_TIER, holding.tier) for holding in holdings]
         holders.append(pb.BlockHolders(nodes=nodes, tiers=tiers))
-    named = [pb.StoreNode(node_id=node.node_id, address=node.address) for node in index]
+    named = [pb.StoreNodeRef(node_id=node.node_id, address=node.address) for node in index]
     return pb.LookUpBlocksReply(nodes=named, holders=holders)
 
 

@@ -685,7 +685,7 @@ class LookUpBlocksRequest(_message.Message):
     hashes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class StoreNode(_message.Message):
+class StoreNodeRef(_message.Message):
     __slots__ = ("node_id", "address")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -705,6 +705,6 @@ class LookUpBlocksReply(_message.Message):
     __slots__ = ("nodes", "holders")
     NODES_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    nodes: _containers.RepeatedCompositeFieldContainer[StoreNode]
+    nodes: _containers.RepeatedCompositeFieldContainer[StoreNodeRef]
     holders: _containers.RepeatedCompositeFieldContainer[BlockHolders]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[StoreNode, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[BlockHolders, _Mapping]]] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[_Iterable[_Union[StoreNodeRef, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[BlockHolders, _Mapping]]] = ...) -> None: ...
