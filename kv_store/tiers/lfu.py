@@ -7,7 +7,6 @@ from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
 from kv_store.tiers.parking import ParkingPolicy
 
-
 STALE_LEVELS = 64
 """Beside as many as there are live ones: then the heap is made anew."""
 

@@ -526,6 +526,12 @@ class SourceEnvelope(_message.Message):
     refused: KVRefused
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., grant: _Optional[_Union[KVGrant, _Mapping]] = ..., refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
+class StoreFrame(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
 class Member(_message.Message):
     __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid", "notes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -314,6 +314,130 @@ class Peer:
             _registered_method=True)
 
 
+class StoreNodeStub:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Session = channel.stream_stream(
+                '/baton.v1.StoreNode/Session',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                _registered_method=True)
+        self.Ask = channel.unary_unary(
+                '/baton.v1.StoreNode/Ask',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                _registered_method=True)
+
+
+class StoreNodeServicer:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    def Session(self, request_iterator, context):
+        """Opened by the node that wants to read. Both sides say NodeHello first; what they do not agree on ends
+        the call with FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """One StoreRequest, one StoreReply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreNodeServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.StoreNode', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.StoreNode', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreNode:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.StoreNode/Session',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreNode/Ask',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class DirectoryStub:
     """--- membership ---------------------------------------------------------------------------------------
 
