@@ -1,8 +1,8 @@
 """How fast reads are, beside everything else that moves bytes between two processes, all in one run.
 
-Two processes on this machine. The same scattered blocks are read in every way in turn, round after round, so
-that whatever else the machine does hits all alike. `checked` is `TransferManager.read_checked`, as workers do it,
-with generations; the others are mechanisms with nothing around them (`kv_transfer.bench_raw`).
+Two processes on this machine. The same scattered blocks are read in every way in turn, round after round,
+so that whatever else the machine does hits all alike. `checked` is `TransferManager.read_checked`, as workers
+do it, with generations; the others are mechanisms with nothing around them (`kv_transfer.bench_raw`).
 """
 
 import asyncio
