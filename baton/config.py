@@ -143,7 +143,14 @@ class StoreConfig(Section):
     checksums: bool = True
     """Blocks in host memory and from peers are verified after each copy. Those on SSD always are."""
     directory: str = ""
-    """redis://, rediss:// or redis+sentinel:// URL of the directory; empty: the control plane's."""
+    """redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the directory, also
+    `--store`; empty: the control plane's."""
+    directory_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "default"
+    """Clusters that share a Redis and not their blocks differ in it."""
+    directory_timeout_s: Seconds = 1.0
+    """One call of the directory, reconnecting included; look-ups have `lookup_timeout_s`."""
+    directory_entries_max: Annotated[int, Field(ge=1)] = 1_000_000
+    """Blocks that the control plane's directory lists, over all nodes, at about 250 bytes each."""
 
 
 class RouterConfig(Section):

@@ -22,6 +22,8 @@ from baton.sim.world import Violation, World
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
     AskerLost,
+    CopyFromStore,
+    CopyToStore,
     FromAsker,
     FromRouter,
     FromSource,
@@ -35,6 +37,8 @@ from baton.worker.events import (
     ToAsker,
     ToRouter,
     ToSource,
+    ToStore,
+    WorkerAction,
     WorkerEvent,
 )
 
@@ -201,7 +205,7 @@ class SimWorker(Process):
 
     # --- actions out --------------------------------------------------------------------------------
 
-    def _perform(self, action: ToRouter | ToAsker | ToSource | StartRead | RunStep) -> None:
+    def _perform(self, action: WorkerAction) -> None:
         match action:
             case ToRouter(router_id, message):
                 self._checkers.worker_says(self, message)
@@ -223,6 +227,8 @@ class SimWorker(Process):
                 self._reads.start(self, action)
             case RunStep(plan):
                 self._run(plan)
+            case ToStore() | CopyToStore() | CopyFromStore():
+                pass  # no store node here
 
     def _to_source(self, source: PeerRef, message: AskerMessage) -> None:
         peer_id = source.worker_id
