@@ -97,6 +97,7 @@ class LocalStore:
         """The child whose `run` is to be a task; None: there is none to run."""
         if self._folder is None or self._command is None:
             return None
+        log.info("store node for this host at %s", self.config.store.socket)
         self._child = StoreChild(
             self._command(control_address, self.config.store.socket),
             environment=child_environment(self.config),

@@ -74,7 +74,7 @@ def serve_router(
         on_ready=lambda url: print(f"{READY_PREFIX}{url}", flush=True),
     )
     try:
-        _run(running)
+        run_on_uvloop(running)
     except SetupError as error:
         if not exit_with_parent:
             raise
@@ -95,7 +95,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
     configure_logs(worker_id, config.telemetry)
     try:
-        status = _run(_worker(worker_id, role, config, control_address, port))
+        status = run_on_uvloop(_worker(worker_id, role, config, control_address, port))
     except SetupError:
         raise
     except Exception:
@@ -130,7 +130,7 @@ async def _worker(worker_id: WorkerId, role: Role, config: Config, control_addre
     return 0
 
 
-def _run(main: Coroutine[Any, Any, Any]) -> Any:
+def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
     import uvloop
 
     return uvloop.run(main)

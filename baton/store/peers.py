@@ -14,7 +14,7 @@ from baton.wire.link import LinkBroken
 from baton.wire.serving import serve_until
 from baton.wire.store_nodes import NodeEnd, node_session
 from kv_store.node import events as e
-from kv_transfer.manager import ReadOutcome, TransferManager
+from kv_transfer.manager import TransferManager
 
 log = logging.getLogger(__name__)
 
@@ -221,9 +221,8 @@ class PeerReads:
         space: Callable[[int], PeerSpace],
         post: Callable[[e.NodeEvent], None],
         spawn: Spawn,
-        on_read: Callable[[int, ReadOutcome], None],
     ) -> None:
-        self._space, self._post, self._spawn, self._on_read = space, post, spawn, on_read
+        self._space, self._post, self._spawn = space, post, spawn
 
     def start(self, read: e.ReadPeer) -> None:
         """Answered by one PeerReadDone, and by PeerReadSettled if that said that bytes may yet land."""
@@ -236,7 +235,6 @@ class PeerReads:
             WorkerId(read.peer), read.source_slots, read.slots, read.generations, read.timeout_s
         )
         corrupt = await space.corrupt(read.slots, read.checksums) if not outcome.error else ()
-        self._on_read(len(read.slots), outcome)
         self._post(
             e.PeerReadDone(
                 read.read_id, outcome.error, outcome.is_settled, outcome.is_stale, corrupt, outcome.seconds
