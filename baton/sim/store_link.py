@@ -154,9 +154,7 @@ class StoreLink:
         self._world.after(seconds / 2, lambda: self._worker.post(lambda: self._move(action, arena, 0, half)))
         self._world.after(seconds, lambda: self._worker.post(lambda: self._end(action, arena, half, seconds)))
 
-    def _move(
-        self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, end: int
-    ) -> None:
+    def _move(self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, end: int) -> None:
         if arena is None:
             return
         pool = self._worker.memory
@@ -194,5 +192,3 @@ class StoreLink:
         counts["blocks copied from the store"] += count - len(corrupt)
         counts["corrupt blocks noticed by a worker"] += len(corrupt)
         return CopyDone(action.copy_id, corrupt=corrupt, seconds=seconds)
-
-

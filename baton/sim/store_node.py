@@ -3,19 +3,21 @@
 import random
 from typing import cast
 
-from baton.core.ids import BlockHash, NodeId, WorkerId
+from baton.core.ids import NodeId, WorkerId
 from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
 from baton.sim.model import Memory
 from baton.sim.network import Network, Process, Session
-from baton.sim.node import TICK_EPSILON_S, Timer
+from baton.sim.node import Timer
 from baton.sim.reads import Generations, Reads
 from baton.sim.scenario import GEOMETRY, Scenario
+from baton.sim.store_directory import SimDirectory
 from baton.sim.store_disk import SimDisk
 from baton.sim.store_link import LocalSession, checksum_of
 from baton.sim.world import Violation, World
 from baton.worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
+    DropWorker,
     ForgetHost,
     ForgetSsd,
     FromPeer,
@@ -30,6 +32,7 @@ from kv_store.node.events import (
     Publish,
     ReadPeer,
     ReadSsd,
+    SpaceOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -61,6 +64,7 @@ class SimStoreNode(Process):
     __slots__ = (
         "_directory",
         "_disk",
+        "_has_scanned",
         "_network",
         "_peer_sessions",
         "_reads",
@@ -93,6 +97,7 @@ class SimStoreNode(Process):
         self.node_id, self.worker_id = NodeId(name), WorkerId(name)
         self._scenario, self._network, self._reads, self._disk = scenario, network, reads, host.disk
         self._directory = directory
+        self._has_scanned = False
         self._rng: random.Random = world.stream(f"store/{name}")
         self._timer = Timer(self)
         self.sessions: list[LocalSession] = []
@@ -110,6 +115,8 @@ class SimStoreNode(Process):
         )
         reads.register(self)
         directory.joins(self)
+        if self._disk.slots:
+            self._scan_disk()
         self._arm()
 
     @property
@@ -137,6 +144,18 @@ class SimStoreNode(Process):
         except AssertionError as error:
             raise Violation(3, f"{self.name}'s accounts: {error}") from error
 
+    def _open(self, action: OpenSpace) -> None:
+        if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
+            raise Violation(0, f"{self.name} opens {action}")
+        if action.ssd_slot_count and not self._has_scanned:
+            self._scan_disk()
+
+    def _scan_disk(self) -> None:
+        self._has_scanned = True
+        opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
+        self.world.counts["blocks recovered from SSD"] += len(opened.recovered)
+        self.world.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
+
     def _arm(self) -> None:
         self._timer.arm(self.core.next_tick_s, lambda: self.feed(Tick()))
 
@@ -144,8 +163,9 @@ class SimStoreNode(Process):
         world = self.world
         match action:
             case OpenSpace():
-                if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
-                    raise Violation(0, f"{self.name} opens {action}")
+                self._open(action)
+            case DropWorker():
+                raise Violation(0, f"{self.name}: {action}")
             case ToWorker(worker_id, message):
                 session = self._session_of(worker_id)
                 if session is not None:
@@ -211,9 +231,7 @@ class SimStoreNode(Process):
             session.send(0 if session.ends[0].process is not self else 1, message)
         elif not isinstance(other, SimStoreNode) or not other.is_alive or other.is_frozen or is_cut_off:
             lost = PeerLost(SPACE, peer.node_id, "cannot connect")
-            self.world.after(
-                self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost))
-            )
+            self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost)))
         else:
             session = self._network.open(TowardsNode(self, other), TowardsNode(other, self))
             self._peer_sessions[peer.node_id] = other._peer_sessions[self.node_id] = session
@@ -252,7 +270,9 @@ class SimStoreNode(Process):
         read = self._wanted.pop(event.read_id)
         pairs = enumerate(zip(read.slots, read.checksums, strict=True))
         is_well = not event.error
-        bad = tuple(i for i, (slot, sum_) in pairs if is_well and sum_ and checksum_of(self.arena, slot) != sum_)
+        bad = tuple(
+            i for i, (slot, sum_) in pairs if is_well and sum_ and checksum_of(self.arena, slot) != sum_
+        )
         counts = self.world.counts
         counts["corrupt blocks noticed after a fetch"] += len(bad)
         counts["blocks fetched from a peer"] += 0 if event.error else len(read.slots) - len(bad)
@@ -286,7 +306,6 @@ class SimStoreNode(Process):
             session.close()
         self._reads.reader_died(self)
         self._network.process_died(self, noticed_s=noticed_s)
-        self._directory.node_died(self)
 
 
 class TowardsNode:
