@@ -40,6 +40,7 @@ from kv_store.node.events import (
     WorkerLost,
     WriteSsd,
 )
+from kv_store.tiers.choose import make_policy
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
@@ -107,10 +108,10 @@ class SimStoreNode(Process):
         self.generations = Generations(scenario.store_slot_count)
         self.arena = self.memory = Memory(scenario.store_slot_count, scenario.block_tokens)
         self.core = NodeCore(
-            ref=self.ref,
-            config=scenario.store,
-            recovered={SPACE: tuple(self._disk.recovered())},
-            generations=lambda space, count: self.generations,
+            self.ref,
+            scenario.store,
+            make_policy=lambda capacity: make_policy(scenario.store.policy, capacity),
+            make_generations=self._table,
             now_s=self.clock.now_s(),
         )
         reads.register(self)
@@ -155,6 +156,10 @@ class SimStoreNode(Process):
         opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
         self.world.counts["blocks recovered from SSD"] += len(opened.recovered)
         self.world.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
+
+    def _table(self, space: int, slot_count: int) -> Generations:
+        assert slot_count <= len(self.generations)
+        return self.generations
 
     def _arm(self) -> None:
         self._timer.arm(self.core.next_tick_s, lambda: self.feed(Tick()))
