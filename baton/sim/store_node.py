@@ -40,7 +40,6 @@ from kv_store.node.events import (
     WorkerLost,
     WriteSsd,
 )
-from kv_store.tiers.choose import make_policy
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
@@ -110,7 +109,6 @@ class SimStoreNode(Process):
         self.core = NodeCore(
             self.ref,
             scenario.store,
-            make_policy=lambda capacity: make_policy(scenario.store.policy, capacity),
             make_generations=self._table,
             now_s=self.clock.now_s(),
         )
