@@ -8,7 +8,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports render unit sim integration fmt clean
+.PHONY: help setup serve test check lint types imports render unit sim integration explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -65,6 +65,9 @@ sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
 
 integration: $(VENV)/.installed ## Real processes
 	$(BIN)/pytest tests/integration
+
+explore: $(VENV)/.installed ## Unit and contract tests with cases that are new in each run
+	BATON_EXPLORE=1 $(BIN)/pytest tests/unit tests/contract
 
 fmt: $(VENV)/.installed ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .

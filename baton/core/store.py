@@ -299,7 +299,13 @@ class StoreMember(msgspec.Struct, frozen=True):
 
 class StoreChanges(msgspec.Struct, frozen=True):
     """What a node gained and lost. `sequence_number` rises by one per message of a node's life; a gap means
-    that a snapshot is needed, which replaces all that was known of the node."""
+    that a snapshot is needed.
+
+    A snapshot replaces all that was known of the node: what its first message does not say is forgotten
+    with that message, and what each says counts at once. It may come in several messages, with changes in
+    between; a first message while one is under way begins anew. A message whose number is not above the
+    last one's was heard already and changes nothing.
+    """
 
     node_id: NodeId
     sequence_number: int
@@ -307,8 +313,10 @@ class StoreChanges(msgspec.Struct, frozen=True):
     """Also a block that moved: the tier is its fastest one there."""
     removed: tuple[BlockHash, ...] = ()
     is_snapshot: bool = False
+    is_first: bool = True
+    """Of a snapshot's messages: the first says so, all others must not."""
     is_last: bool = True
-    """A snapshot may come in several messages; the last one says so."""
+    """Of a snapshot's messages: the last one says so."""
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -41,12 +41,12 @@ class WorkerStatusReply(msgspec.Struct, frozen=True):
     """What people should know and no number says, such as a transfer backend that does not work here."""
 
 
-def _channel(address: str) -> grpc.aio.Channel:
+def channel_to(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 @asynccontextmanager
-async def _hung_up(call: Any) -> AsyncGenerator[None]:
+async def hung_up(call: Any) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -59,11 +59,11 @@ async def worker_session(
 ) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
     """A router's session with a worker. Raises LinkBroken if the worker can't be reached, says no
     hello in time, or speaks another wire version."""
-    async with _channel(address) as channel:
+    async with channel_to(address) as channel:
         call = pb_grpc.WorkerStub(channel).Session()
-        async with _hung_up(call):
+        async with hung_up(call):
             hello = pb.RouterHello(router_id=router_id, wire_version=m.WIRE_VERSION)
-            first = await _first(call, pb.RouterEnvelope(hello=hello), address, connect_timeout_s)
+            first = await first_answer(call, pb.RouterEnvelope(hello=hello), address, connect_timeout_s)
             try:
                 message = codec.worker_from_pb(first)
             except codec.WireError as error:
@@ -89,11 +89,11 @@ async def peer_session(
 ) -> AsyncGenerator[tuple[m.PeerHello, AskerEnd]]:
     """A decode worker's session with a prefill worker. Raises LinkBroken, or IncompatiblePeer if
     the two do not agree on fingerprint or wire version."""
-    async with _channel(address) as channel:
+    async with channel_to(address) as channel:
         call = pb_grpc.PeerStub(channel).Session()
-        async with _hung_up(call):
+        async with hung_up(call):
             opening = pb.AskerEnvelope(hello=codec.peer_hello_to_pb(hello))
-            first = await _first(call, opening, address, connect_timeout_s)
+            first = await first_answer(call, opening, address, connect_timeout_s)
             theirs = codec.peer_hello_from_pb(first.hello)
             if mismatch := disagreement(hello, theirs):
                 raise IncompatiblePeer(f"{address}: {mismatch}")
@@ -119,7 +119,7 @@ def disagreement(ours: m.PeerHello, theirs: m.PeerHello) -> str | None:
     return None
 
 
-async def _first(call: Any, opening: Any, address: str, timeout_s: float) -> Any:
+async def first_answer(call: Any, opening: Any, address: str, timeout_s: float) -> Any:
     try:
         async with asyncio.timeout(timeout_s):
             await call.write(opening)
@@ -141,9 +141,9 @@ def _is_refusal(error: Exception) -> bool:
     return error.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def _unary(address: str, service: Any, method: str, request: Any) -> Any:
+async def unary(address: str, service: Any, method: str, request: Any) -> Any:
     """Raises LinkBroken."""
-    async with _channel(address) as channel:
+    async with channel_to(address) as channel:
         try:
             return await getattr(service(channel), method)(request, timeout=CALL_S)
         except grpc.RpcError as error:
@@ -151,16 +151,16 @@ async def _unary(address: str, service: Any, method: str, request: Any) -> Any:
 
 
 async def drain_worker(address: str) -> None:
-    await _unary(address, pb_grpc.WorkerStub, "Drain", pb.DrainRequest())
+    await unary(address, pb_grpc.WorkerStub, "Drain", pb.DrainRequest())
 
 
 async def set_worker_role(address: str, role: m.Role) -> None:
     request = pb.SetRoleRequest(role=codec.role_to_pb(role))
-    await _unary(address, pb_grpc.WorkerStub, "SetRole", request)
+    await unary(address, pb_grpc.WorkerStub, "SetRole", request)
 
 
 async def worker_status(address: str) -> WorkerStatusReply:
-    reply = await _unary(address, pb_grpc.WorkerStub, "GetStatus", pb.StatusRequest())
+    reply = await unary(address, pb_grpc.WorkerStub, "GetStatus", pb.StatusRequest())
     return WorkerStatusReply(
         worker_id=WorkerId(reply.worker_id),
         role=codec.role_from_pb(reply.role),
@@ -177,7 +177,7 @@ class DirectoryClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = _channel(address)
+        self._channel = channel_to(address)
         self._stub = pb_grpc.DirectoryStub(self._channel)
 
     async def renew(self, member: m.Member) -> None:

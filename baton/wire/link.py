@@ -86,7 +86,7 @@ class Link(Generic[Out, In]):
             if envelope is END:
                 raise StopAsyncIteration
             return self._decode(envelope)
-        except (grpc.RpcError, WireError, asyncio.InvalidStateError, grpc.aio.BaseError) as error:
+        except (grpc.RpcError, WireError, OSError, asyncio.InvalidStateError, grpc.aio.BaseError) as error:
             self._broken = self._broken or describe(error)
             raise LinkBroken(f"{self.peer}: {self._broken}") from error
 

@@ -1,6 +1,5 @@
 """The answering side of every service: servicers that turn protobuf into handler calls."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -13,13 +12,13 @@ from baton.core.ids import RouterId, WorkerId
 from baton.wire import codec
 from baton.wire.address import host_port
 from baton.wire.client import WorkerStatusReply, disagreement
-from baton.wire.link import END, Link, LinkBroken
+from baton.wire.link import END, Link
 from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
-
-HELLO_S = 5.0
-"""From opening a session to the caller's first message."""
+from baton.wire.serving import first_message, until_end
+from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
+from baton.wire.store_nodes import StoreHandler, add_store_node
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
 SourceEnd = Link[m.SourceMessage, m.AskerMessage]
@@ -61,7 +60,7 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
         self._handler = handler
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        first = await _first(context)
+        first = await first_message(context)
         if first is END or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
         if first.hello.wire_version != m.WIRE_VERSION:
@@ -74,7 +73,7 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
             encode=codec.worker_to_pb,
             decode=codec.router_from_pb,
         )
-        await _until_end(self._handler.serve_router(RouterId(first.hello.router_id), link), link)
+        await until_end(self._handler.serve_router(RouterId(first.hello.router_id), link), link)
 
     async def Drain(self, request: Any, context: Any) -> pb.DrainReply:
         await self._handler.drain()
@@ -101,7 +100,7 @@ class _PeerServicer(pb_grpc.PeerServicer):
         self._handler = handler
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
-        first = await _first(context)
+        first = await first_message(context)
         if first is END or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
         ours, theirs = self._handler.hello(), codec.peer_hello_from_pb(first.hello)
@@ -115,25 +114,7 @@ class _PeerServicer(pb_grpc.PeerServicer):
             encode=codec.source_to_pb,
             decode=codec.asker_from_pb,
         )
-        await _until_end(self._handler.serve_asker(theirs, link), link)
-
-
-async def _first(context: Any) -> Any:
-    """END too for one that opens a session and then says nothing."""
-    try:
-        async with asyncio.timeout(HELLO_S):
-            return await context.read()
-    except TimeoutError:
-        return END
-
-
-async def _until_end(serving: Any, link: Link[Any, Any]) -> None:
-    try:
-        await serving
-    except LinkBroken:
-        pass  # the handler has seen it; the stream is over either way
-    finally:
-        await link.close()
+        await until_end(self._handler.serve_asker(theirs, link), link)
 
 
 class _DirectoryServicer(pb_grpc.DirectoryServicer):
@@ -160,6 +141,8 @@ async def start_server(
     worker: WorkerHandler | None = None,
     peer: PeerHandler | None = None,
     directory: DirectoryHandler | None = None,
+    store_directory: StoreDirectoryHandler | None = None,
+    store: StoreHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
@@ -170,6 +153,11 @@ async def start_server(
         pb_grpc.add_PeerServicer_to_server(_PeerServicer(peer), server)
     if directory is not None:
         pb_grpc.add_DirectoryServicer_to_server(_DirectoryServicer(directory), server)
+    if store_directory is not None:
+        servicer = StoreDirectoryServicer(store_directory)
+        pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
+    if store is not None:
+        add_store_node(store, server)
     try:
         bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError:

@@ -1,8 +1,31 @@
-"""Ending a served stream from this side."""
+"""Beginning and ending a served stream from this side."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
+
+from baton.wire.link import END, Link, LinkBroken
+
+HELLO_S = 5.0
+"""From opening a session to the caller's first message."""
+
+
+async def first_message(context: Any) -> Any:
+    """END too for one that opens a session and then says nothing."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            return await context.read()
+    except TimeoutError:
+        return END
+
+
+async def until_end(serving: Coroutine[Any, Any, None], link: Link[Any, Any]) -> None:
+    try:
+        await serving
+    except LinkBroken:
+        pass  # the handler has seen it; the stream is over either way
+    finally:
+        await link.close()
 
 
 async def serve_until(dropped: asyncio.Event, reading: Coroutine[Any, Any, None]) -> None:

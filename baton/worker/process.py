@@ -26,6 +26,7 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
+from baton.core.store import StoreHello, WorkerToStore
 from baton.engine.executor import Executor
 from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
@@ -43,6 +44,8 @@ from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, 
 from baton.worker.registration import Registration
 from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
+from baton.worker.store import WorkerStore
+from baton.worker.store_pool import copies_of
 from baton.worker.transfer import transfer_manager
 from decode_worker.puller import Puller, Read
 from kv_transfer.manager import TransferManager
@@ -103,6 +106,7 @@ class WorkerProcess:
             self._spans = spans_for(self._worker_id, self._config.telemetry)
             stack.push_async_callback(asyncio.to_thread, self._spans.shutdown)
             self._assemble(executor, transfer)
+            stack.callback(self._store.close)
             stack.push_async_callback(self._cancel_tasks)
             stack.callback(self._driver.close)
             stack.callback(self._puller.close)
@@ -133,7 +137,18 @@ class WorkerProcess:
             spawn=self._spawn,
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
-        self._driver.ports = _Ports(self._routers, self._askers, self._puller)
+        self._store = self._make_store(executor)
+        self._driver.ports = _Ports(self._routers, self._askers, self._puller, self._store)
+
+    def _make_store(self, executor: Executor) -> WorkerStore:
+        kv = executor.kv
+        return WorkerStore(
+            self._config.store.socket,
+            hello=StoreHello(self._worker_id, executor.fingerprint, kv.block_bytes),
+            open_copies=copies_of(kv),
+            block_count=kv.block_count,
+            post=self._driver.post,
+        )
 
     def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
         engine = self._config.engine
@@ -192,6 +207,8 @@ class WorkerProcess:
             )
             stack.push_async_callback(registration.leave)
             stack.callback(self._spawn(registration.run()).cancel)
+        if self._store.is_configured:
+            self._spawn(self._store.run())
         return self._member
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -228,7 +245,9 @@ class WorkerProcess:
 
     def _current_member(self) -> Member:
         status = self._core.status()
-        return msgspec.structs.replace(self._member, role=status.role, is_draining=status.is_draining)
+        return msgspec.structs.replace(
+            self._member, role=status.role, is_draining=status.is_draining, notes=self._notes()
+        )
 
     def _status(self) -> WorkerStatusReply:
         status = self._core.status()
@@ -242,7 +261,8 @@ class WorkerProcess:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        return member_notes(self._executor.notes, self._transfer.left_out)
+        engine = (*self._executor.notes, *self._store.notes())
+        return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:
         facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())
@@ -252,7 +272,7 @@ class WorkerProcess:
         accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
-        accounts |= self._metrics.totals()
+        accounts |= self._metrics.totals() | self._store.accounts()
         for backend, counters in self._transfer.counters.items():
             accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
             accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
@@ -300,8 +320,11 @@ class WorkerProcess:
 class _Ports:
     """`driver.Ports` over the sessions."""
 
-    def __init__(self, routers: RouterSessions, askers: AskerSessions, puller: Puller) -> None:
+    def __init__(
+        self, routers: RouterSessions, askers: AskerSessions, puller: Puller, store: WorkerStore
+    ) -> None:
         self._routers, self._askers, self._puller = routers, askers, puller
+        self._store = store
 
     def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
         self._routers.send(router_id, message)
@@ -323,3 +346,12 @@ class _Ports:
                 read.timeout_s,
             )
         )
+
+    def to_store(self, message: WorkerToStore) -> None:
+        self._store.send(message)
+
+    def copy_to_store(self, copy: e.CopyToStore) -> None:
+        self._store.copy_to_store(copy)
+
+    def copy_from_store(self, copy: e.CopyFromStore) -> None:
+        self._store.copy_from_store(copy)

@@ -3,7 +3,8 @@
 `kv_store.node.core.NodeCore` is pure: `handle(event, now_s=…) -> list[NodeAction]`. The process
 (`baton.store.process`) and the simulator feed it events and perform its actions in order.
 
-A *space* is the arena and the SSD file of one block size; its name is that size in bytes.
+A *space* is the arena and the SSD file of one block size; its name is that size in bytes (`block_bytes`).
+Ids of operations, reads and look-ups come from one count and are unique in the core's life.
 """
 
 import msgspec
@@ -22,6 +23,28 @@ from baton.core.store import (
 )
 
 # --- events ---------------------------------------------------------------------------------------
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """A block that the SSD file of a space was found to hold, whole, at the start."""
+
+    ssd_slot: int
+    facts: BlockFacts
+    checksum: int
+
+
+class SpaceOpened(msgspec.Struct, frozen=True):
+    """The SSD file of a space is open, and this is what it holds.
+
+    Told once per space where there is an SSD tier: at the start for each space whose file was found (its
+    OpenSpace comes as the answer, its size by the configuration of today), later as the answer to the
+    OpenSpace of a new one. Until then nothing of that space is read from or written to SSD, so a worker does
+    not wait for the scan. Slots that the core has no use for are answered by ForgetSsd."""
+
+    space: int
+    recovered: tuple[Recovered, ...] = ()
+    error: str = ""
+    """Not empty: the file cannot be used. The space goes on without SSD, and status says why."""
 
 
 class WorkerJoined(msgspec.Struct, frozen=True):
@@ -124,7 +147,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 NodeEvent = (
-    WorkerJoined
+    SpaceOpened
+    | WorkerJoined
     | FromWorker
     | WorkerLost
     | FromPeer
@@ -144,8 +168,9 @@ NodeEvent = (
 
 
 class OpenSpace(msgspec.Struct, frozen=True):
-    """Before the first use of a block size: make its arena (sparse) and its SSD file. Performed at once; what
-    fails ends the process, as there is no memory."""
+    """Before the first use of a block size: make its arena (sparse), at once; what fails ends the process, as
+    there is no memory. Then, beside the loop, its SSD file unless `ssd_slot_count` is 0 or SpaceOpened was
+    told of it already: answered by SpaceOpened."""
 
     space: int
     slot_bytes: int
@@ -158,6 +183,15 @@ class ToWorker(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     message: StoreToWorker
+
+
+class DropWorker(msgspec.Struct, frozen=True):
+    """It breaks the protocol. The adapter half-closes its session (shuts its writing side), reads no more
+    messages, and reports WorkerLost at the end of file as ever: until then the worker may still write into
+    what it was given, and the core keeps that aside."""
+
+    worker_id: WorkerId
+    message: str
 
 
 class ToPeer(msgspec.Struct, frozen=True):
@@ -192,7 +226,8 @@ class WriteSsd(msgspec.Struct, frozen=True):
 
 
 class ForgetSsd(msgspec.Struct, frozen=True):
-    """The slot's content must not be found after a restart, and its disk space may be given back."""
+    """The slot's content must not be found after a restart, and its disk space may be given back. A WriteSsd
+    into the same slot may follow at once: it comes after this."""
 
     space: int
     ssd_slot: int
@@ -232,13 +267,15 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 NodeAction = (
-    OpenSpace | ToWorker | ToPeer | ReadSsd | WriteSsd | ForgetSsd | ForgetHost | ReadPeer | LookUp | Publish
+    OpenSpace
+    | ToWorker
+    | DropWorker
+    | ToPeer
+    | ReadSsd
+    | WriteSsd
+    | ForgetSsd
+    | ForgetHost
+    | ReadPeer
+    | LookUp
+    | Publish
 )
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """A block that the SSD file of a space held at the start; given to the core with the space."""
-
-    ssd_slot: int
-    facts: BlockFacts
-    checksum: int

@@ -314,6 +314,130 @@ class Peer:
             _registered_method=True)
 
 
+class StoreNodeStub:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Session = channel.stream_stream(
+                '/baton.v1.StoreNode/Session',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                _registered_method=True)
+        self.Ask = channel.unary_unary(
+                '/baton.v1.StoreNode/Ask',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                _registered_method=True)
+
+
+class StoreNodeServicer:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    def Session(self, request_iterator, context):
+        """Opened by the node that wants to read. Both sides say NodeHello first; what they do not agree on ends
+        the call with FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """One StoreRequest, one StoreReply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreNodeServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.StoreNode', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.StoreNode', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreNode:
+    """--- store node <-> store node, and its operator ----------------------------------------------------------
+
+    """
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.StoreNode/Session',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreNode/Ask',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class DirectoryStub:
     """--- membership ---------------------------------------------------------------------------------------
 
@@ -469,6 +593,262 @@ class Directory:
             '/baton.v1.Directory/Watch',
             baton_dot_wire_dot_proto_dot_baton__pb2.WatchRequest.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.MembershipView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class StoreDirectoryStub:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Renew = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Renew',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Leave',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+                _registered_method=True)
+        self.GetMembers = channel.unary_unary(
+                '/baton.v1.StoreDirectory/GetMembers',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+                _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Publish',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+                _registered_method=True)
+        self.LookUp = channel.unary_unary(
+                '/baton.v1.StoreDirectory/LookUp',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+                _registered_method=True)
+
+
+class StoreDirectoryServicer:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    def Renew(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMembers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookUp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreDirectoryServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.SerializeToString,
+            ),
+            'GetMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMembers,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.SerializeToString,
+            ),
+            'LookUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookUp,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.StoreDirectory', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.StoreDirectory', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreDirectory:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Renew',
+            baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Leave',
+            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/GetMembers',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Publish',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/LookUp',
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ import pytest
 from baton.core import messages as m
 from baton.core.errors import IncompatiblePeer
 from baton.core.ids import RouterId, SequenceId, WorkerId
-from baton.wire import client, server
+from baton.wire import client, serving
 from baton.wire.client import (
     DirectoryClient,
     WorkerStatusReply,
@@ -241,9 +241,9 @@ async def test_a_view_that_makes_no_sense_is_a_directory_that_is_away(monkeypatc
 
 
 async def test_a_caller_that_never_says_hello_is_hung_up_on(served, monkeypatch):
-    monkeypatch.setattr(server, "HELLO_S", 0.05)
+    monkeypatch.setattr(serving, "HELLO_S", 0.05)
     _, address, _ = served
-    async with client._channel(address) as channel:
+    async with client.channel_to(address) as channel:
         for stub in (client.pb_grpc.WorkerStub, client.pb_grpc.PeerStub):
             call = stub(channel).Session()
             code = await asyncio.wait_for(call.code(), 5)

@@ -1,0 +1,1 @@
+"""The store node's process, and how workers reach it."""

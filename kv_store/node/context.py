@@ -1,0 +1,67 @@
+"""What the parts of a node share: the time, the actions so far, timers, limits and counts."""
+
+import heapq
+from collections.abc import Callable
+
+from baton.config import StoreConfig
+from baton.core.store import NodeRef
+from kv_store.node.counts import Counts
+from kv_store.node.events import NodeAction
+
+HASHES_MAX = 4096
+"""Of one message; more come in several."""
+SPACES_MAX = 16
+WORKERS_MAX = 256
+OFFERS_OPEN_MAX = 256
+"""Per worker."""
+LOADS_OPEN_MAX = 1024
+"""Per worker."""
+LOADS_WAITING_MAX = 1024
+"""For room, over all workers and peers."""
+LOOKUPS_MAX = 1024
+LEASES_MAX = 256
+"""Per peer."""
+PEERS_MAX = 1024
+
+
+class Context:
+    """One per core. `now_s` is that of the event being handled; `emit` keeps the order of the actions."""
+
+    def __init__(self, node: NodeRef, config: StoreConfig, *, now_s: float) -> None:
+        self.node = node
+        self.config = config
+        self.now_s = now_s
+        self.counts = Counts()
+        self._actions: list[NodeAction] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._last_id = 0
+
+    def emit(self, action: NodeAction) -> None:
+        self._actions.append(action)
+
+    def take_actions(self) -> list[NodeAction]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def new_id(self) -> int:
+        """Of an operation, read, look-up or fetch: unique in this node's life."""
+        self._last_id += 1
+        return self._last_id
+
+    @property
+    def next_tick_s(self) -> float | None:
+        return self._timers[0][0] if self._timers else None
+
+    def at(self, when_s: float, call: Callable[[], None]) -> None:
+        """Timers are never taken back: `call` looks whether it is still of any use."""
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when_s, self._timer_count, call))
+
+    def run_due(self) -> None:
+        """What is due now; timers set by it, for now, run in the next call."""
+        due: list[Callable[[], None]] = []
+        while self._timers and self._timers[0][0] <= self.now_s:
+            due.append(heapq.heappop(self._timers)[2])
+        for call in due:
+            call()
