@@ -1,6 +1,5 @@
 """Scripts of one worker and its store node."""
 
-
 from baton.config import EngineConfig, StoreConfig
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
