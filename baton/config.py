@@ -135,6 +135,9 @@ class StoreConfig(Section):
     """Of each tier that one tenant may fill."""
     pinned_share_max: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     """Of the host memory that loads and writes under way may hold."""
+    load: Literal["auto", "always", "never"] = "auto"
+    """auto: a worker brings blocks where that is predicted to be faster than computing them. always, never:
+    without asking."""
     load_timeout_s: Seconds = 5.0
     """A load that takes longer becomes a computation."""
     lookup_timeout_s: Seconds = 0.05
