@@ -32,7 +32,6 @@ from baton.core.store_admin import AskClear, AskDrain, AskStatus, Done, StoreRep
 from baton.core.store_admin import NodeStatus as StatusReply
 from baton.store.driver import NodeDriver
 from baton.store.local import LocalServer, WorkerSessions
-from baton.store.membership import Membership
 from baton.store.metrics import StoreMetrics, accounts
 from baton.store.peers import ASKER_MESSAGES, Answering, Asking, PeerReads
 from baton.store.space import Space
@@ -44,6 +43,7 @@ from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.store_nodes import NodeEnd
 from kv_store.directory.interface import Directory
+from kv_store.directory.registration import StoreRegistration
 from kv_store.node import events as e
 from kv_store.node.core import NodeCore
 from kv_transfer.backend import KVMemory
@@ -99,9 +99,9 @@ class StoreProcess:
             local.open()
             self._disks.open_found()
             stack.callback(local.close)
-            stack.push_async_callback(self._membership.leave)
             self._spawn(local.run())
-            self._spawn(self._membership.run())
+            stack.push_async_callback(self._registration.leave)
+            stack.callback(self._spawn(self._registration.run()).cancel)
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()
@@ -132,7 +132,7 @@ class StoreProcess:
         )
         self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
         self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
-        self._membership = Membership(
+        self._registration = StoreRegistration(
             self._directory,
             member=self._member,
             post=post,
@@ -145,13 +145,13 @@ class StoreProcess:
         await self._until(stop)
         budget = self._config.store.drain_bytes
         self._drain()
-        if not self._membership.peers or not budget:
+        if not self._registration.peers or not budget:
             return
         timeout_s = self._config.cluster.drain_timeout_s
         log.info(
             "offering up to %d bytes to %d peers, for at most %g s",
             budget,
-            len(self._membership.peers),
+            len(self._registration.peers),
             timeout_s,
         )
         ends_s = time.monotonic() + timeout_s
@@ -236,10 +236,10 @@ class StoreProcess:
         self._reads.start(action)
 
     def look_up(self, action: e.LookUp) -> None:
-        self._membership.look_up(action)
+        self._registration.look_up(action)
 
     def publish(self, changes: StoreChanges) -> None:
-        self._membership.publish(changes)
+        self._registration.publish(changes)
 
     def _worker_space(self, worker_id: WorkerId) -> Space | None:
         hello = self._workers.hello(worker_id)
@@ -295,7 +295,7 @@ class StoreProcess:
             is_draining=core.is_draining,
             is_drained=self._core.is_drained,
             accounts={**accounts(core), "pid": os.getpid()},
-            peers=tuple((peer.node_id, peer.address) for peer in self._membership.peers),
+            peers=tuple((peer.node_id, peer.address) for peer in self._registration.peers),
             notes=self._notes(),
         )
 
@@ -308,7 +308,7 @@ class StoreProcess:
 
     def _notes(self) -> tuple[str, ...]:
         arenas = {note: None for space in self._spaces.values() for note in space.arena.notes}
-        trouble = (f"directory: {self._membership.trouble}",) if self._membership.trouble else ()
+        trouble = (f"directory: {self._registration.trouble}",) if self._registration.trouble else ()
         return (*self._core.status().notes, *trouble, *self._disks.notes(), *arenas)
 
     def _member(self) -> StoreMember:

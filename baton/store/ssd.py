@@ -51,6 +51,11 @@ class Disks:
         self._last: dict[Slot, asyncio.Task[None]] = {}
         """Under way or waiting, by slot: the latest."""
 
+    @property
+    def file_count(self) -> int:
+        """Open ones."""
+        return len(self._files)
+
     def notes(self) -> tuple[str, ...]:
         return tuple(note for file in self._files.values() for note in file.notes)
 

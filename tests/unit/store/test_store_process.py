@@ -5,8 +5,6 @@ import contextlib
 import mmap
 import os
 
-import pytest
-
 from baton.config import Config
 from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash, NodeId, WorkerId
@@ -179,13 +177,13 @@ async def test_blocks_outlive_the_worker_that_stored_them(tmp_path):
 
 
 async def test_blocks_beyond_host_memory_come_from_ssd_also_in_the_next_life(tmp_path):
-    settings = config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_bytes=4 * 2**20)
+    settings = config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_io="buffered")
     chains = [hashes(6, of=name) for name in "abcdef"]
     async with Node("n.1", settings) as node, worker(node) as client:
-        await node.until(lambda s: any("IO" in note for note in s.notes))  # the file is open
+        await node.until(lambda s: node.process._disks.file_count)
         for chain in chains:
-            await client.store(chain)
-            await client.loads(chain)  # seen again: worth a write
+            taken_count = await client.store(chain)
+            await client.loads(chain[:taken_count])  # seen again: worth a write
         print(await node.status())
         kept = [chain for chain in chains if (await client.find(chain)).get(Tier.SSD)]
         assert kept
@@ -197,7 +195,7 @@ async def test_blocks_beyond_host_memory_come_from_ssd_also_in_the_next_life(tmp
 
 
 async def test_two_nodes_fetch_from_each_other(tmp_path):
-    directory, chain = MemoryDirectory(entries_max=1000), hashes(5)
+    directory, chain = MemoryDirectory(entries_max=1000), hashes(4)
     one = Node("n.1", config(tmp_path / "1"), directory)
     two = Node("n.2", config(tmp_path / "2"), directory)
     async with one, two, worker(one, "w.1") as near, worker(two, "w.2") as far:
@@ -205,17 +203,17 @@ async def test_two_nodes_fetch_from_each_other(tmp_path):
         await one.until(lambda s: s.peers)
         await two.until(lambda s: s.peers)
         async with asyncio.timeout(10):
-            while await far.find(chain) != {Tier.PEER: 5}:
+            while await far.find(chain) != {Tier.PEER: 4}:
                 pass
         assert await far.loads(chain) == {Tier.PEER}
         status = await two.status()
-        assert status.accounts["fetched_bytes"] == 5 * SLOT_BYTES
+        assert status.accounts["fetched_bytes"] == 4 * BLOCK_BYTES
         assert await far.loads(chain) == {Tier.HOST}, "copies stay"
         assert isinstance(await ask_node(one.address, AskStatus()), NodeStatus)
 
 
 async def test_a_node_that_leaves_hands_its_blocks_to_a_peer(tmp_path):
-    directory, chain = MemoryDirectory(entries_max=1000), hashes(5)
+    directory, chain = MemoryDirectory(entries_max=1000), hashes(4)
     async with Node("n.2", config(tmp_path / "2"), directory) as two, worker(two, "w.2") as far:
         async with Node("n.1", config(tmp_path / "1"), directory) as one:
             async with worker(one, "w.1") as near:
@@ -263,14 +261,10 @@ async def test_metrics_name_what_happened(tmp_path):
     assert "baton_store_load_seconds_count 1.0" in text
 
 
-@pytest.mark.parametrize("folder", ["file", "missing/\0"])
-async def test_an_unusable_folder_costs_the_ssd_tier_only(tmp_path, folder):
+async def test_an_unusable_folder_costs_the_ssd_tier_only(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    settings = config(tmp_path / "s", ssd_dir=str(tmp_path / folder))
-    if "\0" in folder:
-        pytest.skip("no such path")
+    settings = config(tmp_path / "s", ssd_dir=str(tmp_path / "file"))
     async with Node("n.1", settings) as node, worker(node) as client:
         await client.store(hashes(2))
-        status = await node.until(lambda s: s.notes)
+        await node.until(lambda s: any("ssd_dir" in note for note in s.notes))
         assert await client.loads(hashes(2)) == {Tier.HOST}
-        assert any("ssd" in note.lower() for note in status.notes)
