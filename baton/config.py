@@ -92,8 +92,13 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: Annotated[tuple[Literal["nixl", "tcp"], ...], Field(min_length=1)] = ("nixl", "tcp")
-    """How KV bytes move between workers, most preferred first; one that cannot start is left out."""
+    backends: Annotated[tuple[Literal["cma", "nixl", "tcp"], ...], Field(min_length=1)] = (
+        "cma",
+        "nixl",
+        "tcp",
+    )
+    """How KV bytes move between workers, most preferred first; one that cannot start is left out, and each
+    peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host."""
     lease_s: Seconds = 5.0
     """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5
@@ -130,6 +135,9 @@ class StoreConfig(Section):
     """Of each tier that one tenant may fill."""
     pinned_share_max: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     """Of the host memory that loads and writes under way may hold."""
+    load: Literal["auto", "always", "never"] = "auto"
+    """auto: a worker brings blocks where that is predicted to be faster than computing them. always, never:
+    without asking."""
     load_timeout_s: Seconds = 5.0
     """A load that takes longer becomes a computation."""
     lookup_timeout_s: Seconds = 0.05
