@@ -72,7 +72,7 @@ class WorkerMetrics:
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
 
     def read(self, outcome: ReadOutcome) -> None:
-        how = "stale" if outcome.is_stale else "failed" if outcome.error else "ok"
+        how = "stale" if outcome.is_stale else "corrupt" if outcome.is_corrupt else "failed" if outcome.error else "ok"
         self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=how)
         self.meter.observe(catalogue.TRANSFER, outcome.seconds, worker=self._worker)
 

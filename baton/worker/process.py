@@ -344,6 +344,7 @@ class _Ports:
                 read.local_blocks,
                 read.generations,
                 read.timeout_s,
+                read.checksums,
             )
         )
 
