@@ -27,7 +27,8 @@ def checksum(content):
 
 @dataclass
 class DullStore:
-    """Slots are never reused. A block's checksum is of what its writer copied."""
+    """Slots are never reused. A block's checksum is of what its writer copied. Workers of one host share
+    `arena` and `slot_of`."""
 
     machine: object
     tier: Tier = Tier.HOST
@@ -41,13 +42,18 @@ class DullStore:
     facts: dict = field(default_factory=dict)
     loads: dict = field(default_factory=dict)
     """Open: LoadBlocks and how many of its blocks were told ready."""
+    is_joined: bool = False
     heard: list = field(default_factory=list)
     """All messages of the worker."""
 
     def join(self):
+        self.is_joined = True
         self._tell(StoreJoined(StoreWelcome(NodeId("n"), 4096, 1 << 16, has_checksums=True)))
 
     def lose(self):
+        """What was on its way is lost with the session; until the next one nothing is heard."""
+        self.is_joined = False
+        self.machine.to_store.clear()
         self.loads.clear()
         self.writing.clear()
         self._tell(StoreLost())
@@ -91,6 +97,8 @@ class DullStore:
     # --- messages ---------------------------------------------------------------------------------
 
     def answer(self, message):
+        if not self.is_joined:
+            return
         self.heard.append(message)
         match message:
             case OfferBlocks(offer_id, blocks):

@@ -40,8 +40,6 @@ def settle(machine, node):
 def forget(machine, node):
     """The pool is used for other things, which are not stored."""
     node.lose()
-    while machine.to_store:
-        machine.to_store.popleft()
     blocks = machine.block_count * 4 - 6
     size = min(blocks, machine.max_model_tokens - 2)
     for i in range(0, blocks, size):

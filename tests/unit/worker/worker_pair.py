@@ -177,6 +177,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.channels: dict[tuple[str, str], deque] = {}
         self.late: list = []  # (machine, read): bytes that may yet land
+        self.stores: dict = {}  # a DullStore of each machine that has one
         for m in machines:
             m.handle(RouterJoined(ROUTER), self.now_s)
 
@@ -202,6 +203,8 @@ class Cluster:
             if m.plan is not None:
                 found.append(("step", name))
             found += [("read", (name, read_id)) for read_id in m.reads]
+        for name, node in self.stores.items():
+            found += [("store", (name, choice)) for choice in node.choices()]
         return found
 
     def perform(self, choice):
@@ -211,6 +214,10 @@ class Cluster:
             self.machines[where[1]].handle(event, self.now_s)
         elif what == "step":
             self.machines[where].finish_step(self.now_s)
+        elif what == "store":
+            node = self.stores[where[0]]
+            node.now_s = self.now_s
+            node.perform(where[1])
         else:
             self.finish_read(*where)
         self.post()
