@@ -109,7 +109,7 @@ class TransferConfig(Section):
     """Attempts at one read while the lease runs."""
     reads_in_flight_max: Annotated[int, Field(ge=1, le=256)] = 8
     """Reads of one decode worker at once; further ones wait."""
-    bytes_in_flight_max: Annotated[int, Field(ge=2**20)] = 256 * 2**20
+    bytes_in_flight_max: Annotated[int, Field(gt=0)] = 256 * 2**20
     """Bytes that one decode worker reads at once; requests share them fairly, so that the KV of a long prompt
     does not hold up that of a short one."""
     checksums: bool = False
