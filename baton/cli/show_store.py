@@ -18,13 +18,13 @@ def show(status: NodeStatus, *, as_json: bool) -> None:
         return
     console = Console()
     for line in heading(status):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(_tiers(status.accounts))
     paths = _paths(status.accounts)
     if paths.row_count:
         console.print(paths)
     for line in details(status):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def heading(status: NodeStatus) -> Iterator[str]:
