@@ -170,6 +170,7 @@ class SimWorker(Process):
             max_model_tokens=scenario.max_model_tokens,
             engine=scenario.engine,
             transfer=scenario.transfer,
+            store=scenario.store,
             router_grace_s=scenario.router_grace_s,
             heartbeat_s=scenario.heartbeat_s,
             generations=self.generations,

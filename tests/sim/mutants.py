@@ -26,6 +26,7 @@ from router import core as router_core
 from router.cluster_view import ClusterView
 from router.core import RouterCore
 from router.flow import Flow
+from tests.sim import store_mutants as store
 
 Patch = pytest.MonkeyPatch
 
@@ -384,4 +385,12 @@ MUTANTS = (
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
     Mutant("weights are not compared", _weights_are_not_compared, _any(7)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
+    Mutant("corrupt copies are taken", store.corrupt_copies_are_taken, _any(2, 7)),
+    Mutant("corrupt reads are served", store.corrupt_reads_are_served, _any(2, 7)),
+    Mutant("copies hold nothing", store.copies_hold_nothing, _any(0, 2, 3, 7)),
+    Mutant("loads never end", store.loads_never_end, _any(3)),
+    Mutant("unwritten blocks are kept", store.unwritten_blocks_are_kept, _any(2, 7)),
+    Mutant("half written blocks are kept", store.half_written_blocks_are_kept, _any(2, 3, 7)),
+    Mutant("a lost worker keeps its pins", store.a_lost_worker_keeps_its_pins, _any(0, 3)),
+    Mutant("offers are never settled", store.offers_are_never_settled, _any(3)),
 )
