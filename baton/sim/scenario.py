@@ -261,6 +261,7 @@ def _calm(scenario: Scenario) -> Scenario:
         read_block_s=0.0005,
         transfer=scenario.transfer.model_copy(update={"read_timeout_s": 0.4, "lease_s": 2.0}),
         router=scenario.router.model_copy(update={"attempts_max": 8}),
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
     )
 
 

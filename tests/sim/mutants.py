@@ -19,6 +19,7 @@ from baton.sim import reads
 from baton.worker import core as worker_core
 from baton.worker.core import WorkerCore
 from baton.worker.core_attempts import Attempt
+from baton.worker.core_legs import Legs
 from baton.worker.events import WorkerAction
 from decode_worker.intake import Intake
 from prefill_worker.leases import LeaseBook
@@ -223,15 +224,15 @@ def _history_forgotten_after_preemption(patch: Patch) -> None:
 
 def _late_token_is_emitted(patch: Patch) -> None:
     """A sequence that ended goes on with the token of the step that was planned ahead."""
-    finish = WorkerCore._end
+    finish = Legs._end
 
-    def later(self: WorkerCore, attempt: Attempt, seq: Sequence) -> None:
+    def later(self: Legs, attempt: Attempt, seq: Sequence) -> None:
         if seq.steps_open and seq.finish is not None and seq.task is Task.GENERATE:
             seq.finish = None
             return
         finish(self, attempt, seq)
 
-    patch.setattr(WorkerCore, "_end", later)
+    patch.setattr(Legs, "_end", later)
 
 
 def _swapped_to_the_wrong_slot(patch: Patch) -> None:
