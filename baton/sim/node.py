@@ -189,6 +189,10 @@ class SimWorker(Process):
         return GEOMETRY.block_bytes
 
     @property
+    def copy_block_s(self) -> float:
+        return self._scenario.copy_block_s * self.step_slowness
+
+    @property
     def is_computing(self) -> bool:
         return bool(self._steps)
 

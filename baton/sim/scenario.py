@@ -87,12 +87,16 @@ class Scenario:
     store: StoreConfig
     host_count: int
     """Machines; workers are spread over them."""
+    presses_store: bool
+    """Shaped so that the store is used, and fails, much."""
     step_base_s: float
     step_token_s: float
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
     swap_block_s: float = 0.0001
+    copy_block_s: float = 0.0002
+    """Between a pool and the store's arena."""
     store_lease_s: float = 0.9
     """Of a store node's entries in the directory."""
     router_grace_s: float = 0.6
@@ -150,6 +154,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
         router=_draw_router(rng),
         store=_draw_store(rng),
         host_count=rng.choice((1, 1, 2, 2, 3)),
+        presses_store=False,
         step_base_s=rng.choice((0.004, 0.012, 0.03)),
         step_token_s=rng.choice((0.00005, 0.0005)),
         network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
@@ -239,6 +244,8 @@ def _forgetful(scenario: Scenario) -> Scenario:
         network_latency_s=0.0005,
         read_block_s=0.0005,
         host_count=max(2, scenario.host_count),
+        presses_store=True,
+        copy_block_s=0.003,
         store=scenario.store.model_copy(update={"host_bytes": slot_count * PAGE_BYTES, **ssd}),
     )
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SOCKET_S = 0.0002
 RECONNECT_S = 0.15
-COPY_BLOCK_S = 0.0002
 
 
 def checksum_of(memory: Memory, block: int) -> int:
@@ -151,7 +150,7 @@ class StoreLink:
     def _begin(self) -> None:
         """Half of the blocks somewhere in the middle, the rest at the end: content is what it is then."""
         action, arena = self._copies[0]
-        seconds = COPY_BLOCK_S * len(action.blocks) * (0.5 + self._rng.random()) * self._worker.step_slowness
+        seconds = self._worker.copy_block_s * len(action.blocks) * (0.5 + self._rng.random())
         half = len(action.blocks) // 2
         self._world.after(seconds / 2, lambda: self._worker.post(lambda: self._move(action, arena, 0, half)))
         self._world.after(seconds, lambda: self._worker.post(lambda: self._end(action, arena, half, seconds)))

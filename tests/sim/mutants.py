@@ -386,9 +386,11 @@ MUTANTS = (
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
     Mutant("weights are not compared", _weights_are_not_compared, _any(7)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
+)
+
+STORE_MUTANTS = (
     Mutant("corrupt copies are taken", store.corrupt_copies_are_taken, _any(2, 7)),
     Mutant("corrupt reads are served", store.corrupt_reads_are_served, _any(2, 7)),
-    Mutant("copies hold nothing", store.copies_hold_nothing, _any(0, 2, 3, 7)),
     Mutant("loads never end", store.loads_never_end, _any(3)),
     Mutant("unwritten blocks are kept", store.unwritten_blocks_are_kept, _any(2, 7)),
     Mutant("half written blocks are kept", store.half_written_blocks_are_kept, _any(2, 3, 7)),

@@ -1,12 +1,8 @@
 """Decisions of the store and of its workers, broken on purpose."""
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 
-from baton.core.ids import BlockId
-from baton.worker.core_copies import Copies, _Copy
 from baton.worker.core_loads import Loads
 from baton.worker.core_offers import Offers
 from kv_store.node.core import NodeCore
@@ -37,17 +33,6 @@ def corrupt_reads_are_served(patch: Patch) -> None:
         return handle(self, event, now_s=now_s)
 
     patch.setattr(NodeCore, "handle", trusting)
-
-
-def copies_hold_nothing(patch: Patch) -> None:
-    """Pool blocks may be given out while they are copied."""
-
-    def start(self: Copies, owner: object, blocks: Sequence[BlockId]) -> int:
-        self._next_id += 1
-        self._open[self._next_id] = _Copy(owner, [])
-        return self._next_id
-
-    patch.setattr(Copies, "_start", start)
 
 
 def loads_never_end(patch: Patch) -> None:
