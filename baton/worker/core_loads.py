@@ -34,7 +34,7 @@ from baton.engine.scheduling.incoming import Incoming
 from baton.engine.scheduling.sequence import Sequence
 from baton.worker.core_copies import Copies
 from baton.worker.events import CopyDone, ToStore, WorkerAction
-from kv_store.planner import PathTimes, Plan, Prompt, Recompute, plan_load
+from kv_store.planner import Paths, PathTimes, Plan, Prompt, Recompute, plan_load
 
 FIND_BLOCKS_MAX = 4096
 """A longer prompt's end is computed."""
@@ -275,7 +275,7 @@ class Loads:
         load.tiers += message.tiers or (Tier.HOST,) * len(message.slots)
         if load.ready_end >= load.end:
             held = load.held_count
-            self.times.brought(load.spans, load.first - held, load.end - held, now_s - load.loading_s)
+            self.times.brought(Paths(load.spans), load.first - held, load.end - held, now_s - load.loading_s)
 
     def failed(self, message: LoadFailed) -> None:
         load = self._loads.get(message.load_id)

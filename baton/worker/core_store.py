@@ -54,6 +54,17 @@ class StoreStatus(msgspec.Struct, frozen=True):
     actual_load_s: float
     """And as they took."""
 
+    def accounts(self) -> dict[str, float]:
+        """By name, as a worker lists its accounts."""
+        facts: dict[str, int | float | dict[str, int]] = msgspec.structs.asdict(self)
+        found: dict[str, float] = {}
+        for name, value in facts.items():
+            if isinstance(value, dict):
+                found |= {f"store.{name}.{key}": float(count) for key, count in value.items()}
+            else:
+                found[f"store.{name}"] = float(value)
+        return found
+
 
 class StoreClient:
     """Offers and loads of one worker, over one session after another. Pure."""
