@@ -92,8 +92,13 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: Annotated[tuple[Literal["nixl", "tcp"], ...], Field(min_length=1)] = ("nixl", "tcp")
-    """How KV bytes move between workers, most preferred first; one that cannot start is left out."""
+    backends: Annotated[tuple[Literal["cma", "nixl", "tcp"], ...], Field(min_length=1)] = (
+        "cma",
+        "nixl",
+        "tcp",
+    )
+    """How KV bytes move between workers, most preferred first; one that cannot start is left out, and each
+    peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host."""
     lease_s: Seconds = 5.0
     """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5
@@ -143,7 +148,14 @@ class StoreConfig(Section):
     checksums: bool = True
     """Blocks in host memory and from peers are verified after each copy. Those on SSD always are."""
     directory: str = ""
-    """redis://, rediss:// or redis+sentinel:// URL of the directory; empty: the control plane's."""
+    """redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the directory, also
+    `--store`; empty: the control plane's."""
+    directory_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "default"
+    """Clusters that share a Redis and not their blocks differ in it."""
+    directory_timeout_s: Seconds = 1.0
+    """One call of the directory, reconnecting included; look-ups have `lookup_timeout_s`."""
+    directory_entries_max: Annotated[int, Field(ge=1)] = 1_000_000
+    """Blocks that the control plane's directory lists, over all nodes, at about 250 bytes each."""
 
 
 class RouterConfig(Section):

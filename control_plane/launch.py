@@ -25,6 +25,7 @@ from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChild, child_environment
+from control_plane.store_directory import StoreDirectory
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +185,8 @@ class _Cluster:
         life = secrets.token_hex(2)
         self._plane = ControlPlane(config.cluster, life=life, replicas=self._workers, spawn=self._spawn)
         self._server: Any = None
-        self._metrics = MetricsServer(render=self._plane.meter.render, health=self._health)
+        self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
+        self._metrics = MetricsServer(render=self._render, health=self._health)
         self._router: RouterChild | None = None
         self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -199,7 +201,10 @@ class _Cluster:
             self._ray_watch.start()
         cluster = self._config.cluster
         self._server, port = await start_server(
-            cluster.control_host, cluster.control_port, directory=self._plane
+            cluster.control_host,
+            cluster.control_port,
+            directory=self._plane,
+            store_directory=self._store_directory,
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
@@ -311,7 +316,12 @@ class _Cluster:
         await self._metrics.close()
         if self._server is not None:
             await self._server.stop(0)
+        await self._store_directory.close()
         await asyncio.to_thread(_end_all, children)
+
+    def _render(self) -> bytes:
+        self._store_directory.count()
+        return self._plane.meter.render()
 
     def _health(self) -> dict[str, object]:
         return {"status": "ok" if self._plane.reconciler.is_settled else "converging"}

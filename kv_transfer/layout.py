@@ -1,4 +1,4 @@
-"""Pure arithmetic on block lists: fewer, longer copies for the same bytes."""
+"""Pure arithmetic on block lists and byte ranges: fewer, longer copies for the same bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,6 +10,46 @@ class Run(NamedTuple):
     source: int
     local: int
     block_count: int
+
+
+class RangeCopy(NamedTuple):
+    """`length` bytes at `source` within each source block go to `local` within its local block."""
+
+    source: int
+    local: int
+    length: int
+
+
+Ranges = tuple[RangeCopy, ...]
+"""What one read takes of every block; empty: the whole block."""
+
+
+def coalesced(ranges: Iterable[RangeCopy]) -> Ranges:
+    """The same bytes as the fewest ranges, ascending by their place in the source."""
+    merged: list[RangeCopy] = []
+    for piece in sorted(piece for piece in ranges if piece.length):
+        if merged:
+            last = merged[-1]
+            if (piece.source, piece.local) == (last.source + last.length, last.local + last.length):
+                merged[-1] = RangeCopy(last.source, last.local, last.length + piece.length)
+                continue
+        merged.append(piece)
+    return tuple(merged)
+
+
+def check_ranges(ranges: Ranges, *, source_bytes: int, local_bytes: int) -> None:
+    """Raises ValueError: a range outside the source's block of `source_bytes` or our own of
+    `local_bytes`; or none, where blocks of different sizes cannot be read whole."""
+    if not ranges and source_bytes != local_bytes:
+        raise ValueError(f"blocks of {source_bytes} B cannot be read whole into blocks of {local_bytes} B")
+    for piece in ranges:
+        is_inside = (
+            piece.length > 0
+            and 0 <= piece.source <= source_bytes - piece.length
+            and 0 <= piece.local <= local_bytes - piece.length
+        )
+        if not is_inside:
+            raise ValueError(f"{piece} is outside a block of {source_bytes} B or of {local_bytes} B")
 
 
 def runs(source_blocks: Sequence[int], local_blocks: Sequence[int]) -> Iterator[Run]:

@@ -100,7 +100,7 @@ class TransferManager:
                 await backend.add_peer(peer, offers[name])
             except (IncompatiblePeer, TransferFailed) as error:
                 failure = error
-                log.warning("%s cannot be read over %s: %s", peer, name, error)
+                log.info("%s cannot be read over %s: %s", peer, name, error)
                 left = left[left.index(name) + 1 :]
             else:
                 before = self._chosen.get(peer)

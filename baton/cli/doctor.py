@@ -156,8 +156,8 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     if moved:
         texts = ", ".join(f"{count / 2**20:.1f} MiB by {backend}" for backend, count in sorted(moved.items()))
         yield Finding("ok", f"remote prefill is in use: {texts}")
-        if "nixl" in bytes_by_backend and "nixl" not in moved:
-            yield Finding("note", "NIXL is there, but all KV moved by another backend")
+        if "nixl" in bytes_by_backend and moved.keys() == {"tcp"}:
+            yield Finding("note", "NIXL is there, but all KV moved over TCP")
     elif _prefilled(workers):
         yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved")
     else:

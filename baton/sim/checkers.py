@@ -25,12 +25,13 @@ from baton.sim.model import fake_logprob
 from baton.sim.scenario import DELAYING, Scenario
 from baton.sim.turns import Turns
 from baton.sim.world import Violation, World
-from baton.worker.events import StartRead
+from baton.worker.events import CopyFromStore, CopyToStore, StartRead
 from router.events import Deliver, Failed, FailureKind, Finished, Note
 
 if TYPE_CHECKING:
     from baton.sim.node import SimWorker
     from baton.sim.router_node import SimRouter
+    from baton.sim.store_node import SimStoreNode
 
 AUDIT_EVERY = 8
 """Events of one worker between two audits of its accounts."""
@@ -270,6 +271,11 @@ class Checkers:
             if worker.is_alive:
                 self.world.counts["leases expired"] += 1
 
+    def copy_starts(self, worker: "SimWorker", copy: CopyToStore | CopyFromStore) -> None:
+        """Invariant 3: whatever is copied is held meanwhile."""
+        if not copy.blocks or len(copy.blocks) != len(copy.slots) or len(set(copy.slots)) != len(copy.slots):
+            raise Violation(0, f"{worker.name}: malformed {copy}")
+
     def worker_heard(self, worker: "SimWorker", start: StartSequence) -> None:
         self._turns.setdefault(worker.worker_id, Turns()).heard(worker, start)
 
@@ -357,8 +363,14 @@ class Checkers:
                 seq_id=late[0].seq_id,
             )
 
-    def rest(self, workers: "list[SimWorker]", routers: "list[SimRouter]") -> None:
+    def rest(
+        self, workers: "list[SimWorker]", routers: "list[SimRouter]", nodes: "list[SimStoreNode]"
+    ) -> None:
         """Invariants 3 and 8: idle means that nothing is held and every counter is zero."""
+        for node in nodes:
+            node.audit()
+            if not node.core.is_idle:
+                raise Violation(3, f"{node.name} still holds something: {node.core.status()}")
         for worker in workers:
             self.audit(worker)
             if not worker.core.is_idle:

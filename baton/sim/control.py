@@ -10,6 +10,8 @@ from baton.sim.node import FINGERPRINTS, MODEL_NAME, SimWorker
 from baton.sim.reads import Reads
 from baton.sim.router_node import SimRouter
 from baton.sim.scenario import Scenario
+from baton.sim.store_directory import SimDirectory
+from baton.sim.store_node import SimHost, SimStoreNode
 from baton.sim.world import World
 from baton.worker.events import Drain, SetRole
 
@@ -47,6 +49,8 @@ class Cluster:
         "_is_down_until_s",
         "_rng",
         "checkers",
+        "directory",
+        "hosts",
         "members",
         "model",
         "network",
@@ -54,6 +58,7 @@ class Cluster:
         "routers",
         "scenario",
         "slots",
+        "store_reads",
         "world",
     )
 
@@ -64,17 +69,24 @@ class Cluster:
         *,
         network: Network,
         reads: Reads,
+        store_reads: Reads,
         model: Model,
         checkers: Checkers,
     ) -> None:
+        """`reads`: between workers' pools. `store_reads`: between store nodes' arenas."""
         self.world, self.scenario = world, scenario
         self.network, self.reads, self.model, self.checkers = network, reads, model, checkers
+        self.store_reads = store_reads
+        self.directory = SimDirectory(world, network, lease_s=scenario.store_lease_s)
+        self.hosts = [SimHost(world, f"h{i}") for i in range(scenario.host_count)]
         self.slots = [Slot(f"{role}-{i}", role) for i, role in enumerate(scenario.roles)]
         self.members: dict[WorkerId, Member] = {}
         self.routers: list[SimRouter] = []
         self._is_down_until_s = 0.0
         self._incarnations = 0
         self._rng = world.stream("control")
+        for host in self.hosts:
+            self._start_node(host)
         for slot in self.slots:
             self._start(slot)
         for index in range(scenario.router_count):
@@ -89,14 +101,21 @@ class Cluster:
         return [slot.worker for slot in self.slots if slot.worker is not None and slot.worker.is_alive]
 
     @property
+    def store_nodes(self) -> list[SimStoreNode]:
+        return [host.node for host in self.hosts if host.node is not None and host.node.is_alive]
+
+    @property
     def is_down(self) -> bool:
         return self.world.now_s < self._is_down_until_s
 
     def is_at_rest(self) -> bool:
         """All replicas run, and nobody holds anything."""
         workers = self.workers
+        has_store = self.scenario.store_slot_count > 0
         return (
             len(workers) == len(self.slots)
+            and len(self.store_nodes) == (len(self.hosts) if has_store else 0)
+            and all(node.core.is_idle for node in self.store_nodes)
             and all(worker.core.is_idle for worker in workers)
             and all(router.core.is_idle for router in self.routers)
         )
@@ -147,6 +166,8 @@ class Cluster:
         self._reconcile_later()
         if self.is_down:
             return
+        for host in self.hosts:
+            self._reconcile_host(host)
         changes = [self._reconcile_slot(slot) for slot in self.slots]  # all of them: no short cut
         if any(changes):
             self._publish()
@@ -175,6 +196,24 @@ class Cluster:
             return True
         return False
 
+    def _reconcile_host(self, host: SimHost) -> None:
+        if host.node is not None and not host.node.is_alive:
+            host.node = None
+            host.restart_at_s = self.world.now_s + self.scenario.restart_s
+        if host.node is None and self.world.now_s >= host.restart_at_s:
+            self._start_node(host)
+
+    def _start_node(self, host: SimHost) -> None:
+        if self.scenario.store_slot_count:
+            host.node = SimStoreNode(
+                self.world,
+                host,
+                scenario=self.scenario,
+                network=self.network,
+                reads=self.store_reads,
+                directory=self.directory,
+            )
+
     def _is_drained(self, slot: Slot, worker: SimWorker) -> bool:
         waited_s = self.world.now_s - (slot.drain_since_s or 0.0)
         return waited_s > self.scenario.drain_timeout_s or (waited_s > 0.2 and worker.core.is_idle)
@@ -191,6 +230,7 @@ class Cluster:
             reads=self.reads,
             model=self.model,
             checkers=self.checkers,
+            host=self.hosts[self.slots.index(slot) % len(self.hosts)],
         )
 
     def _fingerprint(self, slot: Slot) -> str:

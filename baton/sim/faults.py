@@ -7,6 +7,7 @@ from baton.core.messages import Role
 from baton.sim.control import Cluster, Slot
 from baton.sim.network import Session
 from baton.sim.node import SimWorker
+from baton.sim.store_faults import StoreFaults
 
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.BOTH: Role.PREFILL}
 
@@ -14,12 +15,13 @@ OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.BOTH: R
 class Faults:
     """Schedules every enabled fault class a few times between the first arrival and `ends_s`."""
 
-    __slots__ = ("_cluster", "_is_over", "_rng")
+    __slots__ = ("_cluster", "_is_over", "_rng", "_store")
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng: random.Random = cluster.world.stream("faults")
         self._is_over = False
+        self._store = StoreFaults(cluster, cluster.world.stream("store faults"), self._span_s)
 
     @property
     def ends_s(self) -> float:
@@ -40,6 +42,7 @@ class Faults:
             "drain": self._drain,
             "role_flip": self._role_flip,
             "control_outage": self._control_outage,
+            **self._store.strikes(),
         }
         world, enabled = self._cluster.world, self._cluster.scenario.faults
         for name, strike in strikes.items():
@@ -68,6 +71,7 @@ class Faults:
         self._is_over = True
         cluster = self._cluster
         cluster.come_back()
+        self._store.stop()
         cluster.network.repeat_chance = 0.0
         cluster.network.slowness = cluster.reads.slowness = 1.0
         cluster.network.cut_off_until_s.clear()

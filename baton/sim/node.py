@@ -7,7 +7,7 @@ source is opened when first needed and `SourceLost` says that it broke or could 
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
@@ -18,6 +18,7 @@ from baton.sim.model import Memory, Model
 from baton.sim.network import Network, Process, Session
 from baton.sim.reads import Generations, Reads
 from baton.sim.scenario import GEOMETRY, Scenario
+from baton.sim.store_link import StoreLink
 from baton.sim.world import Violation, World
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
@@ -41,6 +42,9 @@ from baton.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+
+if TYPE_CHECKING:
+    from baton.sim.store_node import SimHost
 
 MODEL_NAME = "sim"
 FINGERPRINTS = tuple(
@@ -118,6 +122,7 @@ class SimWorker(Process):
         "generations",
         "memory",
         "step_slowness",
+        "store",
         "worker_id",
     )
 
@@ -133,7 +138,9 @@ class SimWorker(Process):
         reads: Reads,
         model: Model,
         checkers: Checkers,
+        host: "SimHost | None" = None,
     ) -> None:
+        """`host`: where it looks for a store node."""
         super().__init__(world, worker_id)
         self.worker_id, self.fingerprint = worker_id, fingerprint
         self._scenario, self._network, self._reads = scenario, network, reads
@@ -168,12 +175,17 @@ class SimWorker(Process):
             generations=self.generations,
             now_s=self.clock.now_s(),
         )
+        self.store = StoreLink(self, host)
         reads.register(self)
         self._arm()
 
     @property
     def process(self) -> Process:
         return self
+
+    @property
+    def block_bytes(self) -> int:
+        return GEOMETRY.block_bytes
 
     @property
     def is_computing(self) -> bool:
@@ -227,8 +239,12 @@ class SimWorker(Process):
                 self._reads.start(self, action)
             case RunStep(plan):
                 self._run(plan)
-            case ToStore() | CopyToStore() | CopyFromStore():
-                pass  # no store node here
+            case ToStore(message):
+                self.world.note(self.name, action)
+                self.store.send(message)
+            case CopyToStore() | CopyFromStore():
+                self._checkers.copy_starts(self, action)
+                self.store.copy(action)
 
     def _to_source(self, source: PeerRef, message: AskerMessage) -> None:
         peer_id = source.worker_id
@@ -330,6 +346,7 @@ class SimWorker(Process):
     def kill(self, *, noticed_s: float) -> None:
         """The process is gone, and with it its memory and everything it had said and not sent."""
         self.die()
+        self.store.process_died()
         self._reads.reader_died(self)
         self._network.process_died(self, noticed_s=noticed_s)
 

@@ -139,8 +139,20 @@ class Run:
             block_s=scenario.read_block_s,
             late_s=scenario.transfer.lease_s,
         )
+        store_reads = Reads(
+            network,
+            latency_s=scenario.read_latency_s,
+            block_s=scenario.read_block_s,
+            late_s=scenario.store.lease_s,
+        )
         self.cluster = Cluster(
-            self.world, scenario, network=network, reads=reads, model=model, checkers=self.checkers
+            self.world,
+            scenario,
+            network=network,
+            reads=reads,
+            store_reads=store_reads,
+            model=model,
+            checkers=self.checkers,
         )
         self.faults = Faults(self.cluster)
 
@@ -154,7 +166,7 @@ class Run:
         world.run_until(self.faults.ends_s + scenario.ends_within_s, is_over=checkers.all_ended)
         checkers.liveness(scenario.ends_within_s)
         world.run_until(world.now_s + scenario.settles_within_s, is_over=self.cluster.is_at_rest)
-        checkers.rest(self.cluster.workers, self.cluster.routers)
+        checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
     def _is_astray(self) -> bool:
         if self.world.event_count > EVENTS_MAX:

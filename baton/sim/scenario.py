@@ -4,13 +4,15 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from baton.config import EngineConfig, RouterConfig, TransferConfig
+from baton.config import EngineConfig, RouterConfig, StoreConfig, TransferConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
 
 Policy = Literal["cached_prefix", "least_loaded", "round_robin", "random"]
 POLICIES: tuple[Policy, ...] = ("cached_prefix", "cached_prefix", "least_loaded", "round_robin", "random")
 
+PAGE_BYTES = 4096
+"""A slot of the store: a simulated block is smaller."""
 GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
 
 FAULTS = (
@@ -33,6 +35,16 @@ FAULTS = (
     "role_flip",
     "control_outage",
     "upgrade",
+    "store_crash",
+    "store_freeze",
+    "store_hang_up",
+    "disk_full",
+    "disk_slow",
+    "disk_error",
+    "disk_flip",
+    "memory_flip",
+    "directory_outage",
+    "directory_flush",
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
 
@@ -69,12 +81,17 @@ class Scenario:
     engine: EngineConfig
     transfer: TransferConfig
     router: RouterConfig
+    store: StoreConfig
+    host_count: int
+    """Machines; workers are spread over them."""
     step_base_s: float
     step_token_s: float
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
     swap_block_s: float = 0.0001
+    store_lease_s: float = 0.9
+    """Of a store node's entries in the directory."""
     router_grace_s: float = 0.6
     heartbeat_s: float = 0.15
     member_lease_s: float = 1.2
@@ -96,6 +113,11 @@ class Scenario:
     """Every request ends this long after faults stopped (invariant 6)."""
     settles_within_s: float = 7.0
     """And then everything is idle after this long (invariants 3 and 8)."""
+
+    @property
+    def store_slot_count(self) -> int:
+        """Slots of one node's arena; 0: no store."""
+        return self.store.host_bytes // PAGE_BYTES
 
     @property
     def context_max(self) -> int:
@@ -123,6 +145,8 @@ def draw_scenario(rng: random.Random) -> Scenario:
         engine=_draw_engine(rng, block_tokens),
         transfer=_draw_transfer(rng),
         router=_draw_router(rng),
+        store=_draw_store(rng),
+        host_count=rng.choice((1, 1, 2, 2, 3)),
         step_base_s=rng.choice((0.004, 0.012, 0.03)),
         step_token_s=rng.choice((0.00005, 0.0005)),
         network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
@@ -250,6 +274,27 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
         read_attempts_max=rng.choice((1, 2, 3, 10)),
         reads_in_flight_max=rng.choice((1, 2, 8)),
         intake_wait_s=rng.choice((0.3, 1.5)),
+    )
+
+
+def _draw_store(rng: random.Random) -> StoreConfig:
+    """Some without a store, some without SSD, most with too little of both."""
+    slot_count = rng.choice((0, 8, 16, 40, 40, 120))
+    ssd_count = rng.choice((0, 20, 60, 200))
+    return StoreConfig(
+        host_bytes=slot_count * PAGE_BYTES,
+        ssd_dir="ssd" if ssd_count else "",
+        ssd_bytes=ssd_count * 2 * PAGE_BYTES,
+        ssd_threads=rng.choice((1, 4)),
+        policy=rng.choice(("serving", "serving", "lru", "s3fifo")),
+        ttl_s=rng.choice((0.0, 0.0, 1.5)),
+        tenant_share_max=rng.choice((1.0, 1.0, 0.6)),
+        pinned_share_max=rng.choice((0.3, 0.5, 0.9)),
+        load_timeout_s=rng.choice((0.1, 0.5)),
+        lookup_timeout_s=0.03,
+        lease_s=rng.choice((0.4, 1.0)),
+        replicate_bytes_s=rng.choice((0, 20 * PAGE_BYTES, 2**30)),
+        checksums=True,
     )
 
 

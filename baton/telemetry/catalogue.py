@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["seconds", "bytes", "tokens", "blocks", "ratio", "requests", "sequences", "workers", "events"]
+Unit = Literal[
+    "seconds", "bytes", "tokens", "blocks", "ratio", "requests", "sequences", "workers", "nodes", "events"
+]
 Kind = Literal["counter", "gauge", "histogram"]
 
 LATENCY_BUCKETS = (
@@ -161,6 +163,19 @@ REPLICAS = Metric(
 )
 RESTARTS = Metric(
     "baton_replica_restarts_total", "counter", "events", "Replicas started anew.", ("replica", "cause")
+)
+STORE_NODES = Metric("baton_directory_nodes", "gauge", "nodes", "Store nodes whose lease runs.")
+DIRECTORY_ENTRIES = Metric(
+    "baton_directory_listed_blocks",
+    "gauge",
+    "blocks",
+    "Blocks that the control plane's directory lists, once per node that has them.",
+)
+DIRECTORY_DROPPED = Metric(
+    "baton_directory_dropped_blocks_total",
+    "counter",
+    "blocks",
+    "Entries that the control plane's directory dropped for want of room.",
 )
 
 CATALOGUE: tuple[Metric, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Metric))

@@ -17,6 +17,7 @@ from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.serving import first_message, until_end
+from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
 from baton.wire.store_nodes import StoreHandler, add_store_node
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
@@ -140,6 +141,7 @@ async def start_server(
     worker: WorkerHandler | None = None,
     peer: PeerHandler | None = None,
     directory: DirectoryHandler | None = None,
+    store_directory: StoreDirectoryHandler | None = None,
     store: StoreHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
@@ -151,6 +153,9 @@ async def start_server(
         pb_grpc.add_PeerServicer_to_server(_PeerServicer(peer), server)
     if directory is not None:
         pb_grpc.add_DirectoryServicer_to_server(_DirectoryServicer(directory), server)
+    if store_directory is not None:
+        servicer = StoreDirectoryServicer(store_directory)
+        pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
     if store is not None:
         add_store_node(store, server)
     try:

@@ -4,6 +4,7 @@ from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.engine.kv_pool import KVPool
 from kv_transfer.backend import KVMemory, TransferBackend
+from kv_transfer.backends.cma import CmaBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.manager import TransferManager
@@ -21,6 +22,8 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
     backends: list[TransferBackend] = []
     for name in config.transfer.backends:
         match name:
+            case "cma":
+                backends.append(CmaBackend(worker_id, memory))
             case "nixl":
                 backends.append(NixlBackend(worker_id, memory))
             case "tcp":

@@ -11,7 +11,9 @@ from baton.core.errors import IncompatiblePeer, TransferFailed
 from kv_transfer.backends.loopback import LoopbackFabric
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
-KINDS = ["nixl", "nixl_tcp", "tcp", "loopback"]
+KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "loopback"]
+KERNEL_COPIES = ("cma", "nixl")
+"""Within one host the kernel copies, and asks no peer."""
 FABRIC = LoopbackFabric()
 TIMEOUT_S = 20.0
 
@@ -81,7 +83,7 @@ def no_threads_left(peer):
     left = [
         thread.name
         for thread in set(threading.enumerate()) - before
-        if thread.name.startswith(("nixl", "kv tcp"))
+        if thread.name.startswith(("nixl", "kv "))
     ]
     assert left == []
 
@@ -256,7 +258,7 @@ async def fail_on_frozen(reader, peer, kind):
 
 async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws(reader, frozen, kind):
     await freeze_while_known(reader, frozen)
-    if kind == "nixl":  # within one host the kernel copies, and asks no peer
+    if kind in KERNEL_COPIES:
         assert await read(reader, frozen, [2], [2]) == [102]
         return
     settled = await fail_on_frozen(reader, frozen, kind)
@@ -270,7 +272,7 @@ async def test_a_frozen_peer_runs_out_of_time_and_settles_when_it_thaws(reader, 
 
 
 async def test_a_frozen_peer_settles_when_it_dies(reader, mortal, kind):
-    if kind == "nixl":
+    if kind in KERNEL_COPIES:
         pytest.skip("within one host the kernel copies, and asks no peer")
     await freeze_while_known(reader, mortal)
     settled = await fail_on_frozen(reader, mortal, kind)
@@ -291,7 +293,7 @@ async def test_a_cancelled_read_settles(reader, frozen):
 
 
 async def test_a_read_in_flight_fails_when_its_peer_is_removed(reader, frozen, kind):
-    if kind == "nixl":
+    if kind in KERNEL_COPIES:
         pytest.skip("within one host a read completes in the call that starts it")
     await freeze_while_known(reader, frozen)
     reading = await begin(reader, frozen, [2], [2])

@@ -1,8 +1,12 @@
 from kv_transfer.bench import run
 
 
-def test_the_bench_reads_all_blocks_and_reports_rates():
+def test_the_bench_reads_all_blocks_in_every_way_and_reports_rates():
     result = run(block_bytes=4096, block_count=16, seconds=0.05)
     assert result.rounds >= 1
-    assert min(result.memcpy_bytes_per_s, result.raw_bytes_per_s, result.checked_bytes_per_s) > 0
+    assert result.backend == "cma"
+    assert set(result.checked) == {"cma", "nixl"}
+    assert set(result.raw) == {"nixl", "tcp", "shared memory", "process_vm_readv"}
+    assert min(*result.checked.values(), *result.raw.values(), result.memcpy_bytes_per_s) > 0
+    assert result.raw[result.best_raw] == max(result.raw[name] for name in ("nixl", "tcp", "shared memory"))
     assert "16 x 4096 B" in str(result)

@@ -11,6 +11,7 @@ import numpy as np
 
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
+from kv_transfer.backends.cma import CmaBackend
 from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.tcp import TcpBackend
@@ -36,6 +37,8 @@ def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBac
     match kind:
         case "nixl" | "nixl_tcp":
             return NixlBackend(worker_id, memory)
+        case "cma":
+            return CmaBackend(worker_id, memory)
         case "tcp":
             return TcpBackend(worker_id, memory, host="127.0.0.1")
         case "loopback":

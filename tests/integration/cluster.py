@@ -85,6 +85,11 @@ class Worker:
         return {name: self.accounts[name] for name in names if self.accounts[name]}
 
 
+def bytes_read(accounts: dict[str, float]) -> float:
+    """KV that came from another worker, by whatever backend."""
+    return sum(value for name, value in accounts.items() if name.endswith(".bytes_read"))
+
+
 class Cluster:
     def __init__(self, model: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any):
         self.port = free_port()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import Cluster, bytes_read, eventually
 from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -71,7 +71,7 @@ def reached(cluster, stream, phase, workers):
         return cluster.accounts(workers["prefill"])["running_count"]
     if phase == "mid-transfer":
         accounts = cluster.accounts(workers["decode"])
-        return accounts["intake_count"] and accounts["transfer.nixl.bytes_read"] > workers["read before"]
+        return accounts["intake_count"] and bytes_read(accounts) > workers["read before"]
     if phase == "decoding":
         return len(stream.tokens) >= 5
     return len(stream.tokens) >= NEW_TOKENS - 2
@@ -88,7 +88,7 @@ def test_streams_survive_the_loss_of_a_worker(cluster, phase, fault, role):
     ][0]["token_ids"]
     fresh = [(t + 7) % 500 + 3 for t in prompt]
     workers = {name: cluster.worker(name) for name in ("prefill", "decode")}
-    workers["read before"] = workers["decode"].accounts["transfer.nixl.bytes_read"]
+    workers["read before"] = bytes_read(workers["decode"].accounts)
     victim = workers[role]
     others = [Stream(cluster, prompt_for(f"other {i} {phase} {fault} {role}")) for i in range(3)]
     streams = [Stream(cluster, prompt), Stream(cluster, fresh), *others]

@@ -60,6 +60,13 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
     GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
     GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
+
+class StoreTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORE_TIER_UNSPECIFIED: _ClassVar[StoreTier]
+    STORE_TIER_HOST: _ClassVar[StoreTier]
+    STORE_TIER_SSD: _ClassVar[StoreTier]
+    STORE_TIER_PEER: _ClassVar[StoreTier]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -93,6 +100,10 @@ GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_EBNF: GrammarKind
 GRAMMAR_KIND_CHOICE: GrammarKind
 GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
+STORE_TIER_UNSPECIFIED: StoreTier
+STORE_TIER_HOST: StoreTier
+STORE_TIER_SSD: StoreTier
+STORE_TIER_PEER: StoreTier
 
 class PeerRef(_message.Message):
     __slots__ = ("worker_id", "address")
@@ -585,3 +596,115 @@ class MembershipView(_message.Message):
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class StoreMember(_message.Message):
+    __slots__ = ("node_id", "address", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    host: str
+    pid: int
+    is_draining: bool
+    host_bytes: int
+    ssd_bytes: int
+    metrics_address: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., metrics_address: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RenewStoreRequest(_message.Message):
+    __slots__ = ("member", "lease_s")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    member: StoreMember
+    lease_s: float
+    def __init__(self, member: _Optional[_Union[StoreMember, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class RenewStoreReply(_message.Message):
+    __slots__ = ("is_known",)
+    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    is_known: bool
+    def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
+
+class LeaveStoreRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class LeaveStoreReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StoreMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StoreMembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[StoreMember]
+    def __init__(self, members: _Optional[_Iterable[_Union[StoreMember, _Mapping]]] = ...) -> None: ...
+
+class StoreChanges(_message.Message):
+    __slots__ = ("node_id", "sequence_number", "stored", "stored_tiers", "removed", "is_snapshot", "is_first", "is_last")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    STORED_TIERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    IS_FIRST_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    sequence_number: int
+    stored: _containers.RepeatedScalarFieldContainer[bytes]
+    stored_tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    is_snapshot: bool
+    is_first: bool
+    is_last: bool
+    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., stored_tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class PublishBlocksReply(_message.Message):
+    __slots__ = ("is_known",)
+    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    is_known: bool
+    def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
+
+class LookUpBlocksRequest(_message.Message):
+    __slots__ = ("hashes",)
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class StoreNodeRef(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class BlockHolders(_message.Message):
+    __slots__ = ("nodes", "tiers")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
+    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ...) -> None: ...
+
+class LookUpBlocksReply(_message.Message):
+    __slots__ = ("nodes", "holders")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[StoreNodeRef]
+    holders: _containers.RepeatedCompositeFieldContainer[BlockHolders]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[StoreNodeRef, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[BlockHolders, _Mapping]]] = ...) -> None: ...

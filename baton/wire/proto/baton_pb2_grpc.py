@@ -602,3 +602,259 @@ class Directory:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class StoreDirectoryStub:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Renew = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Renew',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Leave',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+                _registered_method=True)
+        self.GetMembers = channel.unary_unary(
+                '/baton.v1.StoreDirectory/GetMembers',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+                _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/baton.v1.StoreDirectory/Publish',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+                _registered_method=True)
+        self.LookUp = channel.unary_unary(
+                '/baton.v1.StoreDirectory/LookUp',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+                _registered_method=True)
+
+
+class StoreDirectoryServicer:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    def Renew(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMembers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookUp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreDirectoryServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.SerializeToString,
+            ),
+            'GetMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMembers,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.SerializeToString,
+            ),
+            'LookUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookUp,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.StoreDirectory', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.StoreDirectory', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreDirectory:
+    """--- store directory ----------------------------------------------------------------------------------
+
+    Which store node holds which block. Counterparts in baton/core/store.py and
+    kv_store/directory/interface.py.
+    """
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Renew',
+            baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Leave',
+            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/GetMembers',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/Publish',
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.StoreDirectory/LookUp',
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -15,7 +15,8 @@ from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash
 from baton.core.sampling import SamplingParams
 from baton.core.steps import TokenLogprobs
-from baton.wire import codec
+from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
+from baton.wire import codec, directory_codec
 from baton.wire.proto import baton_pb2 as pb
 
 u31 = st.integers(1, 2**31 - 1)
@@ -83,6 +84,8 @@ WAYS = {
     **dict.fromkeys(m.SourceMessage.__args__, SOURCE),
     m.PeerHello: (codec.peer_hello_to_pb, codec.peer_hello_from_pb),
     m.MembershipView: (codec.view_to_pb, codec.view_from_pb),
+    StoreMember: (directory_codec.store_member_to_pb, directory_codec.store_member_from_pb),
+    StoreChanges: (directory_codec.store_changes_to_pb, directory_codec.store_changes_from_pb),
 }
 
 
@@ -114,7 +117,9 @@ def full(kind):
     if issubclass(kind, StrEnum):
         return list(kind)[-1]
     hints = typing.get_type_hints(kind)
-    value = kind(**{field: full(hints[field]) for field in kind.__struct_fields__})
+    on = [field.name for field in msgspec.structs.fields(kind) if field.default is True]
+    fields = {field: full(hints[field]) for field in kind.__struct_fields__}
+    value = kind(**{**fields, **dict.fromkeys(on, False)})
     assert all(getattr(value, field.name) != field.default for field in msgspec.structs.fields(kind))
     return value
 
@@ -160,3 +165,28 @@ def test_what_a_correct_peer_never_sends_is_refused():
     grant.grant.first_logprobs.top_ids.append(3)
     with pytest.raises(codec.WireError):
         codec.source_from_pb(grant)
+
+
+HOLDINGS = (directory_codec.holdings_to_pb, directory_codec.holdings_from_pb)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(values(tuple[Holding, ...]), max_size=4))
+def test_holders_survive(found):
+    assert over_the_wire(*HOLDINGS, found) == found
+
+
+def test_a_store_node_never_sends_these():
+    ref = NodeRef("a", "a:1")
+    changes = directory_codec.store_changes_to_pb(StoreChanges("a", 1, ((b"h" * HASH_BYTES, Tier.SSD),)))
+    changes.stored_tiers.append(1)
+    with pytest.raises(codec.WireError):
+        directory_codec.store_changes_from_pb(changes)
+    changes.stored_tiers[:] = [9]
+    with pytest.raises(codec.WireError):
+        directory_codec.store_changes_from_pb(changes)
+    for spoil in (lambda r: r.holders[0].tiers.append(1), lambda r: r.nodes.pop()):
+        reply = directory_codec.holdings_to_pb([(Holding(ref, Tier.HOST),)])
+        spoil(reply)
+        with pytest.raises(codec.WireError):
+            directory_codec.holdings_from_pb(reply)

@@ -60,6 +60,9 @@ struct Prefetch {
 
 #if BATON_AVX512
 
+// The compiler must not call what runs once per step: it would pass vectors through memory and load tables anew.
+#define BATON_INLINE __attribute__((always_inline))
+
 inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
     const char* line = prefetch.from + step * prefetch.lines * 64;
     for (int i = 0; i < prefetch.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
@@ -71,7 +74,7 @@ struct StepF32 {
     __m512 b[4];  // of the panel's 64 columns
     static __m512 row(const float* a, int64_t step) { return _mm512_set1_ps(a[step]); }
     static __m512 dot(__m512 c, __m512 a, __m512 b) { return _mm512_fmadd_ps(a, b, c); }
-    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook*) {
+    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook*) {
         const float* from = reinterpret_cast<const float*>(panel) + step * PANEL;
         for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = _mm512_load_ps(from + 16 * j);
     }
@@ -91,7 +94,7 @@ struct StepPairs {
 
 struct StepBF16 : StepPairs {
     static constexpr int64_t BYTES = 256;
-    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook*) {
+    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook*) {
         const char* from = panel + step * 256;
         for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = (__m512bh)_mm512_load_si512(from + 64 * j);
     }
@@ -99,7 +102,7 @@ struct StepBF16 : StepPairs {
 
 struct StepCode8 : StepPairs {
     static constexpr int64_t BYTES = 128;
-    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook* book) {
+    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i low0 = _mm512_load_si512(book->low), low1 = _mm512_load_si512(book->low + 64);
         const __m512i high0 = _mm512_load_si512(book->high), high1 = _mm512_load_si512(book->high + 64);
         const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -118,7 +121,7 @@ struct StepCode8 : StepPairs {
 
 struct StepCode4 : StepPairs {
     static constexpr int64_t BYTES = 64;
-    template <int FIRST, int COUNT> void load(const char* panel, int64_t step, const Codebook* book) {
+    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i table = _mm512_load_si512(book->nibble);
         const __m512i codes = _mm512_load_si512(panel + step * 64);
         for (int j = FIRST; j < FIRST + COUNT; ++j)

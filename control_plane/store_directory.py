@@ -1,0 +1,46 @@
+"""The directory of store nodes that the control plane holds when no Redis is named."""
+
+import logging
+from typing import assert_never
+
+from baton.config import StoreConfig
+from baton.core.messages import INFO_NOTE
+from baton.telemetry import catalogue
+from baton.telemetry.metrics import Meter
+from kv_store.directory.book import BookChange, Joined, Lapsed, Left
+from kv_store.directory.memory import MemoryDirectory
+
+log = logging.getLogger(__name__)
+
+
+class StoreDirectory(MemoryDirectory):
+    """Implements `baton.wire.store_directory.StoreDirectoryHandler`; says who comes and goes."""
+
+    def __init__(self, config: StoreConfig, *, meter: Meter) -> None:
+        super().__init__(entries_max=config.directory_entries_max, on_change=_log)
+        self._meter, self._told_dropped = meter, 0
+
+    def count(self) -> None:
+        """To the metrics; called before they are rendered."""
+        book = self.book
+        self._meter.set(catalogue.STORE_NODES, len(book.members))
+        self._meter.set(catalogue.DIRECTORY_ENTRIES, book.entry_count)
+        self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._told_dropped)
+        self._told_dropped = book.dropped_count
+
+
+def _log(change: BookChange) -> None:
+    match change:
+        case Joined(member):
+            node = member.node
+            where = (node.node_id, node.address, member.metrics_address)
+            log.info("store node %s joined at %s, metrics at http://%s/metrics", *where)
+            for note in member.notes:
+                level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
+                log.log(level, "store node %s: %s", node.node_id, note.removeprefix(INFO_NOTE))
+        case Lapsed(member):
+            log.warning("store node %s is silent", member.node.node_id)
+        case Left(member):
+            log.info("store node %s left", member.node.node_id)
+        case _:
+            assert_never(change)

@@ -1,0 +1,80 @@
+"""The directory in one process's memory: the control plane's. A restart forgets everything, and the nodes
+tell it again."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from baton.core.ids import BlockHash, NodeId
+from baton.core.store import Holding, StoreChanges, StoreMember
+from kv_store.directory.book import BookChange, DirectoryBook
+
+PAUSE_S = 0.25
+"""A timer later than this means that this process was held up (a suspended machine, a busy core)."""
+
+
+class MemoryDirectory:
+    """Implements `kv_store.directory.interface.Directory`; never raises DirectoryLost.
+
+    `on_change` is told who joined, left and lapsed. `clock` gives seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        *,
+        entries_max: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[BookChange], None] = lambda change: None,
+    ) -> None:
+        self.book = DirectoryBook(entries_max)
+        self._clock, self._on_change = clock, on_change
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._is_closed = False
+
+    async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
+        is_known, changes = self.book.renew(member, lease_s=lease_s, now_s=self._clock())
+        self._tell(changes)
+        return is_known
+
+    async def leave(self, node_id: NodeId) -> None:
+        self._tell(self.book.leave(node_id, now_s=self._clock()))
+
+    async def members(self) -> tuple[StoreMember, ...]:
+        return self.book.members
+
+    async def publish(self, changes: StoreChanges) -> bool:
+        return self.book.publish(changes)
+
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
+        return self.book.look_up(hashes)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def tick(self) -> None:
+        """Ends the leases that are over; a timer of its own calls it."""
+        self._tell(self.book.tick(now_s=self._clock()))
+
+    def _tell(self, changes: Sequence[BookChange]) -> None:
+        for change in changes:
+            self._on_change(change)
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = self.book.next_tick_s
+        if due_s is None or self._is_closed:
+            return
+        now_s = self._clock()
+        self._due_s = max(now_s + 0.001, due_s)
+        self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        late_s = self._clock() - self._due_s
+        if late_s > PAUSE_S:
+            self.book.paused(late_s)
+        self.tick()

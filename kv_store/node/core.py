@@ -1,0 +1,285 @@
+"""The pure core of a store node: events and the time in, actions out."""
+
+import math
+from collections.abc import Callable, MutableSequence
+from typing import assert_never
+
+from baton.config import StoreConfig
+from baton.core.store import (
+    STORE_WIRE_VERSION,
+    BlockFacts,
+    BlocksWritten,
+    EndLoad,
+    FindBlocks,
+    LoadBlocks,
+    NodeRef,
+    OfferBlocks,
+    StoreHello,
+    StoreRefused,
+    StoreToWorker,
+    StoreWelcome,
+    Tier,
+    WorkerToStore,
+)
+from kv_store.node.audit import check, status
+from kv_store.node.context import HASHES_MAX, SPACES_MAX, WORKERS_MAX, Context
+from kv_store.node.counts import NodeStatus
+from kv_store.node.events import (
+    Clear,
+    DirectoryForgot,
+    Drain,
+    DropWorker,
+    FromPeer,
+    FromWorker,
+    IoDone,
+    LookedUp,
+    NodeAction,
+    NodeEvent,
+    OpenSpace,
+    PeerLost,
+    PeerReadDone,
+    PeerReadSettled,
+    PeersChanged,
+    SpaceOpened,
+    Tick,
+    ToWorker,
+    WorkerJoined,
+    WorkerLost,
+)
+from kv_store.node.parts import Parts
+from kv_store.node.spaces import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
+from kv_store.node.workers import ProtocolError, Worker
+from kv_store.tiers.choose import make_policy
+
+SLOTS_MIN = 4
+"""A host memory that holds fewer blocks of a size has no use for it."""
+
+
+def list_of_generations(space: int, slot_count: int) -> MutableSequence[int]:
+    """Where no other host reads the arena."""
+    del space
+    return [0] * slot_count
+
+
+class NodeCore:
+    """`make_generations(space, slot_count)` makes the table that readers of other hosts compare, just before
+    that space's OpenSpace."""
+
+    def __init__(
+        self,
+        node: NodeRef,
+        config: StoreConfig,
+        *,
+        make_generations: Callable[[int, int], MutableSequence[int]] = list_of_generations,
+        now_s: float,
+    ) -> None:
+        self._context = Context(node, config, now_s=now_s)
+        self._make_generations = make_generations
+        self._parts = parts = Parts(self._context)
+        self._publisher = parts.publisher
+        self._index = parts.index
+        self._shares = parts.shares
+        self._bringer = parts.bringer
+        self._ssd = parts.ssd
+        self._host = parts.host
+        self._peers = parts.peers
+        self._writes = parts.writes
+        self._finds = parts.finds
+        self._loads = parts.loads
+        self._workers = parts.workers
+
+    def handle(self, event: NodeEvent, *, now_s: float) -> list[NodeAction]:
+        """The actions are to be performed in order."""
+        self._context.now_s = max(now_s, self._context.now_s)
+        self._context.run_due()
+        self._dispatch(event)
+        self._settle()
+        return self._context.take_actions()
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When Tick is wanted at the latest; None: not before something happens."""
+        ttl_s, oldest_s = self._context.config.ttl_s, self._index.oldest_use_s
+        timer_s = self._context.next_tick_s
+        if ttl_s <= 0 or oldest_s is None:
+            return timer_s
+        return oldest_s + ttl_s if timer_s is None else min(timer_s, oldest_s + ttl_s)
+
+    # --- accounts -------------------------------------------------------------------------------
+
+    def status(self) -> NodeStatus:
+        return status(self._parts)
+
+    def check(self) -> None:
+        """Accounts balance: every slot has one owner, every pin a reason. When idle nothing is pinned."""
+        check(self._parts)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way for anybody."""
+        return not (
+            self._bringer.demand_count
+            or self._bringer.fill_count
+            or self._writes.open_count
+            or self._ssd.io_count
+            or self._ssd.queued_count
+        )
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _dispatch(self, event: NodeEvent) -> None:
+        match event:
+            case FromWorker(worker_id, message):
+                self._from_worker(worker_id, message)
+            case WorkerJoined(hello):
+                self._joined(hello)
+            case WorkerLost(worker_id):
+                self._worker_lost(worker_id)
+            case SpaceOpened():
+                space = self._space(event.space)
+                if space is not None:
+                    self._ssd.opened(space, event)
+            case IoDone():
+                self._ssd.io_done(event)
+            case DirectoryForgot():
+                self._publisher.snapshot()
+            case Clear(tier, tenant):
+                self._clear(tier, tenant)
+            case FromPeer() | PeerLost() | PeerReadDone() | PeerReadSettled() | LookedUp() | PeersChanged():
+                pass
+            case Drain():
+                self._writes.is_closed = True
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _from_worker(self, worker_id: str, message: WorkerToStore) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.is_dropped:
+            return
+        try:
+            answer = self._heard(worker, message)
+        except ProtocolError as e:
+            worker.is_dropped = True
+            self._loads.worker_lost(worker)
+            self._context.counts.workers_dropped += 1
+            self._context.emit(DropWorker(worker.worker_id, str(e)))
+        else:
+            if answer is not None:
+                self._context.emit(ToWorker(worker.worker_id, answer))
+
+    def _heard(self, worker: Worker, message: WorkerToStore) -> StoreToWorker | None:
+        match message:
+            case OfferBlocks():
+                _check_facts(message.blocks)
+                return self._writes.offered(worker, message)
+            case BlocksWritten():
+                self._writes.written(worker, message)
+            case FindBlocks():
+                _check_hashes(len(message.hashes))
+                self._finds.find(worker, message)
+            case LoadBlocks():
+                _check_hashes(len(message.hashes))
+                return self._loads.load(worker, message)
+            case EndLoad():
+                _check_hashes(len(message.corrupt))
+                self._loads.ended(worker, message)
+            case StoreHello():
+                raise ProtocolError("a second hello in one session")
+            case _:
+                assert_never(message)
+        return None
+
+    def _joined(self, hello: StoreHello) -> None:
+        """The adapter has reported the end of an earlier session of this id."""
+        assert hello.worker_id not in self._workers
+        why = self._refuse(hello)
+        space = None if why else self._space(hello.block_bytes)
+        if space is None:
+            self._context.emit(ToWorker(hello.worker_id, StoreRefused(why or "too many block sizes")))
+            return
+        holder = self._shares.join(hello.worker_id)
+        self._workers[hello.worker_id] = Worker(hello.worker_id, space, holder)
+        welcome = StoreWelcome(
+            node_id=self._context.node.node_id,
+            slot_bytes=space.slot_bytes,
+            slot_count=space.arena.slot_count,
+            has_checksums=self._context.config.checksums,
+        )
+        self._context.emit(ToWorker(hello.worker_id, welcome))
+
+    def _refuse(self, hello: StoreHello) -> str:
+        host_bytes = self._context.config.host_bytes
+        if hello.wire_version != STORE_WIRE_VERSION:
+            return f"wire version {hello.wire_version}; this store node speaks {STORE_WIRE_VERSION}"
+        if len(self._workers) >= WORKERS_MAX:
+            return f"{WORKERS_MAX} workers have sessions already"
+        if hello.block_bytes <= 0 or slot_bytes_for(hello.block_bytes) * SLOTS_MIN > host_bytes:
+            return (
+                f"store.host_bytes={host_bytes} holds fewer than {SLOTS_MIN} blocks of "
+                f"{hello.block_bytes} bytes"
+            )
+        return ""
+
+    def _worker_lost(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            self._loads.worker_lost(worker)
+            self._writes.worker_lost(worker)
+            self._shares.leave(worker.holder)
+            self._index.was_freed = True
+
+    def _space(self, block_bytes: int) -> Space | None:
+        """Opened if it is new; None: there are too many."""
+        space = self._index.spaces.get(block_bytes)
+        if space is not None or len(self._index.spaces) >= SPACES_MAX:
+            return space
+        config = self._context.config
+        slot_bytes = slot_bytes_for(block_bytes)
+        slot_count = config.host_bytes // slot_bytes
+        ssd_slot_count = config.ssd_bytes // (slot_bytes + PAGE_BYTES) if config.ssd_dir else 0
+        space = Space(
+            block_bytes=block_bytes,
+            arena=Arena(slot_bytes, slot_count, self._make_generations(block_bytes, slot_count)),
+            ssd=SsdSlots(ssd_slot_count),
+            host_policy=make_policy(config.policy, max(1, slot_count)),
+            ssd_policy=make_policy(config.policy, max(1, ssd_slot_count)),
+        )
+        self._index.spaces[block_bytes] = space
+        self._context.emit(OpenSpace(block_bytes, slot_bytes, slot_count, ssd_slot_count))
+        return space
+
+    def _clear(self, tier: Tier | None, tenant: str | None) -> None:
+        for entry in list(self._index):
+            if tenant is None or entry.facts.tenant == tenant:
+                self._index.clear(entry, tier)
+
+    def _settle(self) -> None:
+        """What has become possible is done; then everybody is told."""
+        ttl_s = self._context.config.ttl_s
+        if ttl_s > 0:
+            self._index.expire(self._context.now_s - ttl_s)
+        self._pump()
+        while self._index.was_freed:
+            self._index.was_freed = False
+            self._bringer.admit_waiting()
+            self._pump()
+        self._bringer.tell()
+        self._publisher.flush()
+
+    def _pump(self) -> None:
+        if self._ssd.is_on:
+            self._host.clean_ahead()
+            self._ssd.pump()
+
+
+def _check_hashes(count: int) -> None:
+    if count > HASHES_MAX:
+        raise ProtocolError(f"a message about {count} blocks; {HASHES_MAX} at most")
+
+
+def _check_facts(blocks: tuple[BlockFacts, ...]) -> None:
+    for facts in blocks:
+        if facts.depth < 0 or not math.isfinite(facts.recompute_s):
+            raise ProtocolError(f"a block at depth {facts.depth} that takes {facts.recompute_s} s")

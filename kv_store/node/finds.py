@@ -1,0 +1,99 @@
+""" "Where are these?", answered with what each path would take."""
+
+from dataclasses import dataclass
+
+from baton.core.ids import BlockHash, WorkerId
+from baton.core.store import FindBlocks, FoundBlocks, FoundSpan, Tier
+from kv_store.node.bringing import Bringer
+from kv_store.node.context import Context
+from kv_store.node.events import ToWorker
+from kv_store.node.index import Index
+from kv_store.node.peers import PeerFetches
+from kv_store.node.spaces import Entry, Space
+from kv_store.node.ssd import SsdTier
+from kv_store.node.workers import Worker
+
+
+@dataclass(slots=True, eq=False)
+class _Find:
+    worker_id: WorkerId
+    space: Space
+    find: FindBlocks
+    is_answered: bool = False
+
+
+class Finds:
+    """Every find is a use of its whole chain, and is answered at once or after one look-up."""
+
+    def __init__(
+        self, context: Context, index: Index, bringer: Bringer, ssd: SsdTier, peers: PeerFetches
+    ) -> None:
+        self._context = context
+        self._index = index
+        self._bringer = bringer
+        self._ssd = ssd
+        self._peers = peers
+
+    def find(self, worker: Worker, find: FindBlocks) -> None:
+        space = worker.space
+        known = [self._index.get(block_hash, space) for block_hash in find.hashes]
+        entries = [entry for entry in known if entry is not None]
+        self._index.touch(entries)
+        self._ssd.hit(entries)
+        held = min(max(find.held_count, 0), len(find.hashes))
+        missing = [h for h, entry in zip(find.hashes[held:], known[held:], strict=True) if entry is None]
+        self._peers.saw(missing)
+        pending = _Find(worker.worker_id, space, find)
+        if not missing or not self._peers.look_up(missing, lambda: self._answer(pending)):
+            self._answer(pending)
+
+    def _answer(self, pending: _Find) -> None:
+        """In the state of now: what was there at the question may have left."""
+        if pending.is_answered:
+            return
+        pending.is_answered = True
+        find, space = pending.find, pending.space
+        spans: list[FoundSpan] = []
+        held = min(max(find.held_count, 0), len(find.hashes))
+        end = held
+        for block_hash in find.hashes[held:]:
+            found = self._where(block_hash, space)
+            if found is None:
+                break
+            end += 1
+            if spans and spans[-1].tier is found:
+                spans[-1] = _longer(spans[-1])
+            else:
+                spans.append(self._span(found, space))
+        self._count(spans, missed=len(find.hashes) - end, block_bytes=space.block_bytes)
+        self._context.emit(ToWorker(pending.worker_id, FoundBlocks(find.find_id, tuple(spans))))
+
+    def _where(self, block_hash: BlockHash, space: Space) -> Tier | None:
+        entry: Entry | None = self._index.get(block_hash, space)
+        if entry is not None and entry.host is not None:
+            return Tier.HOST
+        fill = self._bringer.fill(block_hash)
+        if fill is not None and fill.space is space:
+            return fill.tier
+        if entry is not None and entry.ssd is not None:
+            return Tier.SSD
+        return Tier.PEER if self._peers.has_holder(block_hash) else None
+
+    def _span(self, tier: Tier, space: Space) -> FoundSpan:
+        if tier is Tier.HOST:
+            return FoundSpan(tier, 1, 0.0, 0.0)
+        path = self._ssd if tier is Tier.SSD else self._peers
+        wait_s, block_s = path.predict(space)
+        return FoundSpan(tier, 1, wait_s, block_s)
+
+    def _count(self, spans: list[FoundSpan], *, missed: int, block_bytes: int) -> None:
+        counts = self._context.counts
+        for span in spans:
+            counts.hit_blocks[span.tier] += span.block_count
+            counts.hit_bytes[span.tier] += span.block_count * block_bytes
+        counts.miss_blocks += missed
+        counts.miss_bytes += missed * block_bytes
+
+
+def _longer(span: FoundSpan) -> FoundSpan:
+    return FoundSpan(span.tier, span.block_count + 1, span.wait_s, span.block_s)

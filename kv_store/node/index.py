@@ -1,0 +1,273 @@
+"""Which blocks are here, in which tier; who needs them; and how they leave."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+
+from baton.core.ids import BlockHash
+from baton.core.store import BlockFacts, DropReason, Tier
+from kv_store.node.context import Context
+from kv_store.node.events import ForgetSsd
+from kv_store.node.publisher import Publisher
+from kv_store.node.spaces import Entry, HostCopy, Space, SsdCopy
+
+_EXPIRED_MAX = 1024
+"""Per event; the rest in the next."""
+_MADE_ROOM = (DropReason.EVICTED, DropReason.QUOTA, DropReason.REPLACED)
+
+
+class Index:
+    """All blocks by hash, in the order of last use. Keeps policies, slots, tenants' accounts and directory
+    in step; decides nothing."""
+
+    def __init__(self, context: Context, publisher: Publisher) -> None:
+        self._context = context
+        self._publisher = publisher
+        self._entries: OrderedDict[BlockHash, Entry] = OrderedDict()
+        self.spaces: dict[int, Space] = {}
+        self.host_tenants: Counter[str] = Counter()
+        """Bytes of slots held for each."""
+        self.ssd_tenants: Counter[str] = Counter()
+        self.was_freed = False
+        """A pin ended or a slot came back since the last look: whoever waits for room may try again."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def get(self, block_hash: BlockHash, space: Space) -> Entry | None:
+        entry = self._entries.get(block_hash)
+        return entry if entry is not None and entry.space is space else None
+
+    def may_be_of(self, block_hash: BlockHash, space: Space) -> bool:
+        """Not the hash of a block of another size: nobody sound has one."""
+        entry = self._entries.get(block_hash)
+        return entry is None or entry.space is space
+
+    def host_copy(self, block_hash: BlockHash) -> HostCopy | None:
+        entry = self._entries.get(block_hash)
+        return None if entry is None else entry.host
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """A request uses them, first block first."""
+        now_s = self._context.now_s
+        for entry in reversed(entries):
+            block_hash = entry.facts.block_hash
+            entry.used_s = now_s
+            entry.use_count += 1
+            self._entries.move_to_end(block_hash)
+            if entry.host is not None and not entry.host.is_transient:
+                entry.space.host_policy.touch(block_hash, now_s=now_s)
+                entry.host.is_leaving = False
+            if entry.ssd is not None:
+                entry.space.ssd_policy.touch(block_hash, now_s=now_s)
+
+    # --- slots ----------------------------------------------------------------------------------
+
+    def hold_slot(self, space: Space, tenant: str) -> int:
+        self.host_tenants[tenant] += space.slot_bytes
+        return space.arena.take(tenant)
+
+    def free_slot(self, space: Space, slot: int) -> None:
+        tenant = space.arena.tenant(slot)
+        space.arena.free(slot)
+        _take_off(self.host_tenants, tenant, space.slot_bytes)
+        self.was_freed = True
+
+    def hold_ssd_slot(self, space: Space, tenant: str) -> int | None:
+        slot = space.ssd.take(tenant)
+        if slot is not None:
+            self.ssd_tenants[tenant] += space.ssd_slot_bytes
+        return slot
+
+    def adopt_ssd_slot(self, space: Space, slot: int, tenant: str) -> bool:
+        if not space.ssd.adopt(slot, tenant):
+            return False
+        self.ssd_tenants[tenant] += space.ssd_slot_bytes
+        return True
+
+    def free_ssd_slot(self, space: Space, slot: int) -> None:
+        tenant = space.ssd.held[slot]
+        space.ssd.free(slot)
+        _take_off(self.ssd_tenants, tenant, space.ssd_slot_bytes)
+        self._context.emit(ForgetSsd(space.block_bytes, slot))
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(space.arena.resident_bytes for space in self.spaces.values())
+
+    @property
+    def ssd_bytes(self) -> int:
+        return sum(len(space.ssd.held) * space.ssd_slot_bytes for space in self.spaces.values())
+
+    # --- blocks come ----------------------------------------------------------------------------
+
+    def add_host(
+        self, space: Space, facts: BlockFacts, slot: int, checksum: int, *, is_transient: bool = False
+    ) -> HostCopy:
+        """The held slot has the whole block, which is not in host memory yet."""
+        entry = self._entry(space, facts)
+        assert entry.host is None
+        copy = HostCopy(space, facts, slot, checksum, is_transient=is_transient)
+        entry.host = copy
+        space.host_blocks.add(copy)
+        if not is_transient:
+            space.host_policy.insert(facts, now_s=self._context.now_s)
+            self._context.counts.stored[Tier.HOST] += 1
+        self._tell(entry)
+        return copy
+
+    def keep(self, copy: HostCopy) -> None:
+        """One that was transient stays."""
+        entry = self._entries[copy.facts.block_hash]
+        assert entry.host is copy
+        assert copy.is_transient
+        copy.is_transient = False
+        copy.space.host_policy.insert(copy.facts, now_s=self._context.now_s)
+        self._context.counts.stored[Tier.HOST] += 1
+        self._tell(entry)
+
+    def add_ssd(self, space: Space, facts: BlockFacts, ssd_slot: int) -> SsdCopy:
+        entry = self._entry(space, facts)
+        assert entry.ssd is None
+        copy = SsdCopy(space, facts, ssd_slot)
+        entry.ssd = copy
+        space.ssd_policy.insert(facts, now_s=self._context.now_s)
+        self._context.counts.stored[Tier.SSD] += 1
+        self._tell(entry)
+        return copy
+
+    # --- blocks go ------------------------------------------------------------------------------
+
+    def drop_host(self, entry: Entry, reason: DropReason | None) -> None:
+        """`reason` None: it was transient, and nobody's loss."""
+        copy = entry.host
+        if copy is None:
+            return
+        entry.host = None
+        copy.is_gone = True
+        if not copy.is_transient:
+            assert reason is not None
+            was_evicted = reason in _MADE_ROOM
+            now_s = self._context.now_s
+            copy.space.host_policy.remove(copy.facts.block_hash, now_s=now_s, was_evicted=was_evicted)
+        if reason is not None:
+            self._context.counts.dropped[Tier.HOST, reason] += 1
+        self._free_if_over(copy)
+        self._tell(entry)
+
+    def drop_ssd(self, entry: Entry, reason: DropReason) -> None:
+        copy = entry.ssd
+        if copy is None:
+            return
+        entry.ssd = None
+        copy.is_gone = True
+        block_hash, now_s = copy.facts.block_hash, self._context.now_s
+        copy.space.ssd_policy.remove(block_hash, now_s=now_s, was_evicted=reason in _MADE_ROOM)
+        self._context.counts.dropped[Tier.SSD, reason] += 1
+        if copy.reads == 0:
+            self.free_ssd_slot(copy.space, copy.ssd_slot)
+        self._tell(entry)
+
+    def drop(self, entry: Entry, reason: DropReason) -> None:
+        self.drop_host(entry, reason)
+        self.drop_ssd(entry, reason)
+
+    def clear(self, entry: Entry, tier: Tier | None) -> None:
+        if tier is None or tier is Tier.HOST:
+            self.drop_host(entry, DropReason.CLEARED)
+        if tier is None or tier is Tier.SSD:
+            self.drop_ssd(entry, DropReason.CLEARED)
+
+    def expire(self, older_than_s: float) -> None:
+        """Drops what was not used since. A pinned block is in use."""
+        for _ in range(_EXPIRED_MAX):
+            entry = next(iter(self._entries.values()), None)
+            if entry is None or entry.used_s > older_than_s:
+                return
+            if (entry.host is not None and entry.host.pins) or (entry.ssd is not None and entry.ssd.reads):
+                entry.used_s = self._context.now_s
+                self._entries.move_to_end(entry.facts.block_hash)
+            else:
+                self.drop(entry, DropReason.EXPIRED)
+
+    @property
+    def oldest_use_s(self) -> float | None:
+        entry = next(iter(self._entries.values()), None)
+        return None if entry is None else entry.used_s
+
+    # --- pins -----------------------------------------------------------------------------------
+
+    def pin(self, copy: HostCopy) -> None:
+        copy.pins += 1
+
+    def unpin(self, copy: HostCopy) -> None:
+        assert copy.pins > 0
+        copy.pins -= 1
+        if copy.pins == 0:
+            self.was_freed = True
+            if copy.is_transient and not copy.is_gone:
+                self.drop_host(self._entries[copy.facts.block_hash], None)
+            else:
+                self._free_if_over(copy)
+
+    def read_begins(self, copy: SsdCopy) -> None:
+        copy.reads += 1
+
+    def read_ended(self, copy: SsdCopy) -> None:
+        assert copy.reads > 0
+        copy.reads -= 1
+        if copy.reads == 0 and copy.is_gone:
+            self.free_ssd_slot(copy.space, copy.ssd_slot)
+
+    # --- accounts -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Copies have their slots, policies and the directory know what is here."""
+        for block_hash, entry in self._entries.items():
+            assert entry.host is not None or entry.ssd is not None
+            assert block_hash == entry.facts.block_hash
+            assert entry.host is None or (not entry.host.is_gone and entry.host in entry.space.host_blocks)
+            assert entry.ssd is None or not entry.ssd.is_gone
+        for space in self.spaces.values():
+            space.arena.check()
+            space.ssd.check()
+            slots = [copy.slot for copy in space.host_blocks]
+            assert len(slots) == len(set(slots))
+            assert space.arena.held_slots().issuperset(slots)
+            assert all(copy.pins > 0 for copy in space.host_blocks if copy.is_gone)
+        assert self.resident_bytes <= self._context.config.host_bytes
+        held = sum(s.arena.held_count * s.slot_bytes for s in self.spaces.values())
+        assert sum(self.host_tenants.values()) == held
+        assert sum(self.ssd_tenants.values()) == self.ssd_bytes
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _entry(self, space: Space, facts: BlockFacts) -> Entry:
+        entry = self._entries.get(facts.block_hash)
+        if entry is None:
+            entry = Entry(space, facts, self._context.now_s)
+            self._entries[facts.block_hash] = entry
+        assert entry.space is space
+        return entry
+
+    def _tell(self, entry: Entry) -> None:
+        block_hash = entry.facts.block_hash
+        if entry.host is None and entry.ssd is None:
+            del self._entries[block_hash]
+        if entry.host is not None and not entry.host.is_transient:
+            self._publisher.block_is(block_hash, Tier.HOST)
+        else:
+            self._publisher.block_is(block_hash, None if entry.ssd is None else Tier.SSD)
+
+    def _free_if_over(self, copy: HostCopy) -> None:
+        if copy.is_gone and copy.pins == 0:
+            copy.space.host_blocks.remove(copy)
+            self.free_slot(copy.space, copy.slot)
+
+
+def _take_off(counter: Counter[str], key: str, amount: int) -> None:
+    counter[key] -= amount
+    if counter[key] == 0:
+        del counter[key]

@@ -1,0 +1,198 @@
+"""The slots of one block size, and what is in them."""
+
+from collections.abc import MutableSequence
+from dataclasses import dataclass, field
+
+from baton.core.store import BlockFacts
+from kv_store.tiers.policy import EvictionPolicy
+
+PAGE_BYTES = 4096
+"""Slots are whole pages; on SSD one more comes before each, for its header."""
+
+
+def slot_bytes_for(block_bytes: int) -> int:
+    return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Arena:
+    """Which slots of a space's host memory are held, and which free ones have memory of the system.
+
+    `generations[i]` rises when slot i is given out for new content, before anything is written: a one-sided
+    reader compares it to notice that a slot changed hands. The caller sees to it that resident slots of all
+    spaces together stay below the host memory.
+    """
+
+    def __init__(self, slot_bytes: int, slot_count: int, generations: MutableSequence[int]) -> None:
+        assert len(generations) == slot_count
+        self.slot_bytes = slot_bytes
+        self.slot_count = slot_count
+        self._generations = generations
+        self._held: dict[int, str] = {}
+        self._warm: list[int] = []
+        self._cold: list[int] = []
+        self._untouched = 0
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held)
+
+    @property
+    def warm_count(self) -> int:
+        """Free, with memory."""
+        return len(self._warm)
+
+    @property
+    def resident_bytes(self) -> int:
+        return (len(self._held) + len(self._warm)) * self.slot_bytes
+
+    def generation(self, slot: int) -> int:
+        return int(self._generations[slot])
+
+    def tenant(self, slot: int) -> str:
+        """For whom it is held."""
+        return self._held[slot]
+
+    def take(self, tenant: str) -> int:
+        """For new content. The last one freed comes first: its pages are likely in the caches."""
+        slot = self._next_free()
+        self._generations[slot] += 1
+        self._held[slot] = tenant
+        return slot
+
+    def free(self, slot: int) -> None:
+        del self._held[slot]  # KeyError is our bug: it is free
+        self._warm.append(slot)
+
+    def forget_one(self) -> int:
+        """A free slot whose memory goes back to the system."""
+        slot = self._warm.pop(0)
+        self._cold.append(slot)
+        return slot
+
+    def held_slots(self) -> set[int]:
+        return set(self._held)
+
+    def check(self) -> None:
+        """Every slot is held or free, never both, never neither."""
+        free = [*self._warm, *self._cold]
+        assert len(free) == len(set(free))
+        assert self._held.keys().isdisjoint(free)
+        assert len(free) + len(self._held) == self._untouched <= self.slot_count
+        assert all(0 <= slot < self._untouched for slot in (*free, *self._held))
+
+    def _next_free(self) -> int:
+        if self._warm:
+            return self._warm.pop()
+        if self._cold:
+            return self._cold.pop()
+        assert self._untouched < self.slot_count, "the caller counts bytes"
+        self._untouched += 1
+        return self._untouched - 1
+
+
+@dataclass(slots=True, eq=False)
+class HostCopy:
+    """A whole block in a slot. The slot stays while there are pins, also when the block is found no more."""
+
+    space: "Space"
+    facts: BlockFacts
+    slot: int
+    checksum: int
+    pins: int = 0
+    is_gone: bool = False
+    """Not found any more; the slot is freed with the last pin."""
+    is_transient: bool = False
+    """Fetched for one use: unknown to the policy and the directory, gone when unpinned."""
+    is_writing: bool = False
+    """A write to SSD waits or is under way, which is one of the pins."""
+    is_leaving: bool = False
+    """Goes when that write ends."""
+
+
+@dataclass(slots=True, eq=False)
+class SsdCopy:
+    """A whole block in a slot of the SSD file."""
+
+    space: "Space"
+    facts: BlockFacts
+    ssd_slot: int
+    reads: int = 0
+    is_gone: bool = False
+    """Not found any more; the slot is free when the last read ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A block that can be found here, in one tier or two."""
+
+    space: "Space"
+    facts: BlockFacts
+    used_s: float
+    use_count: int = 0
+    host: HostCopy | None = None
+    ssd: SsdCopy | None = None
+
+
+class SsdSlots:
+    """Slots of a space's SSD file. The caller counts bytes over all spaces."""
+
+    def __init__(self, slot_count: int) -> None:
+        self.slot_count = slot_count
+        self.held: dict[int, str] = {}
+        """Slot -> tenant."""
+        self._free: list[int] = []
+        self._untouched = 0
+
+    def take(self, tenant: str) -> int | None:
+        """None: all are held."""
+        while self._free or self._untouched < self.slot_count:
+            slot = self._free.pop() if self._free else self._fresh()
+            if slot not in self.held:
+                self.held[slot] = tenant
+                return slot
+        return None
+
+    def adopt(self, slot: int, tenant: str) -> bool:
+        """One that the file held at the start. False: there is no such slot (any more), or it is held."""
+        if slot in self.held or not 0 <= slot < self.slot_count:
+            return False
+        self.held[slot] = tenant  # still ahead of `_untouched`: skipped when its turn comes
+        return True
+
+    def free(self, slot: int) -> None:
+        del self.held[slot]  # KeyError is our bug: it is free
+        if slot < self._untouched:
+            self._free.append(slot)
+
+    def check(self) -> None:
+        assert len(self._free) == len(set(self._free))
+        assert self.held.keys().isdisjoint(self._free)
+        assert all(0 <= slot < self.slot_count for slot in self.held)
+        touched = sum(1 for slot in self.held if slot < self._untouched)
+        assert touched + len(self._free) == self._untouched
+
+    def _fresh(self) -> int:
+        self._untouched += 1
+        return self._untouched - 1
+
+
+@dataclass(slots=True, eq=False)
+class Space:
+    """The arena and the SSD file of one block size."""
+
+    block_bytes: int
+    arena: Arena
+    ssd: SsdSlots
+    host_policy: EvictionPolicy
+    ssd_policy: EvictionPolicy
+    is_ssd_open: bool = False
+    host_blocks: set[HostCopy] = field(default_factory=set[HostCopy])
+    """All that hold a slot, those gone but pinned included."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.arena.slot_bytes
+
+    @property
+    def ssd_slot_bytes(self) -> int:
+        return self.arena.slot_bytes + PAGE_BYTES

@@ -1,0 +1,362 @@
+"""The SSD tier: what is read from it, what is written to it, and when it is left alone."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.ids import BlockHash
+from baton.core.store import DropReason, Tier
+from kv_store.node.bringing import Bringer, Fill
+from kv_store.node.context import Context
+from kv_store.node.counts import PathMeter
+from kv_store.node.events import ForgetSsd, IoDone, ReadSsd, Recovered, SpaceOpened, WriteSsd
+from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.index import Index
+from kv_store.node.spaces import Entry, HostCopy, Space
+
+ERRORS_IN_A_ROW_MAX = 5
+"""So many, and nothing is written for a while."""
+OFF_S = 60.0
+FULL_PAUSE_S = 5.0
+"""After the device was found full."""
+REGROW_S = 60.0
+"""After which the tier tries to be as large as configured again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    fill: Fill
+    slot: int
+    started_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    copy: HostCopy
+    ssd_slot: int
+    started_s: float
+
+
+class SsdTier:
+    """Reads go first, in the order of need. Writes wait in a bounded queue, each with its block pinned."""
+
+    def __init__(self, context: Context, index: Index, bringer: Bringer) -> None:
+        config = context.config
+        self._context = context
+        self._index = index
+        self._bringer = bringer
+        self._host: HostTier | None = None
+        self.limit_bytes = config.ssd_bytes if config.ssd_dir else 0
+        self._configured_bytes = self.limit_bytes
+        self._quota_bytes = int(self.limit_bytes * config.tenant_share_max)
+        self._reads: deque[Fill] = deque()
+        self._writes: deque[HostCopy] = deque()
+        self._in_flight: dict[int, _Read | _Write] = {}
+        self._read_count = 0
+        self._writes_max = config.ssd_threads * 8
+        self._errors_in_a_row = 0
+        self._paused_until_s = float("-inf")
+        self.note = ""
+        self.read_meter = PathMeter(second_per_byte=1e-9, latency_s=0.001)
+        self.write_meter = PathMeter(second_per_byte=1e-9, latency_s=0.001)
+
+    def connect(self, host: HostTier) -> None:
+        self._host = host
+
+    @property
+    def is_on(self) -> bool:
+        return self._configured_bytes > 0
+
+    @property
+    def is_busy(self) -> bool:
+        """No block that leaves can be written first: they leave without."""
+        return len(self._writes) >= self._writes_max
+
+    @property
+    def io_count(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def queued_count(self) -> int:
+        return len(self._reads) + len(self._writes)
+
+    def predict(self, space: Space) -> tuple[float, float]:
+        """(seconds until the first block asked for now is begun, seconds per block)."""
+        block_s = self.read_meter.second_per_byte * space.slot_bytes
+        queued = len(self._reads) + self._read_count
+        return queued * block_s + max(0.0, self.read_meter.latency_s - block_s), block_s
+
+    # --- the file -------------------------------------------------------------------------------
+
+    def opened(self, space: Space, event: SpaceOpened) -> None:
+        """The deepest blocks come first, so that of equals a prefix stays longest."""
+        if event.error:
+            self.note = f"space {space.block_bytes}: {event.error}"
+            return
+        if space.is_ssd_open:
+            return
+        space.is_ssd_open = True
+        for found in sorted(event.recovered, key=lambda r: (-r.facts.depth, r.ssd_slot)):
+            if found.ssd_slot not in space.ssd.held and not self._adopt(space, found):
+                self._context.emit(ForgetSsd(space.block_bytes, found.ssd_slot))
+
+    def _adopt(self, space: Space, found: Recovered) -> bool:
+        facts = found.facts
+        if not self._index.may_be_of(facts.block_hash, space):
+            return False
+        entry = self._index.get(facts.block_hash, space)
+        if entry is not None and entry.ssd is not None:
+            return False
+        try:
+            self._make_room(space, facts.tenant)
+        except NoRoom:
+            return False
+        if not self._index.adopt_ssd_slot(space, found.ssd_slot, facts.tenant):
+            return False
+        self._index.add_ssd(space, facts, found.ssd_slot)
+        return True
+
+    # --- writes ---------------------------------------------------------------------------------
+
+    def write_down(self, copy: HostCopy, *, is_leaving: bool = True) -> bool:
+        """Whether it is being written now (again, or for the first time), if it has earned that and there is
+        room in the queue."""
+        block_hash = copy.facts.block_hash
+        entry = self._index.get(block_hash, copy.space)
+        if not self._can_write(copy.space) or copy.is_transient or entry is None or entry.ssd is not None:
+            return False
+        if copy.is_writing or not copy.space.host_policy.earns_next(block_hash):
+            return False
+        if len(self._writes) >= (self._writes_max if is_leaving else self._writes_max // 2):
+            return False
+        copy.is_writing, copy.is_leaving = True, is_leaving
+        self._index.pin(copy)
+        self._writes.append(copy)
+        return True
+
+    def hit(self, entries: Sequence[Entry]) -> None:
+        """What was used again goes down ahead of its leaving, while little waits."""
+        for entry in entries:
+            if entry.host is not None and entry.ssd is None:
+                self.write_down(entry.host, is_leaving=False)
+
+    def _can_write(self, space: Space) -> bool:
+        return space.is_ssd_open and self._context.now_s >= self._paused_until_s
+
+    def _start_write(self, copy: HostCopy) -> None:
+        space, facts = copy.space, copy.facts
+        entry = self._index.get(facts.block_hash, space)
+        if copy.is_gone or entry is None or entry.ssd is not None or not self._can_write(space):
+            return self._end_write(copy)
+        try:
+            self._make_room(space, facts.tenant)
+        except NoRoom:
+            return self._end_write(copy)
+        ssd_slot = self._index.hold_ssd_slot(space, facts.tenant)
+        if ssd_slot is None:
+            return self._end_write(copy)
+        op_id = self._context.new_id()
+        self._in_flight[op_id] = _Write(copy, ssd_slot, self._context.now_s)
+        self._context.emit(WriteSsd(op_id, space.block_bytes, ssd_slot, copy.slot, facts, copy.checksum))
+        return None
+
+    def _end_write(self, copy: HostCopy) -> None:
+        """Its pin ends; it leaves, unless somebody used it meanwhile."""
+        copy.is_writing = False
+        self._index.unpin(copy)
+        if copy.is_leaving and copy.pins == 0 and not copy.is_gone:
+            entry = self._index.get(copy.facts.block_hash, copy.space)
+            assert entry is not None
+            self._index.drop_host(entry, DropReason.EVICTED)
+        copy.is_leaving = False
+
+    def _write_done(self, write: _Write, done: IoDone) -> None:
+        copy = write.copy
+        space, facts = copy.space, copy.facts
+        if done.error or done.is_full or copy.is_gone:
+            self._index.free_ssd_slot(space, write.ssd_slot)
+            self._write_failed(done)
+        else:
+            self._errors_in_a_row, self.note = 0, ""
+            self._index.add_ssd(space, facts, write.ssd_slot)
+            byte_count = space.ssd_slot_bytes
+            self.write_meter.done(
+                byte_count, block_count=1, started_s=write.started_s, now_s=self._context.now_s
+            )
+        self._end_write(copy)
+
+    def _write_failed(self, done: IoDone) -> None:
+        now_s = self._context.now_s
+        if done.is_full:
+            self._context.counts.ssd_full += 1
+            self.limit_bytes = min(self.limit_bytes, self._index.ssd_bytes)
+            self._paused_until_s = now_s + FULL_PAUSE_S
+            self.note = "no space left on the device of the SSD tier"
+            self._context.at(now_s + REGROW_S, self._regrow)
+        elif done.error:
+            self._context.counts.ssd_write_errors += 1
+            self._count_error(done.error)
+
+    def _regrow(self) -> None:
+        self.limit_bytes = self._configured_bytes
+
+    def _count_error(self, message: str) -> None:
+        self._errors_in_a_row += 1
+        if self._errors_in_a_row >= ERRORS_IN_A_ROW_MAX:
+            self._paused_until_s = self._context.now_s + OFF_S
+            self.note = f"nothing is written to SSD for {OFF_S:g} s after repeated errors: {message}"
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def _make_room(self, space: Space, tenant: str) -> None:
+        """For one more block. Raises NoRoom."""
+        if self._context.config.tenant_share_max < 1:
+            while self._index.ssd_tenants[tenant] + space.ssd_slot_bytes > self._quota_bytes:
+                self._evict(space, DropReason.QUOTA, tenant)
+        while self._index.ssd_bytes + space.ssd_slot_bytes > self.limit_bytes:
+            self._evict(space, DropReason.EVICTED, None)
+
+    def _evict(self, space: Space, reason: DropReason, tenant: str | None) -> None:
+        chosen: Entry | None = None
+        for other in self._index.spaces.values():
+            entry = self._victim(other, tenant)
+            if entry is not None and (chosen is None or entry.used_s < chosen.used_s):
+                chosen = entry
+        if chosen is None:
+            raise NoRoom("all of the SSD tier is in use")
+        if reason is DropReason.EVICTED and chosen.space is not space:
+            reason = DropReason.REPLACED
+        self._index.drop_ssd(chosen, reason)
+
+    def _victim(self, space: Space, tenant: str | None) -> Entry | None:
+        def may_go(block_hash: BlockHash) -> bool:
+            entry = self._index.get(block_hash, space)
+            if entry is None or entry.ssd is None or entry.ssd.reads:
+                return False
+            return tenant is None or entry.facts.tenant == tenant
+
+        block_hash = space.ssd_policy.victim(may_go)
+        return None if block_hash is None else self._index.get(block_hash, space)
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    def request(self, fills: Sequence[Fill]) -> None:
+        for fill in fills:
+            assert fill.source is not None
+            self._index.read_begins(fill.source)
+            self._reads.append(fill)
+
+    def cancel(self, fill: Fill) -> None:
+        """What waits in the queue is skipped when its turn comes, unless somebody joins it until then. A read
+        under way that was too slow for everybody is worth nothing: the block is dropped."""
+        if fill.is_reading and fill.is_late:
+            assert fill.source is not None
+            self._bringer.forget(fill)
+            entry = self._index.get(fill.block_hash, fill.space)
+            if entry is not None and entry.ssd is fill.source:
+                self._index.drop_ssd(entry, DropReason.IO_ERROR)
+
+    def pump(self) -> None:
+        """Begins what may begin."""
+        threads = self._context.config.ssd_threads
+        while self._reads and self._read_count < threads * 2:
+            fill = self._reads[0]
+            if fill.waiters and not self._start_read(fill):
+                break
+            self._reads.popleft()
+            if not fill.is_reading:
+                self._skip(fill)
+        write_count = len(self._in_flight) - self._read_count
+        while self._writes and write_count < threads:
+            copy = self._writes.popleft()
+            before = len(self._in_flight)
+            self._start_write(copy)
+            write_count += len(self._in_flight) - before
+
+    def _start_read(self, fill: Fill) -> bool:
+        """False: later, there is no slot just now."""
+        source = fill.source
+        assert source is not None
+        if source.is_gone:
+            self._bringer.failed(fill, "it left the SSD tier")
+            return True
+        assert self._host is not None
+        try:
+            slot = self._host.take_slot(fill.space, source.facts.tenant)
+        except OverQuota as e:
+            self._bringer.failed(fill, str(e))
+            return True
+        except NoRoom:
+            return False
+        op_id = self._context.new_id()
+        fill.is_reading = True
+        self._read_count += 1
+        self._in_flight[op_id] = _Read(fill, slot, self._context.now_s)
+        self._context.emit(ReadSsd(op_id, fill.space.block_bytes, source.ssd_slot, slot, fill.block_hash))
+        return True
+
+    def _skip(self, fill: Fill) -> None:
+        self._bringer.forget(fill)
+        assert fill.source is not None
+        self._index.read_ended(fill.source)
+
+    def _read_done(self, read: _Read, done: IoDone) -> None:
+        fill, source = read.fill, read.fill.source
+        assert source is not None
+        self._read_count -= 1
+        entry = self._index.get(fill.block_hash, fill.space)
+        is_ours = entry is not None and entry.ssd is source
+        if done.error or done.is_corrupt:
+            self._count_bad_read(done)
+            if entry is not None and is_ours:
+                self._index.drop_ssd(entry, DropReason.CORRUPT if done.is_corrupt else DropReason.IO_ERROR)
+        else:
+            self.read_meter.done(
+                fill.space.slot_bytes, block_count=1, started_s=read.started_s, now_s=self._context.now_s
+            )
+        if done.error or done.is_corrupt or not is_ours:
+            self._index.free_slot(fill.space, read.slot)
+            self._bringer.failed(fill, done.error or "the block was dropped while it was read")
+        else:
+            assert entry is not None
+            self._arrive(fill, entry, read.slot, done.checksum)
+        self._index.read_ended(source)
+
+    def _arrive(self, fill: Fill, entry: Entry, slot: int, checksum: int) -> None:
+        """A worker may have written the same block in the meantime."""
+        if entry.host is not None:
+            self._index.free_slot(fill.space, slot)
+            copy = entry.host
+        else:
+            copy = self._index.add_host(fill.space, entry.facts, slot, checksum)
+        self._bringer.arrived(fill, copy)
+
+    def _count_bad_read(self, done: IoDone) -> None:
+        if done.is_corrupt:
+            self._context.counts.corrupt[Tier.SSD] += 1
+        else:
+            self._context.counts.ssd_read_errors += 1
+            self._count_error(done.error)
+
+    def io_done(self, done: IoDone) -> None:
+        """Of an operation that we did not start: ignored."""
+        operation = self._in_flight.pop(done.op_id, None)
+        if isinstance(operation, _Read):
+            self._read_done(operation, done)
+        elif operation is not None:
+            self._write_done(operation, done)
+
+    def write_pins(self) -> list[HostCopy]:
+        in_flight = [op.copy for op in self._in_flight.values() if isinstance(op, _Write)]
+        return [*self._writes, *in_flight]
+
+    def read_slots(self) -> list[tuple[Space, int]]:
+        return [(op.fill.space, op.slot) for op in self._in_flight.values() if isinstance(op, _Read)]
+
+    def check(self) -> None:
+        reads = sum(1 for op in self._in_flight.values() if isinstance(op, _Read))
+        assert reads == self._read_count <= self._context.config.ssd_threads * 2
+        assert len(self._in_flight) - reads <= self._context.config.ssd_threads
+        assert len(self._writes) <= self._writes_max
+        assert all(copy.is_writing and copy.pins > 0 for copy in self.write_pins())
+        assert self._index.ssd_bytes <= self._configured_bytes

@@ -1,0 +1,29 @@
+"""The workers of this host: who has a session, and what each has open."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from baton.core.ids import WorkerId
+from kv_store.node.shares import Holder
+from kv_store.node.spaces import Space
+
+if TYPE_CHECKING:
+    from kv_store.node.bringing import Demand
+    from kv_store.node.writes import Write
+
+
+class ProtocolError(Exception):
+    """The worker says what no sound worker would: its session ends."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    worker_id: WorkerId
+    space: Space
+    holder: Holder
+    offers: dict[int, "list[Write]"] = field(default_factory=dict[int, "list[Write]"])
+    """Slots of each open offer, in the order of its places."""
+    loads: dict[int, "Demand"] = field(default_factory=dict[int, "Demand"])
+    """Until EndLoad."""
+    is_dropped: bool = False
+    """Broke the protocol: nothing it says counts; what it writes is kept aside until its end."""

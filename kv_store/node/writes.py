@@ -1,0 +1,116 @@
+"""Sealed blocks come in from the workers of this host."""
+
+from dataclasses import dataclass
+
+from baton.core.ids import BlockHash
+from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, StoreToWorker, TakeBlocks
+from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
+from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.index import Index
+from kv_store.node.shares import Shares
+from kv_store.node.workers import ProtocolError, Worker
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """A slot that a worker writes into."""
+
+    facts: BlockFacts
+    slot: int
+
+
+class Writes:
+    """From offer to `BlocksWritten`, or to the worker's end: the slots belong to it."""
+
+    def __init__(self, context: Context, index: Index, host: HostTier, shares: Shares) -> None:
+        self._context = context
+        self._index = index
+        self._host = host
+        self._shares = shares
+        self._writing: dict[BlockHash, Write] = {}
+        self.is_closed = False
+        """Draining: nothing new."""
+
+    @property
+    def open_count(self) -> int:
+        return len(self._writing)
+
+    def is_writing(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._writing
+
+    def offered(self, worker: Worker, offer: OfferBlocks) -> StoreToWorker:
+        if len(offer.blocks) > HASHES_MAX:
+            raise ProtocolError(f"an offer of {len(offer.blocks)} blocks; {HASHES_MAX} at most")
+        if offer.offer_id in worker.offers:
+            raise ProtocolError(f"offer {offer.offer_id} twice")
+        writes: list[Write] = []
+        places: list[Place] = []
+        if self.is_closed or len(worker.offers) >= OFFERS_OPEN_MAX:
+            why = "draining" if self.is_closed else "too many offers"
+            self._context.counts.refused[why] += len(offer.blocks)
+            return TakeBlocks(offer.offer_id, ())
+        for i, facts in enumerate(offer.blocks):
+            slot = self._take(worker, facts)
+            if slot is not None:
+                write = Write(facts, slot)
+                self._writing[facts.block_hash] = write
+                writes.append(write)
+                places.append(Place(i, slot))
+        if writes:
+            worker.offers[offer.offer_id] = writes
+        return TakeBlocks(offer.offer_id, tuple(places))
+
+    def written(self, worker: Worker, done: BlocksWritten) -> None:
+        """Unknown: an offer of which nothing was taken."""
+        writes = worker.offers.get(done.offer_id, [])
+        if len(writes) != len(done.checksums):
+            raise ProtocolError(f"{len(done.checksums)} checksums for {len(writes)} blocks written")
+        worker.offers.pop(done.offer_id, None)
+        for write, checksum in zip(writes, done.checksums, strict=True):
+            self._end(worker, write)
+            facts = write.facts
+            is_here = self._index.host_copy(facts.block_hash) is not None
+            if checksum is None or is_here or not self._index.may_be_of(facts.block_hash, worker.space):
+                self._index.free_slot(worker.space, write.slot)
+            else:
+                self._index.add_host(worker.space, facts, write.slot, checksum)
+
+    def worker_lost(self, worker: Worker) -> None:
+        """Whatever is in its slots may be torn."""
+        for writes in worker.offers.values():
+            for write in writes:
+                self._end(worker, write)
+                self._index.free_slot(worker.space, write.slot)
+        worker.offers.clear()
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _take(self, worker: Worker, facts: BlockFacts) -> int | None:
+        """A slot for it, or None and the reason counted."""
+        why = self._unwanted(worker, facts)
+        if not why:
+            try:
+                slot = self._host.take_slot(worker.space, facts.tenant)
+            except OverQuota:
+                why = "quota"
+            except NoRoom:
+                why = "no room"
+            else:
+                self._shares.begin_write(worker.holder, worker.space.slot_bytes)
+                return slot
+        self._context.counts.refused[why] += 1
+        return None
+
+    def _unwanted(self, worker: Worker, facts: BlockFacts) -> str:
+        if self._index.host_copy(facts.block_hash) is not None:
+            return "known"
+        if facts.block_hash in self._writing:
+            return "being written"
+        if not self._index.may_be_of(facts.block_hash, worker.space):
+            return "another size"
+        slot_bytes = worker.space.slot_bytes
+        return "" if self._shares.fits(worker.holder, slot_bytes, slot_bytes) else "share"
+
+    def _end(self, worker: Worker, write: Write) -> None:
+        del self._writing[write.facts.block_hash]
+        self._shares.end_write(worker.holder, worker.space.slot_bytes)

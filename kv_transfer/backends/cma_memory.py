@@ -1,0 +1,138 @@
+"""Another process's memory on this host, read by the kernel: `process_vm_readv` (man 2, Linux 3.2).
+
+The kernel copies straight from the other process's pages into ours, without a copy in between and without
+the other process's doing. The GIL is free meanwhile.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.core.errors import SetupError
+from kv_transfer.layout import Ranges
+
+IOV_MAX = 1024
+"""Ranges per call and side (limits.h)."""
+
+Vectors = npt.NDArray[np.uint64]
+"""Rows of (address, length): an array of `struct iovec`."""
+
+
+class MemoryLost(Exception):
+    """The other process is gone, or that memory is no longer its."""
+
+
+class Forbidden(Exception):
+    """The kernel does not let this process read that one."""
+
+
+class ProcessMemory:
+    """Calls from any thread. Raises SetupError where the system call does not exist."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            self._readv = libc.process_vm_readv
+        except AttributeError:
+            raise SetupError("this system has no process_vm_readv (Linux with glibc has)") from None
+        self._readv.restype = ctypes.c_ssize_t
+        self._readv.argtypes = [
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong),
+            *(ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),
+        ]
+
+    def read(self, pid: int, local: Vectors, remote: Vectors) -> None:
+        """Both sides are streams of the same length; at most IOV_MAX rows each. Raises MemoryLost,
+        Forbidden."""
+        assert local.flags.c_contiguous
+        assert remote.flags.c_contiguous
+        wanted = int(remote[:, 1].sum())
+        done = self._readv(pid, local.ctypes.data, len(local), remote.ctypes.data, len(remote), 0)
+        if done == wanted:
+            return
+        if done >= 0:  # it stopped at the first address that the process does not have
+            raise MemoryLost(f"process {pid} has lost memory: {done} of {wanted} B")
+        code = ctypes.get_errno()
+        if code == errno.EPERM or code == errno.ENOSYS:
+            raise Forbidden(os.strerror(code))
+        raise MemoryLost(f"process {pid}: {os.strerror(code)}")
+
+    def read_bytes(self, pid: int, address: int, size: int) -> bytes:
+        """Raises MemoryLost, Forbidden."""
+        into = np.zeros(size, np.uint8)
+        here, there = vector(into.ctypes.data, size), vector(address, size)
+        self.read(pid, here, there)
+        return into.tobytes()
+
+
+def vector(address: int, size: int) -> Vectors:
+    return np.array([[address, size]], np.uint64)
+
+
+class CopyPlan:
+    """A read as steps: each one system call, so each within `step_bytes` (or one range) and IOV_MAX.
+
+    Pairs of blocks are taken in the order of the source's addresses, and neighbours become one range on
+    either side by itself: the kernel only wants both sides to have the same number of bytes.
+    """
+
+    def __init__(
+        self,
+        source_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        ranges: Ranges,
+        *,
+        source: tuple[int, int],
+        local: tuple[int, int],
+        step_bytes: int,
+    ) -> None:
+        """`source`, `local`: base address and bytes of a block."""
+        order = np.argsort(np.array(source_blocks, np.uint64), kind="stable")
+        pieces = ranges or ((0, 0, local[1]),)
+        there, here, lengths = (np.array(column, np.uint64) for column in zip(*pieces, strict=True))
+        self._remote = _addresses(np.array(source_blocks, np.uint64)[order], source, there)
+        self._local = _addresses(np.array(local_blocks, np.uint64)[order], local, here)
+        self._lengths = np.tile(lengths, len(order))
+        self._cuts = self._cut(step_bytes)
+
+    def _cut(self, step_bytes: int) -> list[int]:
+        """Where steps begin, and the end of the last."""
+        ends = np.cumsum(self._lengths)
+        cuts, begun_bytes = [0], 0
+        while cuts[-1] < len(ends):
+            fits = int(np.searchsorted(ends, begun_bytes + step_bytes, side="right"))
+            cuts.append(min(max(fits, cuts[-1] + 1), cuts[-1] + IOV_MAX))
+            begun_bytes = int(ends[cuts[-1] - 1])
+        return cuts
+
+    @property
+    def step_count(self) -> int:
+        return len(self._cuts) - 1
+
+    def step(self, index: int) -> tuple[Vectors, Vectors]:
+        """(local, remote)"""
+        part = slice(self._cuts[index], self._cuts[index + 1])
+        lengths = self._lengths[part]
+        return _merged(self._local[part], lengths), _merged(self._remote[part], lengths)
+
+
+def _addresses(
+    blocks: npt.NDArray[np.uint64], place: tuple[int, int], offsets: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Of every range of every block, block by block."""
+    base, block_bytes = place
+    starts = blocks * np.uint64(block_bytes) + np.uint64(base)
+    return (starts[:, None] + offsets[None, :]).ravel()
+
+
+def _merged(addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> Vectors:
+    """Rows that follow each other in memory as one."""
+    begins = np.flatnonzero(addresses[1:] != addresses[:-1] + lengths[:-1]) + 1
+    begins = np.concatenate([np.zeros(1, np.int64), begins])
+    return np.ascontiguousarray(
+        np.stack([addresses[begins], np.add.reduceat(lengths, begins)], axis=1), dtype=np.uint64
+    )
