@@ -25,8 +25,8 @@ def reuse(
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time to first token of a prompt's second time, from the worker's pool, host memory, SSD and a peer host,
-    beside its first. Starts two hosts' processes on this machine and kills some in between.
+    """Time to first token of a prompt's second time, from the worker's pool, host memory, SSD and a peer
+    host, beside its first. Starts two hosts' processes on this machine and kills some in between.
 
     Example: baton bench reuse --prompt-tokens 8192 --dir /var/tmp
     """
