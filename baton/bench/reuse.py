@@ -20,6 +20,8 @@ import orjson
 
 from baton.bench.parts import Part
 from baton.core.errors import SetupError
+from baton.wire.server import start_server
+from kv_store.directory.memory import MemoryDirectory
 from loadgen.client import Server, parse_url, request_bytes, send
 from loadgen.records import Outcome, Record
 
@@ -53,7 +55,8 @@ class _Host:
         self.ssd = folder / "ssd"
         socket_path = folder / "store.sock"
         store = [f"store.socket={socket_path}", f"store.ssd_dir={self.ssd}"]
-        self.node = bench.part(f"{name}-store", ["store", "run"], store, control=True)
+        control = ["--control", bench.directory_address]
+        self.node = bench.part(f"{name}-store", ["store", "run", *control], store)
         self.ports = {role: _free_port() for role in roles}
         self.workers = [
             bench.part(
@@ -94,10 +97,9 @@ class _Host:
 
     async def wait_ready(self) -> None:
         """Until the router reaches all workers and the workers their store node."""
-        async with httpx.AsyncClient() as client:
-            async with asyncio.timeout(SETTLE_S):
-                while not await self._is_ready(client):
-                    await asyncio.sleep(0.2)
+        async with httpx.AsyncClient() as client, asyncio.timeout(SETTLE_S):
+            while not await self._is_ready(client):  # noqa: ASYNC110  # other processes set no event here
+                await asyncio.sleep(0.2)
 
     async def _is_ready(self, client: httpx.AsyncClient) -> bool:
         try:
@@ -124,14 +126,13 @@ class _Bench:
         vocabulary: tuple[int, int],
         settings: Sequence[str],
         cores: Sequence[int],
+        directory_address: str,
         progress: Callable[[str], None],
     ) -> None:
         self.folder, self.model = folder, model
         self._prompt_tokens, self._vocabulary, self._settings = prompt_tokens, vocabulary, settings
         self.progress = progress
-        self.control = self.part(
-            "control", ["control"], ["cluster.prefill_workers=0", "cluster.decode_workers=0"]
-        )
+        self.directory_address = directory_address
         self.near = _Host("near", self, ("prefill", "decode"), cores)
         self.far = _Host("far", self, ("both",), cores)
 
@@ -142,13 +143,9 @@ class _Bench:
         settings: Sequence[str] = (),
         *,
         cores: Sequence[int] = (),
-        control: bool = False,
     ) -> Part:
         sets = [argument for setting in (*self._settings, *settings) for argument in ("--set", setting)]
-        return Part(name, lambda: [*argv, *self._control(control), *sets], folder=self.folder, cores=cores)
-
-    def _control(self, wanted: bool) -> list[str]:
-        return ["--control", self.control.address] if wanted else []
+        return Part(name, [*argv, *sets], folder=self.folder, cores=cores)
 
     async def ask(self, host: _Host, seed: int) -> Record:
         """Raises SetupError if the request fails."""
@@ -194,18 +191,21 @@ async def run(
 ) -> list[ReuseResult]:
     """`folder`: empty, for logs, sockets and SSD files. `vocabulary`: token ids are drawn from it. Raises
     SetupError if a process does not start or a request fails."""
-    bench = _Bench(
-        folder,
-        model,
-        prompt_tokens=prompt_tokens,
-        vocabulary=vocabulary,
-        settings=settings,
-        cores=cores,
-        progress=progress,
-    )
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(bench.control.kill)
-        await bench.control.start()
+        directory = MemoryDirectory()
+        stack.push_async_callback(directory.close)
+        server, port = await start_server("127.0.0.1", 0, store_directory=directory)
+        stack.push_async_callback(server.stop, None)
+        bench = _Bench(
+            folder,
+            model,
+            prompt_tokens=prompt_tokens,
+            vocabulary=vocabulary,
+            settings=settings,
+            cores=cores,
+            directory_address=f"127.0.0.1:{port}",
+            progress=progress,
+        )
         for host in (bench.near, bench.far):
             stack.push_async_callback(host.stop)
             progress(f"starting {host.node.name.removesuffix('-store')} host")
