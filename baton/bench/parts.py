@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from baton.core.errors import SetupError
@@ -17,11 +17,8 @@ LOG_CHARS = 2000
 class Part:
     """`baton COMMAND …`, which prints `ready ADDRESS` when it serves."""
 
-    def __init__(
-        self, name: str, argv: Callable[[], Sequence[str]], *, folder: Path, cores: Sequence[int] = ()
-    ) -> None:
-        """`argv` is asked at each start, since it may name what another part has told by then."""
-        self.name, self._argv, self._cores = name, argv, tuple(cores)
+    def __init__(self, name: str, argv: Sequence[str], *, folder: Path, cores: Sequence[int] = ()) -> None:
+        self.name, self._argv, self._cores = name, tuple(argv), tuple(cores)
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
@@ -37,7 +34,7 @@ class Part:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *pin,
-                *(sys.executable, "-m", "baton", *self._argv()),
+                *(sys.executable, "-m", "baton", *self._argv),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},

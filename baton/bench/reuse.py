@@ -192,7 +192,7 @@ async def run(
     """`folder`: empty, for logs, sockets and SSD files. `vocabulary`: token ids are drawn from it. Raises
     SetupError if a process does not start or a request fails."""
     async with AsyncExitStack() as stack:
-        directory = MemoryDirectory()
+        directory = MemoryDirectory(entries_max=1_000_000)
         stack.push_async_callback(directory.close)
         server, port = await start_server("127.0.0.1", 0, store_directory=directory)
         stack.push_async_callback(server.stop, None)
