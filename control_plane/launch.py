@@ -25,7 +25,7 @@ from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChild, child_environment
-from control_plane.store_directory import StoreDirectory
+from control_plane.store_directory import StoreDirectory, check_directory
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +193,7 @@ class _Cluster:
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
+        await check_directory(self._config.store)
         log.debug("starting Ray")
         if self._ray.is_local:
             adopt_orphans()
@@ -204,7 +205,7 @@ class _Cluster:
             cluster.control_host,
             cluster.control_port,
             directory=self._plane,
-            store_directory=self._store_directory,
+            store_directory=None if self._config.store.directory else self._store_directory,
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)

@@ -1,0 +1,219 @@
+"""The host memory that a store node shares with the workers of its host.
+
+A memfd: the node makes it, a worker gets its descriptor over the local socket and maps the same pages. The
+file is sparse and a page is taken when somebody first touches it, which would fail by a signal; so
+memory is *reserved* with an error code first, and given back by a hole punched into the file.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from baton.core.errors import BatonError, SetupError
+from kv_store.host_memory import available_bytes
+
+PAGE_BYTES = mmap.PAGESIZE
+SLAB_BYTES = 64 * 2**20
+"""Reserved or mapped in one call: some 20 ms, so that a thread that does it can be stopped in between."""
+
+_SHMEM_THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+_MADV_POPULATE_WRITE = 23
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""No one who has the descriptor can take pages away from under the others."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class NoHostMemory(BatonError):
+    """The system has no memory left for what the arena was made for."""
+
+
+def slot_bytes_for(block_bytes: int) -> int:
+    """`block_bytes` rounded up to whole pages."""
+    return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Arena:
+    """`slot_count` slots of `slot_bytes`, mapped for reading and writing; slot i begins at i * slot_bytes.
+
+    Nothing here knows which slot holds what. All methods may be called from any thread.
+    """
+
+    def __init__(self, fd: int, slot_bytes: int, slot_count: int, notes: tuple[str, ...] = ()) -> None:
+        """Maps `fd` and owns it from here on. Use `create` and `attach`."""
+        self.fd, self.slot_bytes, self.slot_count, self.notes = fd, slot_bytes, slot_count, notes
+        self._memory = mmap.mmap(fd, slot_bytes * slot_count)
+        self._view = memoryview(self._memory)
+        self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._is_reserved = bytearray(slot_count)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def create(cls, slot_bytes: int, slot_count: int, *, name: str, room_bytes: int | None = None) -> "Arena":
+        """Sparse: it takes no memory yet.
+
+        `room_bytes`: memory that must be free now, all of it by default; less where another arena will give
+        its memory back for this one. Raises SetupError if it is not, or the system has no memfd.
+        """
+        assert slot_bytes > 0, "an empty slot"
+        assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
+        assert slot_count > 0, "an arena without slots"
+        size = slot_bytes * slot_count
+        needed, room = size if room_bytes is None else room_bytes, available_bytes()
+        if needed > room:
+            raise SetupError(
+                f"the store's {size} bytes of host memory (store.host_bytes) do not fit: "
+                f"{room} bytes are available here, by the machine's memory and this process's limits"
+            )
+        try:
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise SetupError(f"no shared memory for the store (memfd_create): {error.strerror}") from error
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        arena = cls(fd, slot_bytes, slot_count)
+        arena.notes = (arena._advise_huge_pages(),)
+        return arena
+
+    @classmethod
+    def attach(cls, fd: int, slot_bytes: int, slot_count: int) -> "Arena":
+        """Of the descriptor that a node sent, owned by the arena from here on. Raises SetupError (and closes
+        it) if it is not what the node described."""
+        size, expected = os.fstat(fd).st_size, slot_bytes * slot_count
+        is_sound = slot_bytes > 0 and slot_bytes % PAGE_BYTES == 0 and slot_count > 0
+        if not is_sound or size != expected:
+            os.close(fd)
+            raise SetupError(
+                f"the store's arena has {size} bytes, but {slot_count} slots of {slot_bytes} were told: "
+                "node and worker are not of one version, or the socket is not a store node's"
+            )
+        arena = cls(fd, slot_bytes, slot_count)
+        arena._advise_huge_pages()
+        return arena
+
+    def view(self, slot: int) -> memoryview:
+        """The slot's bytes, writable, page-aligned."""
+        start = self._start(slot)
+        return self._view[start : start + self.slot_bytes]
+
+    def address(self, slot: int) -> int:
+        return self.base_address + self._start(slot)
+
+    def reserve(self, first_slot: int, slot_count: int = 1) -> None:
+        """Takes the memory of these slots, so that touching them cannot fail. Quick for those that have it.
+
+        Raises NoHostMemory: they must not be touched.
+        """
+        assert 0 <= first_slot <= first_slot + slot_count <= self.slot_count, "slots beyond the end"
+        with self._lock:
+            end = first_slot + slot_count
+            for slot in range(first_slot, end):
+                if not self._is_reserved[slot]:
+                    self._take(slot, self._run_end(slot, end))
+
+    def reserve_slab(self) -> bool:
+        """Takes memory for the next slots that have none, about SLAB_BYTES. False: all have theirs.
+
+        For a thread that makes the arena ready beside other work; raises NoHostMemory.
+        """
+        with self._lock:
+            first = self._is_reserved.find(0)
+            if first < 0:
+                return False
+            slab_slots = max(1, SLAB_BYTES // self.slot_bytes)
+            self._take(first, self._run_end(first, min(self.slot_count, first + slab_slots)))
+            return True
+
+    def map_slabs(self) -> Iterator[int]:
+        """Puts what has memory already into this process's page tables, by slabs; yields bytes mapped so far.
+
+        For a thread of a worker that has just attached: a first copy into pages that are not mapped yet is
+        several times slower. What has no memory yet is left alone.
+        """
+        mapped_bytes = 0
+        for start, end in self._data_ranges():
+            for at in range(start, end, SLAB_BYTES):
+                size = min(SLAB_BYTES, end - at)
+                if self._is_closed:
+                    return
+                _libc.madvise(self.base_address + at, size, _MADV_POPULATE_WRITE)  # only a hint
+                mapped_bytes += size
+                yield mapped_bytes
+
+    def release(self, slot: int) -> None:
+        """The slot's memory goes back to the system; it reads as zeros. Nobody may be using it."""
+        with self._lock:
+            self._is_reserved[slot] = 0
+            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+            if _libc.fallocate(self.fd, mode, self._start(slot), self.slot_bytes):
+                error = ctypes.get_errno()
+                raise OSError(error, os.strerror(error))
+
+    def resident_bytes(self) -> int:
+        """Memory the arena takes now, all processes together."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Safe to call twice. Memory in use through a view stays mapped until the view is gone."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._view.release()
+            with contextlib.suppress(BufferError):  # views are in use: unmapped when the last one goes
+                self._memory.close()
+            os.close(self.fd)
+
+    def _start(self, slot: int) -> int:
+        assert 0 <= slot < self.slot_count, f"slot {slot} of {self.slot_count}"
+        return slot * self.slot_bytes
+
+    def _run_end(self, slot: int, limit: int) -> int:
+        """First slot after `slot` that has memory already."""
+        found = self._is_reserved.find(1, slot, limit)
+        return limit if found < 0 else found
+
+    def _take(self, first: int, end: int) -> None:
+        size = (end - first) * self.slot_bytes
+        if size > available_bytes():
+            raise NoHostMemory(f"no {size} bytes of memory left for the store's arena")
+        try:
+            os.posix_fallocate(self.fd, first * self.slot_bytes, size)
+        except OSError as error:
+            raise NoHostMemory(
+                f"no {size} bytes of memory for the store's arena: {error.strerror}"
+            ) from error
+        self._is_reserved[first:end] = b"\1" * (end - first)
+
+    def _advise_huge_pages(self) -> str:
+        failed = _libc.madvise(self.base_address, len(self._memory), mmap.MADV_HUGEPAGE)
+        setting = _shmem_thp_setting()
+        if not failed and setting in ("always", "advise", "within_size", "force"):
+            return f"arena: 2 MiB pages (shmem_enabled is {setting})"
+        return f"arena: 4 KiB pages ({_SHMEM_THP} is {setting or 'not there'}; advise would allow 2 MiB)"
+
+    def _data_ranges(self) -> Iterator[tuple[int, int]]:
+        at, size = 0, self.slot_bytes * self.slot_count
+        while at < size and not self._is_closed:
+            try:
+                start = os.lseek(self.fd, at, os.SEEK_DATA)
+            except OSError:  # no data after `at`
+                return
+            at = os.lseek(self.fd, start, os.SEEK_HOLE)
+            yield start, at
+
+
+def _shmem_thp_setting() -> str:
+    try:
+        return _SHMEM_THP.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return ""

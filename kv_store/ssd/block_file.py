@@ -1,0 +1,216 @@
+"""The SSD tier of one space: a file of slots, each with one block and its label.
+
+Calls block and are meant for a few threads. A block that was not written whole, or is not the one that was
+asked for, is never given out: every read checks label and payload. That is why no write waits for the
+device's cache: what a crash leaves is either the block or nothing (docs/decisions/0020).
+"""
+
+import itertools
+import os
+import threading
+from pathlib import Path
+from typing import Literal
+
+from baton.core.errors import SetupError
+from baton.core.ids import BlockHash
+from baton.core.store import BlockFacts
+from kv_store.checksum import checksum as checksum_of
+from kv_store.node.events import Recovered
+from kv_store.ssd import recovery
+from kv_store.ssd.device import AlignedBuffers, is_aligned
+from kv_store.ssd.eraser import Eraser, punch_hole
+from kv_store.ssd.errors import CorruptBlock, DiskError
+from kv_store.ssd.folder import SpaceFile, open_space_file
+from kv_store.ssd.layout import (
+    PAGE_BYTES,
+    Label,
+    decode_label,
+    encode_label,
+    label_offset,
+    payload_offset,
+)
+
+IoChoice = Literal["auto", "direct", "buffered"]
+SCAN_THREADS = 4
+
+
+class BlockFile:
+    """Thread-safe; but a slot's calls must not overlap: its read or write ends before the next begins.
+    `forget` may be called at any time at which none of them is under way."""
+
+    def __init__(self, file: SpaceFile, slot_count: int) -> None:
+        """Use `open`."""
+        self.path, self.slot_count, self.io, self.notes = (
+            file.device.path,
+            slot_count,
+            file.device.mode,
+            file.notes,
+        )
+        self.space, self.slot_bytes = file.title.space, file.title.slot_bytes
+        self._file, self._device, self._title = file, file.device, file.title
+        self._buffers = AlignedBuffers()
+        self._sequence = itertools.count(1)
+        self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.space}")
+        self._calls = _CallsUnderWay()
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        *,
+        space: int,
+        slot_bytes: int,
+        slot_count: int,
+        io: IoChoice = "auto",
+        progress: recovery.Progress | None = None,
+    ) -> tuple["BlockFile", list[Recovered]]:
+        """Makes the file or reads what it holds; in a smaller file than before, what lies beyond is gone.
+
+        `space`: payload bytes of a block. Raises SetupError if the folder cannot be used, another process
+        uses it, or the file is not ours to write: nothing is changed then.
+        """
+        assert 0 < space <= slot_bytes, f"blocks of {space} bytes in slots of {slot_bytes}"
+        assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
+        assert slot_count > 0, "a file without slots"
+        file = open_space_file(Path(directory), space, slot_bytes, slot_count, io)
+        try:
+            labels = recovery.read_labels(
+                file.device, file.title, slot_count, threads=SCAN_THREADS, progress=progress
+            )
+        except DiskError as error:
+            file.close()
+            raise SetupError(f"store.ssd_dir: {error}") from error
+        opened = cls(file, slot_count)
+        kept, superseded = recovery.newest_of_each(labels)
+        opened._sequence = itertools.count(max((label.sequence for label in labels), default=0) + 1)
+        for slot in superseded:
+            opened.forget(slot)
+        return opened, [recovery.recovered(label) for label in kept]
+
+    def read(self, ssd_slot: int, into: memoryview, block_hash: BlockHash) -> int:
+        """Fills `into` [slot_bytes, or just the payload's bytes] and returns the payload's checksum.
+
+        Raises CorruptBlock if the slot does not hold that block whole (`into` is then garbage), DiskError if
+        the device fails. Straight into `into` if it is a whole slot at a page's address, else by a copy.
+        """
+        with self._calls:
+            target, is_copied = self._io_buffer(into)
+            page = self._buffers.get(PAGE_BYTES)
+            self._device.read([target, page], payload_offset(self._checked(ssd_slot), self.slot_bytes))
+            label = decode_label(page, file_id=self._title.file_id, slot=ssd_slot)
+            if label is None or label.facts.block_hash != block_hash or label.payload_bytes != self.space:
+                raise CorruptBlock(f"{self.path}: slot {ssd_slot} does not hold the block that was written")
+            if checksum_of(target[: self.space]) != label.payload_checksum:
+                raise CorruptBlock(f"{self.path}: slot {ssd_slot}: the checksum does not hold")
+            if is_copied:
+                into[: self.space] = target[: self.space]
+            return label.payload_checksum
+
+    def write(self, ssd_slot: int, source: memoryview, facts: BlockFacts, checksum: int = 0) -> int:
+        """Stores `source` [slot_bytes, or just the payload's bytes]; returns the payload's checksum, made
+        here if 0 is given.
+
+        A wrong checksum makes a block that no read gives out. Raises DiskFull, DiskError: the slot is then
+        forgotten, whatever it held.
+        """
+        with self._calls:
+            offset = payload_offset(self._checked(ssd_slot), self.slot_bytes)
+            checksum = checksum or checksum_of(source[: self.space])
+            self._eraser.take_off(ssd_slot)
+            try:
+                payload, is_copied = self._io_buffer(source)
+                if is_copied:
+                    payload[: len(source)] = source
+                page = self._buffers.get(PAGE_BYTES)
+                page[:] = self._label_page(ssd_slot, facts, checksum)
+                self._device.write([payload, page], offset)
+            except DiskError:
+                self._eraser.add(ssd_slot)
+                raise
+            return checksum
+
+    def forget(self, ssd_slot: int) -> None:
+        """The slot's block will not be found again, and its disk space is given back. Returns at once.
+
+        Done a moment later, unless a `write` to the slot comes first; `flush` waits for it. If the process is
+        killed within that moment the block may be found after the restart: whole, as all that are found.
+        """
+        self._eraser.add(self._checked(ssd_slot))
+
+    def flush(self) -> None:
+        """What was written is safe, and what was forgotten is gone, in a power cut also. Raises DiskError."""
+        with self._calls:
+            self._eraser.finish()
+            self._device.sync()
+
+    def close(self) -> None:
+        """Waits for the calls under way, flushes, and gives the folder free. Safe to call twice; all other
+        calls then raise DiskError. Raises DiskError if flushing failed; it is closed nevertheless."""
+        if not self._calls.end():
+            return
+        try:
+            self._eraser.close()
+            self._device.sync()
+        finally:
+            self._file.close()
+
+    def allocated_bytes(self) -> int:
+        """Disk space the file takes now; its length says nothing, as it is sparse."""
+        with self._calls:
+            return os.fstat(self._device.fd).st_blocks * 512
+
+    def _label_page(self, slot: int, facts: BlockFacts, checksum: int) -> bytes:
+        try:
+            return encode_label(
+                Label(slot, next(self._sequence), self.space, checksum, facts), self._title.file_id
+            )
+        except ValueError as error:
+            raise DiskError(str(error)) from error
+
+    def _io_buffer(self, buffer: memoryview) -> tuple[memoryview, bool]:
+        """The buffer itself if the device can use it as it is, else one of this thread's, to be copied."""
+        assert len(buffer) in (self.space, self.slot_bytes), f"{len(buffer)} bytes for a slot"
+        if len(buffer) == self.slot_bytes and (self.io == "buffered" or is_aligned(buffer)):
+            return buffer, False
+        return self._buffers.get(self.slot_bytes), True
+
+    def _erase(self, slot: int) -> None:
+        offset, size = payload_offset(slot, self.slot_bytes), self.slot_bytes + PAGE_BYTES
+        try:
+            punch_hole(self._device.fd, offset, size)
+        except OSError:  # a file system without holes: then only the label
+            page = memoryview(self._buffers.get(PAGE_BYTES))
+            page[:] = bytes(PAGE_BYTES)
+            self._device.write([page], label_offset(slot, self.slot_bytes))
+
+    def _checked(self, slot: int) -> int:
+        assert 0 <= slot < self.slot_count, f"slot {slot} of {self.slot_count}"
+        return slot
+
+
+class _CallsUnderWay:
+    """Keeps a file open while a thread is in it, and shut afterwards."""
+
+    def __init__(self) -> None:
+        self._count, self._is_ended = 0, False
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._is_ended:
+                raise DiskError("the file of blocks is closed")
+            self._count += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def end(self) -> bool:
+        """No new call; waits for those under way. False: ended already."""
+        with self._changed:
+            if self._is_ended:
+                return False
+            self._is_ended = True
+            self._changed.wait_for(lambda: self._count == 0)
+            return True

@@ -1,0 +1,149 @@
+"""The folder of a node's files: `lock`, and one `blocks-<space>.kv` per block size."""
+
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from baton.core.errors import SetupError
+from kv_store.ssd.choose_io import choose_io, supports_direct
+from kv_store.ssd.device import Device, IoMode
+from kv_store.ssd.folder_lock import FolderLock
+from kv_store.ssd.layout import (
+    FILE_ID_BYTES,
+    PAGE_BYTES,
+    VERSION,
+    Title,
+    decode_title,
+    encode_title,
+    file_bytes,
+)
+
+_NAME = re.compile(r"blocks-(\d+)\.kv")
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceFile:
+    """An open file whose title was read, in a folder that is ours."""
+
+    device: Device
+    title: Title
+    lock: FolderLock
+    notes: tuple[str, ...]
+    """What the operator should know."""
+
+    def close(self) -> None:
+        self.device.close()
+        self.lock.release()
+
+
+def space_path(directory: Path, space: int) -> Path:
+    return directory / f"blocks-{space}.kv"
+
+
+def spaces_in(directory: str | Path) -> dict[int, int]:
+    """Files of earlier lives: space |-> disk bytes it takes. They count towards what the node may use."""
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return {}
+    matches = [(match, entry) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+    return {int(match[1]): entry.stat().st_blocks * 512 for match, entry in matches}
+
+
+def remove_space(directory: str | Path, space: int) -> None:
+    """Deletes the file of a space that is not open. Raises SetupError if another process uses the folder, or
+    the file is not ours."""
+    lock = FolderLock(Path(directory))
+    try:
+        path = space_path(Path(directory), space)
+        _read_title(path)
+        path.unlink()
+    except OSError as error:
+        raise SetupError(f"store.ssd_dir: {error.filename}: {error.strerror}") from error
+    finally:
+        lock.release()
+
+
+def open_space_file(
+    directory: Path, space: int, slot_bytes: int, slot_count: int, io: Literal["auto", "direct", "buffered"]
+) -> SpaceFile:
+    """Makes it if it is not there. Raises SetupError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(directory)
+    except OSError as error:
+        raise SetupError(f"store.ssd_dir: {directory}: {error.strerror}") from error
+    try:
+        return _open(lock, space_path(directory, space), space, slot_bytes, slot_count, io)
+    except OSError as error:
+        lock.release()
+        raise SetupError(f"store.ssd_dir: {error.filename or directory}: {error.strerror}") from error
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _open(
+    lock: FolderLock,
+    path: Path,
+    space: int,
+    slot_bytes: int,
+    slot_count: int,
+    io: Literal["auto", "direct", "buffered"],
+) -> SpaceFile:
+    size = file_bytes(slot_bytes, slot_count)
+    notes: list[str] = []
+    if path.exists():
+        title = _read_title(path)
+        if (title.space, title.slot_bytes) != (space, slot_bytes):
+            raise SetupError(f"{path} holds blocks of {title.space} bytes, not {space}: {_WAY_OUT}")
+    else:
+        title = _create(path, space, slot_bytes)
+    os.truncate(path, size)
+    free = shutil.disk_usage(path.parent).free + path.stat().st_blocks * 512
+    if free < size:
+        notes.append(f"{path} may grow to {size} bytes, but the disk has room for {free} only")
+    mode: IoMode
+    if io == "auto":
+        mode, note = choose_io(path.parent, slot_bytes)
+        notes.append(note)
+    else:
+        mode = io
+    if mode == "direct" and not supports_direct(path):
+        mode = "buffered"
+        notes.append(f"{path}: its file system has no direct IO: buffered")
+    return SpaceFile(Device(path, mode), title, lock, tuple(notes))
+
+
+_WAY_OUT = "delete it or choose another store.ssd_dir"
+
+
+def _read_title(path: Path) -> Title:
+    with path.open("rb") as file:
+        title = decode_title(file.read(PAGE_BYTES))
+    if title is None:
+        raise SetupError(f"{path} is not a file of a Baton store, or damaged: {_WAY_OUT}")
+    if title.version != VERSION:
+        raise SetupError(f"{path} was written in format {title.version}, not {VERSION}: {_WAY_OUT}")
+    return title
+
+
+def _create(path: Path, space: int, slot_bytes: int) -> Title:
+    """Under its name only once its title is on the disk."""
+    title = Title(secrets.token_bytes(FILE_ID_BYTES), space, slot_bytes)
+    draft = path.with_suffix(".new")
+    with draft.open("wb") as file:
+        file.write(encode_title(title))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return title
