@@ -62,7 +62,7 @@ class _Host:
             bench.part(
                 f"{name}-{role}",
                 ["worker", "--model", bench.model, "--role", role, "--port", str(port)],
-                [f"store.socket={socket_path}", "engine.threads=1"],
+                [f"store.socket={socket_path}", "engine.threads=1", "model.name=bench"],
                 cores=[cores[i % len(cores)]] if cores else (),
             )
             for i, (role, port) in enumerate(self.ports.items())
@@ -72,7 +72,6 @@ class _Host:
         self.router = bench.part(
             f"{name}-router",
             ["router", "--model", bench.model, "--name", "bench", "--port", str(self.router_port), *named],
-            ["router.disaggregate=true"],
         )
 
     @property
