@@ -165,7 +165,7 @@ class StoreConfig(Section):
     directory_timeout_s: Seconds = 1.0
     """One call of the directory, reconnecting included; look-ups have `lookup_timeout_s`."""
     directory_entries_max: Annotated[int, Field(ge=1)] = 1_000_000
-    """Blocks that the control plane's directory lists, over all nodes, at about 250 bytes each."""
+    """Blocks that the control plane's directory lists, over all nodes, at about 200 bytes each."""
 
 
 class RouterConfig(Section):

@@ -179,6 +179,7 @@ class WorkerProcess:
             max_model_tokens=executor.max_model_tokens,
             engine=self._config.engine,
             transfer=self._config.transfer,
+            store=self._config.store,
             router_grace_s=cluster.router_grace_s,
             heartbeat_s=cluster.heartbeat_s,
             generations=cast(MutableSequence[int], executor.kv.generations),
@@ -267,14 +268,15 @@ class WorkerProcess:
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:
-        facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())
+        status = self._core.status()
+        facts: dict[str, Any] = msgspec.structs.asdict(status)
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
-        accounts |= self._metrics.totals() | self._store.accounts()
+        accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         for backend, counters in self._transfer.counters.items():
             accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
             accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
