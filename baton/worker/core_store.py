@@ -54,6 +54,17 @@ class StoreStatus(msgspec.Struct, frozen=True):
     actual_load_s: float
     """And as they took."""
 
+    def accounts(self) -> dict[str, float]:
+        """By name, as a worker lists its accounts."""
+        facts: dict[str, int | float | dict[str, int]] = msgspec.structs.asdict(self)
+        found: dict[str, float] = {}
+        for name, value in facts.items():
+            if isinstance(value, dict):
+                found |= {f"store.{name}.{key}": float(count) for key, count in value.items()}
+            else:
+                found[f"store.{name}"] = float(value)
+        return found
+
 
 class StoreClient:
     """Offers and loads of one worker, over one session after another. Pure."""
@@ -115,11 +126,12 @@ class StoreClient:
     def joined(self, welcome: StoreWelcome) -> None:
         self.lost()
         self._is_joined = True
+        self._offers.joined(now_s=self._now_s)
         self._loads.joined(slot_count=welcome.slot_count)
 
     def lost(self) -> None:
         self._is_joined = False
-        self._offers.forget()
+        self._offers.lost()
         self._loads.lost()
 
     def heard(self, message: StoreToWorker) -> list[WorkerAction]:
@@ -161,13 +173,11 @@ class StoreClient:
 
     def flush(self) -> list[WorkerAction]:
         """Offers of what was sealed."""
-        return self._offers.flush(now_s=self._now_s) if self._is_joined else []
+        return self._offers.flush(now_s=self._now_s)
 
     # --- parts ----------------------------------------------------------------------------------
 
     def _sealed(self, seq: Sequence, first: int, end: int) -> None:
-        if not self._is_joined:
-            return
         size = self._block_tokens
         for i in range(first, end):
             facts = BlockFacts(

@@ -10,11 +10,12 @@ from redis import exceptions as rx
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
 
 from baton.core.errors import SetupError
 from kv_store.directory.interface import DirectoryLost
+from kv_store.directory.redis_probe import speaks_plain, speaks_tls
 from kv_store.directory.redis_url import RedisKind, RedisUrl, masked, parse_redis_url
 
 CONNECTIONS_MAX = 8
@@ -31,9 +32,9 @@ class RedisClient:
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Raises SetupError for a URL that cannot be one."""
         self._url, self._timeout_s = masked(url), timeout_s
-        parsed = parse_redis_url(url)
-        self.is_cluster = parsed.kind is RedisKind.CLUSTER
-        self._redis: Redis | RedisCluster = _open(parsed, timeout_s)
+        self._parsed = parse_redis_url(url)
+        self.is_cluster = self._parsed.kind is RedisKind.CLUSTER
+        self._redis, self._sentinels = _open(self._parsed, timeout_s)
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
     @asynccontextmanager
@@ -57,13 +58,29 @@ class RedisClient:
         try:
             async with self.deadline():
                 await self._run([("EVAL", "return redis.call('EXISTS', KEYS[1])", 1, "baton:check")])
+        except DirectoryLost:
+            await self._check_tls("no answer")
+            raise
         except (rx.RedisError, rx.RedisClusterException, OSError) as error:
             if advice := _advice(error):
                 raise SetupError(f"--store {self._url}: {advice} ({_text(error)})") from None
+            await self._check_tls(_text(error))
             raise DirectoryLost(f"{self._url}: {_text(error)}") from None
 
+    async def _check_tls(self, text: str) -> None:
+        """Raises SetupError if the server wants TLS and the URL does not, or the other way round."""
+        for host, port in self._parsed.hosts:
+            if self._parsed.tls is None and await speaks_tls(host, port):
+                advice = f"{host}:{port} speaks TLS: write rediss:// instead of redis://"
+            elif self._parsed.tls is not None and await speaks_plain(host, port):
+                advice = f"{host}:{port} does not speak TLS: write redis:// instead of rediss://"
+            else:
+                continue
+            raise SetupError(f"--store {self._url}: {advice} ({text})")
+
     async def close(self) -> None:
-        await self._redis.aclose()
+        for client in (self._redis, *self._sentinels):
+            await client.aclose()
 
     async def _run(self, commands: Sequence[Command]) -> list[Any]:
         async with self._slots:
@@ -75,8 +92,8 @@ class RedisClient:
             return await pipeline.execute()
 
 
-def _open(url: RedisUrl, timeout_s: float) -> Redis | RedisCluster:
-    """Opens no connection yet."""
+def _open(url: RedisUrl, timeout_s: float) -> tuple[Redis | RedisCluster, Sequence[Redis]]:
+    """What runs commands, and what it asks for the master. Opens no connection yet."""
     common: dict[str, Any] = {
         "username": url.username or None,
         "password": url.password or None,
@@ -87,23 +104,28 @@ def _open(url: RedisUrl, timeout_s: float) -> Redis | RedisCluster:
         **_tls(url),
     }
     backoff = ExponentialBackoff(cap=BACKOFF_MAX_S, base=BACKOFF_FIRST_S)
-    retry, pool_size = Retry(backoff, RETRIES), 2 * CONNECTIONS_MAX
+    pool: dict[str, Any] = {"retry": Retry(backoff, RETRIES), "max_connections": 2 * CONNECTIONS_MAX}
     match url.kind:
         case RedisKind.CLUSTER:
             nodes = [ClusterNode(host, port) for host, port in url.hosts]
-            return RedisCluster(startup_nodes=nodes, retry=retry, max_connections=pool_size, **common)
+            return RedisCluster(startup_nodes=nodes, **pool, **common), ()
         case RedisKind.SENTINEL:
-            own = {"username": url.sentinel_username or None, "password": url.sentinel_password or None}
+            # One that is gone must leave time to ask the others.
+            short_s = timeout_s / (len(url.hosts) + 1)
+            own = {
+                "username": url.sentinel_username or None,
+                "password": url.sentinel_password or None,
+                "socket_timeout": short_s,
+                "socket_connect_timeout": short_s,
+                "retry": Retry(backoff, 0),
+            }
             sentinel = Sentinel(url.hosts, sentinel_kwargs={**common, **own})
-            return sentinel.master_for(
-                url.service, db=url.db, retry=retry, max_connections=pool_size, **common
-            )
+            return sentinel.master_for(url.service, db=url.db, **pool, **common), sentinel.sentinels
         case RedisKind.SERVER if url.socket_path:
-            path = url.socket_path
-            return Redis(unix_socket_path=path, db=url.db, retry=retry, max_connections=pool_size, **common)
+            return Redis(unix_socket_path=url.socket_path, db=url.db, **pool, **common), ()
         case RedisKind.SERVER:
             ((host, port),) = url.hosts
-            return Redis(host=host, port=port, db=url.db, retry=retry, max_connections=pool_size, **common)
+            return Redis(host=host, port=port, db=url.db, **pool, **common), ()
 
 
 def _tls(url: RedisUrl) -> dict[str, Any]:
@@ -130,7 +152,7 @@ def _advice(error: BaseException) -> str:
         causes.append(cause)
     text = " ".join(map(str, causes))
     if any(isinstance(x, ssl.SSLError) for x in causes):
-        return "no TLS with this server: is it rediss:// there, and do ca, cert and key fit?"
+        return "no TLS connection: do ca, cert and key fit, and the server's name?"
     if any(isinstance(x, rx.AuthenticationError | rx.AuthorizationError) for x in causes) or "NOAUTH" in text:
         return "the server refuses the user or password"
     if any(isinstance(x, rx.NoPermissionError) for x in causes):
@@ -139,8 +161,6 @@ def _advice(error: BaseException) -> str:
         return "this is a Redis Cluster: write redis+cluster:// instead of redis://"
     if "Cluster mode is not enabled" in text or "cluster support disabled" in text:
         return "this is no Redis Cluster: write redis:// instead of redis+cluster://"
-    if any(isinstance(x, MasterNotFoundError) for x in causes):
-        return ""
     if "DB index is out of range" in text or "invalid DB index" in text:
         return "the server has no database of that number"
     return ""

@@ -31,9 +31,13 @@ READY = (b"eady to accept connections", b"monitor master", b"Sentinel ID is")
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below 55535: a cluster's servers also listen 10,000 above."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port <= 55_535:
+            return port
 
 
 class RedisServer:
@@ -57,6 +61,7 @@ class RedisServer:
             said += line
             if any(words in line for words in READY):
                 return self
+        self.kill()
         raise AssertionError(said.decode(errors="replace"))
 
     def kill(self):
@@ -75,7 +80,7 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self):
-        return self.start()
+        return self if self._process is not None else self.start()
 
     def __exit__(self, *_):
         self.kill()

@@ -92,12 +92,13 @@ def bytes_read(accounts: dict[str, float]) -> float:
 
 class Cluster:
     def __init__(self, model: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any):
+        settings.setdefault("store__host_bytes", 64 * 2**20)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = model.name
         command = [sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", str(self.port)]
         command += ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
-        for name, value in settings.items():
+        for name, value in {"transfer__checksums": True, **settings}.items():
             command += ["--set", f"{name.replace('__', '.')}={value}"]
         self.log: list[str] = []
         self.process = subprocess.Popen(

@@ -490,7 +490,7 @@ class AskerEnvelope(_message.Message):
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs")
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +503,7 @@ class KVGrant(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_block: int
@@ -515,7 +516,8 @@ class KVGrant(_message.Message):
     cached_token_count: int
     first_logprobs: TokenLogprobs
     prompt_logprobs: PromptLogprobs
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")
@@ -665,13 +667,13 @@ class StoreChanges(_message.Message):
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     sequence_number: int
-    stored: _containers.RepeatedScalarFieldContainer[bytes]
-    stored_tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
-    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    stored: bytes
+    stored_tiers: bytes
+    removed: bytes
     is_snapshot: bool
     is_first: bool
     is_last: bool
-    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., stored_tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class PublishBlocksReply(_message.Message):
     __slots__ = ("is_known",)
@@ -682,29 +684,23 @@ class PublishBlocksReply(_message.Message):
 class LookUpBlocksRequest(_message.Message):
     __slots__ = ("hashes",)
     HASHES_FIELD_NUMBER: _ClassVar[int]
-    hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    hashes: bytes
+    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
-class StoreNodeRef(_message.Message):
-    __slots__ = ("node_id", "address")
+class NodeHoldings(_message.Message):
+    __slots__ = ("node_id", "address", "tiers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
-
-class BlockHolders(_message.Message):
-    __slots__ = ("nodes", "tiers")
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    nodes: _containers.RepeatedScalarFieldContainer[int]
-    tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
-    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ...) -> None: ...
+    tiers: bytes
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
 class LookUpBlocksReply(_message.Message):
-    __slots__ = ("nodes", "holders")
+    __slots__ = ("count", "nodes")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    nodes: _containers.RepeatedCompositeFieldContainer[StoreNodeRef]
-    holders: _containers.RepeatedCompositeFieldContainer[BlockHolders]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[StoreNodeRef, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[BlockHolders, _Mapping]]] = ...) -> None: ...
+    count: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeHoldings]
+    def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeHoldings, _Mapping]]] = ...) -> None: ...

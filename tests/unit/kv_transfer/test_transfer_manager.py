@@ -3,6 +3,7 @@ import logging
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from kv_transfer import manager
 from kv_transfer.backend import KVMemory
 from kv_transfer.backends.faulty import FAULTS, Fault, FaultPlan, FaultyBackend
 from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
+from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
 from kv_transfer.selection import choose_backend
 
@@ -46,9 +48,11 @@ class Pair:
         self.source, self.target = Pool(fill=7), Pool()
         self.far = LoopbackBackend("prefill.1", self.source.memory, fabric)
         self.near = FaultyBackend(
-            LoopbackBackend("decode.1", self.target.memory, fabric), plan or FaultPlan()
+            LoopbackBackend("decode.1", self.target.memory, fabric),
+            plan or FaultPlan(),
+            memory=self.target.memory,
         )
-        self.manager = TransferManager([self.near], block_bytes=BLOCK_BYTES)
+        self.manager = TransferManager([self.near], block_bytes=BLOCK_BYTES, memory=self.target.memory)
 
     async def __aenter__(self):
         await self.far.start()
@@ -59,8 +63,8 @@ class Pair:
     async def __aexit__(self, *_):
         await self.manager.close()
 
-    async def read(self, source, local, generations):
-        return await self.manager.read_checked("prefill.1", source, local, generations, 1.0)
+    async def read(self, source, local, generations, **options):
+        return await self.manager.read_checked("prefill.1", source, local, generations, 1.0, **options)
 
     @property
     def counters(self):
@@ -213,3 +217,58 @@ def test_the_preference_is_ours_not_the_peers():
     assert choose_backend(["nixl", "tcp"], {"tcp": b""}) == "tcp"
     assert choose_backend(["nixl"], {"tcp": b""}) is None
     assert choose_backend([], {"tcp": b""}) is None
+
+
+@pytest.mark.parametrize("fault", [Fault.CORRUPT, Fault.HOLE])
+async def test_bytes_that_arrive_wrong_are_found_by_their_checksums_and_only_by_them(fault):
+    async with Pair(FaultPlan(script=(fault, fault))) as pair:
+        pair.source.blocks[:] = np.arange(BLOCK_COUNT)[:, None] + 1
+        sums = checksum_blocks(pair.source.memory, [1, 2])
+        unseen = await pair.read([1, 2], [3, 4], [0, 0])
+        assert not unseen.error
+        assert (pair.target.blocks[[3, 4]] != pair.source.blocks[[1, 2]]).any()
+        pair.target.blocks[:] = 0
+        seen = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
+        assert seen.is_corrupt
+        assert seen.is_settled
+        assert (pair.counters.reads_corrupt, pair.counters.reads_ok) == (1, 1)
+        again = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
+        assert not again.error
+        assert (pair.target.blocks[[3, 4]] == pair.source.blocks[[1, 2]]).all()
+
+
+async def test_blocks_that_changed_hands_are_stale_before_they_are_corrupt():
+    async with Pair() as pair:
+        sums = checksum_blocks(pair.source.memory, [1])
+        pair.source.generations[1] += 1
+        pair.source.blocks[1] = 9
+        outcome = await pair.read([1], [3], [0], checksums=sums)
+        assert (outcome.is_stale, outcome.is_corrupt) == (True, False)
+
+
+async def test_a_lost_read_is_heard_of_when_its_time_is_up():
+    async with Pair(FaultPlan(script=(Fault.LOSE,))) as pair:
+        outcome = await pair.manager.read_checked("prefill.1", [1], [3], [0], 0.01)
+        assert outcome.error
+        assert outcome.is_settled
+        assert not pair.target.blocks.any()
+
+
+def test_checksums_are_xxh3_of_each_block():
+    pool = Pool()
+    pool.blocks[:] = np.arange(BLOCK_COUNT)[:, None]
+    expected = [xxhash.xxh3_64_intdigest(pool.blocks[block].tobytes()) for block in (5, 0)]
+    assert checksum_blocks(pool.memory, [5, 0]) == expected
+
+
+def test_silent_faults_need_the_memory_they_spoil():
+    inner = LoopbackBackend("w.1", Pool().memory, LoopbackFabric())
+    with pytest.raises(ValueError, match="memory"):
+        FaultyBackend(inner, FaultPlan(faults=(Fault.CORRUPT,)))
+
+
+async def test_the_manager_counts_peers_by_the_backend_that_reads_them():
+    async with Pair() as pair:
+        assert pair.manager.peer_counts == {"loopback": 1}
+        await pair.manager.remove_peer("prefill.1")
+        assert pair.manager.peer_counts == {"loopback": 0}
