@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.store import app as store_app
+
 app = typer.Typer(
     name="baton",
     help="LLM serving with prefill and decode on separate workers, and a KV cache that moves between them.",
@@ -195,6 +197,9 @@ def config(
     from baton.cli.show_config import show
 
     show(sets, as_schema=schema)
+
+
+app.add_typer(store_app, name="store")
 
 
 def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:
