@@ -109,6 +109,12 @@ class TransferConfig(Section):
     """Attempts at one read while the lease runs."""
     reads_in_flight_max: Annotated[int, Field(ge=1, le=256)] = 8
     """Reads of one decode worker at once; further ones wait."""
+    bytes_in_flight_max: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Bytes that one decode worker reads at once; requests share them fairly, so that the KV of a long prompt
+    does not hold up that of a short one."""
+    checksums: bool = False
+    """The source sends a checksum (XXH3-64) of every block, and the reader compares it with what arrived. For
+    networks that are not trusted to deliver what was sent; both sides spend about 30 µs per MB."""
     intake_wait_s: Seconds = 5.0
     """How long a decode leg may wait for free blocks before it is refused."""
 
@@ -135,6 +141,9 @@ class StoreConfig(Section):
     """Of each tier that one tenant may fill."""
     pinned_share_max: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     """Of the host memory that loads and writes under way may hold."""
+    load: Literal["auto", "always", "never"] = "auto"
+    """auto: a worker brings blocks where that is predicted to be faster than computing them. always, never:
+    without asking."""
     load_timeout_s: Seconds = 5.0
     """A load that takes longer becomes a computation."""
     lookup_timeout_s: Seconds = 0.05

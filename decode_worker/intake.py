@@ -26,6 +26,7 @@ from baton.core.messages import (
 from baton.core.steps import TokenLogprobs
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
+from decode_worker.read_queue import Chunk, ReadQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Read(NamedTuple):
     local_blocks: tuple[int, ...]
     generations: tuple[int, ...]
     timeout_s: float
+    checksums: tuple[int, ...] = ()
+    """Of the source blocks; empty: not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +120,8 @@ class _Pull:
 
 
 @dataclass(slots=True, eq=False)
-class _Chunk:
-    pull: _Pull
-    first_block: int
-    source_blocks: tuple[int, ...]
-    generations: tuple[int, ...]
-    attempts: int = 0
-
-
-@dataclass(slots=True, eq=False)
 class _OpenRead:
-    chunk: _Chunk
+    chunk: "Chunk[_Pull]"
     local_blocks: list[BlockId]
     owns_blocks: bool = False
     """In quarantine: the blocks belong to nobody else and are freed when the read is settled."""
@@ -158,7 +152,11 @@ class Intake:
         self._keep_free = keep_free
         self._waiting: deque[_Pull] = deque()
         self._pulls: dict[SeqKey, _Pull] = {}
-        self._queue: deque[_Chunk] = deque()
+        self._queue: ReadQueue[_Pull] = ReadQueue(
+            reads_max=config.reads_in_flight_max,
+            bytes_max=config.bytes_in_flight_max,
+            block_bytes=block_bytes,
+        )
         self._reads: dict[ReadId, _OpenRead] = {}
         self._in_flight: set[ReadId] = set()
         """Started, and not answered by `read_done`."""
@@ -257,15 +255,14 @@ class Intake:
         skip = pull.next_block - grant.first_block
         end = grant.first_block + len(grant.source_blocks)
         prompt_blocks = blocks_for(pull.token_count, self._block_tokens)
-        is_gap = skip < 0 or end > prompt_blocks or len(grant.generations) != len(grant.source_blocks)
+        is_gap = skip < 0 or end > prompt_blocks or not _is_complete(grant)
         if is_gap or (
             grant.is_last and (grant.first_token is None or max(end, pull.next_block) < prompt_blocks)
         ):
             return self._give_up(pull, FailureReason.TRANSFER, f"grant of {source} does not fit: {grant}")
         if end > pull.next_block:  # what was granted before is not read twice
-            chunk = _Chunk(pull, pull.next_block, grant.source_blocks[skip:], grant.generations[skip:])
-            self._queue.append(chunk)
-            pull.chunks_left += 1
+            new = (grant.source_blocks[skip:], grant.generations[skip:], grant.checksums[skip:])
+            pull.chunks_left += self._queue.add(Chunk(pull, pull.next_block, *new))
             pull.next_block = end
             pull.was_granted_any = True
             pull.last_grant_s = now_s
@@ -302,6 +299,7 @@ class Intake:
         """A read counts as good only if it ended before the lease did and is settled."""
         self._in_flight.remove(read_id)  # KeyError: a read that we did not start
         read = self._reads[read_id]
+        self._queue.ended(read.chunk)
         pull = read.chunk.pull
         pull.busy_count -= 1
         if pull.busy_count == 0:
@@ -344,7 +342,7 @@ class Intake:
 
     def check(self) -> None:
         assert self._in_flight <= self._reads.keys()
-        assert len(self._in_flight) <= self._config.reads_in_flight_max
+        self._queue.check(reads_in_flight=len(self._in_flight))
         assert all(not pull.block_ids for pull in self._waiting)
         for pull in self._pulls.values():
             assert not pull.is_over
@@ -380,19 +378,16 @@ class Intake:
 
     def _start_reads(self, *, now_s: float) -> list[IntakeAction]:
         actions: list[IntakeAction] = []
-        while self._queue and len(self._in_flight) < self._config.reads_in_flight_max:
-            chunk = self._queue.popleft()
-            pull = chunk.pull
-            if pull.is_over:
-                continue
-            left_s = pull.lease_end_s - now_s
+        while (chunk := self._queue.next()) is not None:
+            left_s = chunk.pull.lease_end_s - now_s
             if left_s <= 0:
-                actions += self._give_up(pull, FailureReason.TRANSFER, "the lease is over")
+                self._queue.ended(chunk)
+                actions += self._give_up(chunk.pull, FailureReason.TRANSFER, "the lease is over")
                 continue
             actions.append(self._start_read(chunk, min(self._config.read_timeout_s, left_s), now_s=now_s))
         return actions
 
-    def _start_read(self, chunk: _Chunk, timeout_s: float, *, now_s: float) -> Read:
+    def _start_read(self, chunk: Chunk[_Pull], timeout_s: float, *, now_s: float) -> Read:
         pull = chunk.pull
         local_blocks = pull.block_ids[chunk.first_block : chunk.first_block + len(chunk.source_blocks)]
         read_id = ReadId(self._next_read_id)
@@ -405,8 +400,8 @@ class Intake:
             pull.busy_since_s = now_s
         pull.busy_count += 1
         source = pull.source.worker_id
-        locals_, generations = tuple(local_blocks), chunk.generations
-        return Read(read_id, source, chunk.source_blocks, locals_, generations, timeout_s)
+        blocks = (chunk.source_blocks, tuple(local_blocks), chunk.generations)
+        return Read(read_id, source, *blocks, timeout_s, chunk.checksums)
 
     def _accept(self, read: _OpenRead, *, now_s: float) -> list[IntakeAction]:
         """The blocks hold what was granted: the full ones can be found from now on, by others too."""
@@ -423,7 +418,7 @@ class Intake:
         chunk = read.chunk
         has_attempts = can_retry and chunk.attempts < self._config.read_attempts_max
         if has_attempts and (is_settled or self._quarantine(read)):
-            self._queue.appendleft(chunk)
+            self._queue.add_again(chunk)
             return []
         message = f"read attempt {chunk.attempts}: {why}"
         return self._give_up(chunk.pull, FailureReason.TRANSFER, message)
@@ -463,6 +458,7 @@ class Intake:
     def _end(self, pull: _Pull, *, tell_source: bool, taken: bool = False) -> list[IntakeAction]:
         """Blocks that a read may still write into stay with that read; the others are freed."""
         del self._pulls[pull.key]
+        self._queue.forget(pull)
         pull.is_over = True
         quarantined: set[BlockId] = set()
         for read in self._reads.values():
@@ -480,3 +476,9 @@ class Intake:
             return []
         release, pull.release = pull.release, None
         return [Send(pull.source, release)]
+
+
+def _is_complete(grant: KVGrant) -> bool:
+    """Whether it says of every block what is needed to trust it."""
+    count = len(grant.source_blocks)
+    return len(grant.generations) == count and len(grant.checksums) in (0, count)

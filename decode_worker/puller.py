@@ -46,6 +46,8 @@ class Transfer(Protocol):
         local_blocks: Sequence[int],
         generations: Sequence[int],
         timeout_s: float,
+        *,
+        checksums: Sequence[int] = (),
     ) -> ReadOutcome: ...
 
     async def settled(self, local_blocks: Sequence[int]) -> None: ...
@@ -62,6 +64,8 @@ class Read:
     local_blocks: tuple[int, ...]
     generations: tuple[int, ...]
     timeout_s: float
+    checksums: tuple[int, ...] = ()
+    """Of the source blocks; empty: not compared."""
 
 
 @dataclass(slots=True)
@@ -184,7 +188,8 @@ class Puller:
         self.reads_in_flight += 1
         try:
             outcome = await self._transfer.read_checked(
-                read.source, read.source_blocks, read.local_blocks, read.generations, read.timeout_s
+                *(read.source, read.source_blocks, read.local_blocks, read.generations, read.timeout_s),
+                checksums=read.checksums,
             )
         finally:
             self.reads_in_flight -= 1

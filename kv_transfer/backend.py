@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from baton.core.errors import TransferFailed
 from baton.core.ids import WorkerId
+from kv_transfer.layout import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class TransferBackend(Protocol):
         """What a peer needs to read this worker's pool. Valid until `close`."""
         ...
 
-    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
-        """Raises IncompatiblePeer (block size, layout, malformed offer) or TransferFailed."""
+    async def add_peer(self, peer: WorkerId, offer: bytes, *, block_bytes: int | None = None) -> None:
+        """`block_bytes`: of the peer's blocks, if not of ours (a shard of another tensor-parallel width).
+        Raises IncompatiblePeer (block size, layout, malformed offer) or TransferFailed."""
         ...
 
     async def remove_peer(self, peer: WorkerId) -> None:
@@ -108,15 +110,17 @@ class TransferBackend(Protocol):
         local_blocks: Sequence[int],
         *,
         timeout_s: float,
+        ranges: Ranges = (),
     ) -> list[int]:
-        """Copy source_blocks[i] of the peer to local_blocks[i] here, for every i.
+        """Copy source_blocks[i] of the peer to local_blocks[i] here, for every i: whole, or those `ranges`
+        of each; other bytes of the local blocks stay as they are.
 
         Returns when all bytes are in place, with the peer's generations of source_blocks as they were
         *after* the last byte was copied: generations only rise, and rise before the first new byte, so
         equality with the granted ones proves that every byte belongs to the granted content.
 
         Raises TransferFailed: peer dead, unknown or out of time, or a source block it does not have;
-        ValueError: lengths differ, or a local block we do not have (our own bug). With
+        ValueError: lengths differ, a local block we do not have, a range outside a block (our own bug). With
         `may_still_land` set, the local blocks must stay out of use until `settled()` has returned
         for the same blocks. Cancelling the coroutine counts as running out of time: call `settled`.
         """

@@ -33,6 +33,8 @@ class Server:
     """Path before `/v1`, without a slash at its end."""
     tls: ssl.SSLContext | None
     api_key: str = ""
+    says_done: bool = True
+    """Ends its streams with `[DONE]`; else a finish reason and the end of the HTTP body are the end."""
 
     @property
     def origin(self) -> str:
@@ -72,8 +74,8 @@ def request_bytes(server: Server, path: str, body: bytes) -> bytes:
 class _Response:
     """httptools' callbacks; the parser calls them from `feed`."""
 
-    def __init__(self, record: Record) -> None:
-        self._stream = OpenAIStream(record)
+    def __init__(self, record: Record, *, says_done: bool) -> None:
+        self._stream = OpenAIStream(record, says_done=says_done)
         self._parser = httptools.HttpResponseParser(self)
         self._error_body = b""
         self._now_s = 0.0
@@ -111,7 +113,7 @@ class _Response:
         if self.status is None:
             raise StreamFault(ErrorKind.CONNECT, "the connection ended before an answer")
         if self.status == 200:
-            self._stream.end(now_s=now_s)
+            self._stream.end(now_s=now_s, is_complete=self.is_complete)
             return
         detail = f"{self.status}: {self._error_detail()}"
         if self.status in _REFUSALS:
@@ -160,7 +162,7 @@ async def _exchange(server: Server, message: bytes, record: Record) -> None:
     reader, writer = await asyncio.open_connection(server.host, server.port, ssl=server.tls)
     try:
         writer.write(message)
-        response = _Response(record)
+        response = _Response(record, says_done=server.says_done)
         while not response.is_complete:
             data = await reader.read(READ_BYTES)
             if not data:

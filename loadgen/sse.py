@@ -20,8 +20,9 @@ class StreamFault(Exception):
 class OpenAIStream:
     """Feeds on the body of a response; `is_done` after `[DONE]`. Raises StreamFault."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, *, says_done: bool = True) -> None:
         self._record = record
+        self._says_done = says_done
         self._rest = b""
         self.is_done = False
 
@@ -63,11 +64,16 @@ class OpenAIStream:
         if isinstance(usage, dict):
             read_usage(self._record, cast("dict[str, object]", usage))
 
-    def end(self, *, now_s: float) -> None:
-        """The body is over. Raises StreamFault unless it ended as it should."""
+    def end(self, *, now_s: float, is_complete: bool = True) -> None:
+        """The body is over; is_complete: as HTTP sees it. Raises StreamFault unless it ended as it should."""
         record = self._record
+        if not self._says_done:
+            self.is_done = is_complete and record.finish_reason is not None
         if not self.is_done:
-            raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended before [DONE]")
+            raise StreamFault(
+                ErrorKind.STREAM_BROKEN,
+                "the stream ended before [DONE]" if self._says_done else "the stream broke off",
+            )
         if not record.tokens_out and record.finish_reason is None:
             raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended with no token and no finish reason")
         if not record.token_instants_s and record.tokens_out:

@@ -8,7 +8,8 @@ server's prefix cache helps it.
 import asyncio
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import msgspec
 import orjson
@@ -16,6 +17,9 @@ import orjson
 from baton.core.errors import SetupError
 from loadgen.client import Server, request_bytes, send
 from loadgen.records import Outcome, Record
+
+Dialect = Literal["vllm", "transformers"]
+"""What a server's /v1/completions takes to give exactly `max_tokens` tokens: see `completion_body`."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -27,8 +31,7 @@ class Load(msgspec.Struct, frozen=True):
     end_token: int
     """Prompt ids are drawn from [first_token, end_token)."""
     timeout_s: float = 300.0
-    as_words: bool = False
-    """Send `w123 w45 …` instead of ids, for a server that takes text only and a tokenizer of such words."""
+    dialect: Dialect = "vllm"
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -76,17 +79,22 @@ async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResul
 def _body(model: str, load: Load, seed: int, number: int) -> bytes:
     rng = random.Random(f"{seed}/{load.concurrency}/{number}")
     ids = [rng.randrange(load.first_token, load.end_token) for _ in range(load.prompt_tokens)]
-    return orjson.dumps(
-        {
-            "model": model,
-            "prompt": " ".join(f"w{token}" for token in ids) if load.as_words else ids,
-            "max_tokens": load.output_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    return orjson.dumps(completion_body(model, ids, load.output_tokens, load.dialect) | streamed)
+
+
+def completion_body(model: str, ids: Sequence[int], max_tokens: int, dialect: Dialect) -> dict[str, Any]:
+    """Greedy, and no end before `max_tokens`.
+
+    `transformers serve` (5.23, cli/serving/completion.py) takes text only, here the words `w123 w45 …` of the
+    benchmark's tokenizer, and refuses fields that it does not know. Its first request settles how all are
+    sampled.
+    """
+    common = {"model": model, "max_tokens": max_tokens, "temperature": 0}
+    if dialect == "transformers":
+        no_end = orjson.dumps({"eos_token_id": -1, "do_sample": False}).decode()
+        return common | {"prompt": " ".join(f"w{token}" for token in ids), "generation_config": no_end}
+    return common | {"prompt": list(ids), "ignore_eos": True}
 
 
 def _result(load: Load, records: list[Record], duration_s: float) -> LoadResult:

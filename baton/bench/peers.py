@@ -11,12 +11,13 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import which
 
 import httpx
 
+from baton.bench.closed_loop import Dialect, completion_body
 from baton.core.errors import SetupError
 from loadgen.client import Server, parse_url
 
@@ -32,8 +33,7 @@ class Peer:
     """`{port}`, `{threads}` and `{cores}` are filled in."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     model_name: str = MODEL_NAME
-    takes_ids: bool = True
-    """Whether a prompt may be token ids."""
+    dialect: Dialect = "vllm"
 
 
 def baton_peer(model: Path, *, name: str = "baton", settings: Sequence[str] = ()) -> Peer:
@@ -74,7 +74,7 @@ def transformers_peer(program: str, model: Path) -> Peer:
         (program, "serve", str(model), *options, "--port", "{port}"),
         {"OMP_NUM_THREADS": "{threads}"},
         model_name=str(model),
-        takes_ids=False,
+        dialect="transformers",
     )
 
 
@@ -111,7 +111,7 @@ async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenera
         )
     try:
         await _wait_ready(peer, process, port, log)
-        yield parse_url(f"http://127.0.0.1:{port}")
+        yield replace(parse_url(f"http://127.0.0.1:{port}"), says_done=peer.dialect != "transformers")
     finally:
         await _stop(process)
 
@@ -134,8 +134,7 @@ async def _wait_ready(peer: Peer, process: asyncio.subprocess.Process, port: int
 
 
 async def _answers(client: httpx.AsyncClient, peer: Peer, port: int) -> bool:
-    prompt = [200] * 8 if peer.takes_ids else "w200 w201"
-    body = {"model": peer.model_name, "prompt": prompt, "max_tokens": 1}
+    body = completion_body(peer.model_name, [200] * 8, 1, peer.dialect)
     try:
         answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
     except httpx.HTTPError:

@@ -67,7 +67,7 @@ def _load(concurrency: int, prompt_tokens: int, output_tokens: int) -> Load:
 async def _measure(
     peer: Peer, cores: Sequence[int], loads: Sequence[Load], *, seed: int, log: Path
 ) -> list[LoadResult]:
-    loads = [msgspec.structs.replace(load, as_words=not peer.takes_ids) for load in loads]
+    loads = [msgspec.structs.replace(load, dialect=peer.dialect) for load in loads]
     async with peers.running(peer, cores=list(cores), log=log) as server:
         warm_up = msgspec.structs.replace(loads[0], concurrency=2, requests=WARM_UP_REQUESTS)
         await closed_loop.run(server, peer.model_name, warm_up, seed=-1)

@@ -314,6 +314,9 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     first_logprobs: TokenLogprobs | None = None
     """Of `first_token`, if asked for: the router may hear the decode worker first."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    checksums: tuple[int, ...] = ()
+    """XXH3-64 of each source block's bytes; empty: not computed (`transfer.checksums`). Bytes that arrive
+    otherwise are read again."""
 
 
 class KVRefused(msgspec.Struct, frozen=True, tag=True):

@@ -12,8 +12,7 @@ guesses, preemption - is decided when no step is under way.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from baton.config import EngineConfig
 from baton.core.geometry import blocks_for
@@ -22,11 +21,12 @@ from baton.core.messages import Leg, Task
 from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.scheduling.items import Work, item_of, work_of
+from baton.engine.scheduling.budget import prompt_budget
+from baton.engine.scheduling.items import OpenStep, Work, item_of, work_of
 from baton.engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Order, Rank
 from baton.engine.scheduling.sequence import Progress, Sequence
-from baton.engine.scheduling.step_time import StepTimeModel, StepWork
-from baton.engine.scheduling.tables import Moves, Tables
+from baton.engine.scheduling.step_time import StepTimeModel
+from baton.engine.scheduling.tables import Tables
 from baton.engine.speculation import Speculator
 
 WATERMARK_SHARE = 100
@@ -35,15 +35,6 @@ somebody must be preempted."""
 OVERLAP_STEP_S_MAX = 0.1
 """Beside a longer step the gap between two steps is nothing, and who arrives meanwhile should not wait
 for one more."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    plan: StepPlan
-    sequences: list[Sequence]
-    moves: Moves
-    work: StepWork
-    predicted_s: float
 
 
 class Scheduler:
@@ -72,10 +63,12 @@ class Scheduler:
         self._joined: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._dropped: list[Sequence] = []
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[OpenStep] = deque()
         self._arrivals = self._admissions = self._prompt_steps = 0
         self._step_number = 0
         self._is_head_blocked = False
+        self._now_s = 0.0
+        self._preempted: list[Sequence] = []
         self._ended: list[SeqKey] = []
         """Computed here, over, and not told to the executor yet."""
         self.preemption_count = self.swap_count = 0
@@ -136,7 +129,34 @@ class Scheduler:
         for moves in (*(step.moves for step in self._steps), self._tables.moves):
             yield from moves.shares
 
+    def prompt_s(self, start: int, end: int) -> float:
+        """Predicted: computing positions [start, end) of one prompt."""
+        return self._times.prompt_s(start, end, chunk_tokens=self._engine.step_tokens_max)
+
+    def share_s(self, start: int, end: int) -> float:
+        """The same, of positions within a longer chunk."""
+        chunk_tokens = self._engine.step_tokens_max
+        return self.prompt_s(start, start + chunk_tokens) * (end - start) / chunk_tokens
+
+    def queue_s(self, seq: Sequence) -> float:
+        """Predicted: computing the prompts that came before it."""
+        others = (s for s in (*self._running, *self._waiting) if s.order < seq.order and s.pending_count > 1)
+        return self._times.prompt_token_s * sum(other.pending_count for other in others)
+
     # --- coming and going -----------------------------------------------------------------------
+
+    def when_sealed(self, tell: Callable[[Sequence, int, int], None]) -> None:
+        """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
+        self._tables.when_sealed(tell)
+
+    def take_preempted(self) -> list[Sequence]:
+        """Who gave its blocks up since the last call, and waits again or was admitted again already."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def arrived(self, seq: Sequence) -> bool:
+        """Its `incoming` moved. Whether more of it counts as computed now."""
+        return self._tables.arrived(seq)
 
     def add(self, seq: Sequence, *, now_s: float) -> None:
         """Holds nothing yet; waits for a seat and for blocks."""
@@ -158,6 +178,7 @@ class Scheduler:
             if seq in queue:
                 queue.remove(seq)
         self._order.shares.left(seq.fairness_key)
+        seq.incoming = None
         if seq.last_step:
             self._ended.append(seq.key)
         if seq.steps_open:
@@ -173,6 +194,7 @@ class Scheduler:
         assert self.can_plan
         if self._steps and not self._should_plan_ahead():
             return None
+        self._now_s = now_s
         self._order.at(now_s, (*self._waiting, *self._running))
         while True:
             work, preempted = self._choose()
@@ -196,7 +218,7 @@ class Scheduler:
         elif not self._fits(decodes):
             return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_guesses(decodes)
-        budget = self._prompt_budget(work)
+        budget = prompt_budget(self._engine, self._times, work)
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
         return work, preempted
@@ -270,7 +292,7 @@ class Scheduler:
     def _seat_joined(self) -> None:
         """Sequences that hold all their KV take free seats, unless an older one waits and can run."""
         while self._joined and len(self._running) < self._engine.batch_sequences_max:
-            oldest = next((s for s in self._waiting if not self._tables.waits_for_sibling(s)), None)
+            oldest = next((s for s in self._waiting if self._may_enter(s)), None)
             if oldest is not None and oldest.order < self._joined[0].order and self._admit(oldest):
                 continue
             self._running.append(self._joined.popleft())
@@ -325,6 +347,8 @@ class Scheduler:
         if victim.last_step:
             self._ended.append(victim.key)
         victim.has_history = False
+        victim.was_preempted = True
+        self._preempted.append(victim)
         if victim.lacks_prompt_logprobs and not victim.swap_slots:
             victim.prompt_logprobs.clear()
         insort(self._waiting, victim, key=_by_age)
@@ -343,7 +367,7 @@ class Scheduler:
         if self._steps:
             return [Work(seq, 1) for seq in decodes]
         budget = self._engine.step_tokens_max - len(decodes)
-        if self._waiting or any(seq.pending_count > 1 for seq in self._running):
+        if self._waiting or any(seq.runnable_count > 1 for seq in self._running):
             budget -= self._engine.chunk_tokens_min  # else guesses could keep prompts out for ever
         guesses = self._speculator.guesses(decodes, self._times, budget=max(0, budget))
         return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, guesses, strict=True)]
@@ -358,21 +382,6 @@ class Scheduler:
 
     # --- prompts --------------------------------------------------------------------------------
 
-    def _prompt_budget(self, work: list[Work]) -> int:
-        """Prompt tokens of this step: what the running sequences' objectives leave room for."""
-        budget = self._engine.step_tokens_max - sum(one.token_count for one in work)
-        objectives = [self._objective_of(one.sequence) for one in work]
-        limit_s = min((slo_s for slo_s in objectives if slo_s > 0), default=0.0)
-        if not limit_s:
-            return budget
-        within = self._times.prompt_tokens_within(limit_s, work_of(work))
-        if not self._times.has_seen_prompt:
-            within = 0
-        return min(budget, max(self._engine.chunk_tokens_min, within))
-
-    def _objective_of(self, seq: Sequence) -> float:
-        return seq.tpot_slo_s or self._engine.tpot_slo_s
-
     def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
         """Chunks of running prompts and of those admitted now, best rank first. Every so often the
         oldest of those that run gets the first chunk, however long it is."""
@@ -383,7 +392,7 @@ class Scheduler:
         if prompts and budget > 0 and self._prompt_steps % OLDEST_EVERY == 0:
             oldest = min(prompts, key=_by_age)
             prompts.remove(oldest)
-            work.append(Work(oldest, min(budget, oldest.pending_count)))
+            work.append(Work(oldest, min(budget, oldest.runnable_count)))
             budget -= work[-1].token_count
         while budget > 0:
             seat_is_free = len(self._running) < self._engine.batch_sequences_max
@@ -392,12 +401,14 @@ class Scheduler:
                 if not self._admit(newcomer):
                     can_admit = False
                     continue
+                if not newcomer.is_runnable:
+                    continue  # it waits, in its blocks, for content to come
                 seq = newcomer
             elif prompts:
                 seq = prompts.pop(0)
             else:
                 return
-            work.append(Work(seq, min(budget, seq.pending_count)))
+            work.append(Work(seq, min(budget, seq.runnable_count)))
             budget -= work[-1].token_count
 
     @property
@@ -406,10 +417,14 @@ class Scheduler:
 
     def _next_waiting(self) -> Sequence | None:
         """Who is admitted next; those whose prefix is being computed by a sibling are not asked."""
-        able = (seq for seq in self._waiting if not self._tables.waits_for_sibling(seq))
+        able = (seq for seq in self._waiting if self._may_enter(seq))
         if self._is_oldests_turn:
             return next(able, None)
         return min(able, key=self._order.rank, default=None)
+
+    def _may_enter(self, seq: Sequence) -> bool:
+        is_asking = seq.incoming is not None and seq.incoming.wait_until_s > self._now_s
+        return not is_asking and not self._tables.waits_for_sibling(seq)
 
     def _goes_first(self, newcomer: Sequence, prompts: list[Sequence]) -> bool:
         if not prompts or self._is_oldests_turn:
@@ -445,7 +460,7 @@ class Scheduler:
             ended=ended,
         )
         sequences = [one.sequence for one in work]
-        self._steps.append(_Step(plan, sequences, moves, step_work, self._times.predict_s(step_work)))
+        self._steps.append(OpenStep(plan, sequences, moves, step_work, self._times.predict_s(step_work)))
         return plan
 
     def _item(self, one: Work) -> StepItem:

@@ -274,6 +274,7 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
         read_attempts_max=rng.choice((1, 2, 3, 10)),
         reads_in_flight_max=rng.choice((1, 2, 8)),
         intake_wait_s=rng.choice((0.3, 1.5)),
+        bytes_in_flight_max=rng.choice((2, 8, 1000)) * GEOMETRY.block_bytes,
     )
 
 

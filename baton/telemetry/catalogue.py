@@ -149,7 +149,7 @@ TRANSFER_READS = Metric(
     "baton_transfer_reads_total",
     "counter",
     "events",
-    "Reads from peers by outcome: ok, failed, stale.",
+    "Reads from peers by outcome: ok, failed, stale, corrupt (bytes differ from their checksum).",
     ("worker", "outcome"),
 )
 TRANSFER = Metric(

@@ -323,6 +323,7 @@ def _grant_to_pb(g: m.KVGrant) -> pb.KVGrant:
         cached_token_count=g.cached_token_count,
         first_logprobs=v.logprobs_to_pb(g.first_logprobs) if g.first_logprobs else None,
         prompt_logprobs=v.prompt_logprobs_to_pb(g.prompt_logprobs),
+        checksums=g.checksums,
     )
 
 
@@ -344,6 +345,7 @@ def _grant_from_pb(g: pb.KVGrant) -> m.KVGrant:
         prompt_logprobs=v.prompt_logprobs_from_pb(g.prompt_logprobs)
         if g.HasField("prompt_logprobs")
         else None,
+        checksums=tuple(g.checksums),
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import MutableSequence
 from typing import assert_never
 
-from baton.config import EngineConfig, TransferConfig
+from baton.config import EngineConfig, StoreConfig, TransferConfig
 from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     AskKV,
@@ -25,19 +25,18 @@ from baton.core.messages import (
     SequenceJoined,
     SequenceRefused,
     StartSequence,
-    Task,
     WorkerHello,
 )
-from baton.core.sampling import FinishReason
 from baton.core.steps import StepResult
 from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.scheduler import Scheduler
 from baton.engine.scheduling.sequence import Progress, Sequence
 from baton.worker.core_attempts import Attempt, Attempts, Epochs
-from baton.worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
+from baton.worker.core_legs import Legs
 from baton.worker.core_starts import sequence_of, unfit
 from baton.worker.core_status import WorkerStatus
+from baton.worker.core_store import StoreClient
 from baton.worker.events import (
     AskerLost,
     CopyDone,
@@ -65,7 +64,7 @@ from baton.worker.events import (
 )
 from baton.worker.outbox import Outbox
 from decode_worker.intake import GaveUp, Intake, IntakeAction, NoRoom, Read, Ready, Send
-from prefill_worker.leases import LeaseBook, Tell
+from prefill_worker.leases import LeaseBook
 
 STEP_S_SMOOTHING = 0.2
 """Weight of the newest step in the reported step time."""
@@ -88,6 +87,7 @@ class WorkerCore:
         max_model_tokens: int,
         engine: EngineConfig,
         transfer: TransferConfig,
+        store: StoreConfig | None = None,
         router_grace_s: float,
         heartbeat_s: float,
         generations: MutableSequence[int],
@@ -119,6 +119,10 @@ class WorkerCore:
         self._epochs = Epochs()
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
+        self._legs = Legs(self._attempts, self._scheduler, self._leases, self._out)
+        self._store = StoreClient(
+            self._cache, self._scheduler, store or StoreConfig(), block_tokens=block_tokens
+        )
 
     # --- what others may know -------------------------------------------------------------------
 
@@ -126,14 +130,15 @@ class WorkerCore:
     def next_tick_s(self) -> float | None:
         """When `handle` wants to be called at the latest; None: only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
-        parts = (self._attempts.next_deadline_s, self._leases.next_tick_s, self._intake.next_tick_s)
-        known = [at_s for at_s in parts if at_s is not None]
+        parts = (self._leases, self._intake, self._store)
+        due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
+        known = [at_s for at_s in due if at_s is not None]
         return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
 
     @property
     def is_idle(self) -> bool:
-        """No block is held by a sequence, a lease or a read, and nobody waits for an answer."""
-        nothing_runs = self._scheduler.is_empty and self._intake.is_idle
+        """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
+        nothing_runs = self._scheduler.is_empty and self._intake.is_idle and self._store.is_idle
         return nothing_runs and self._leases.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
@@ -165,15 +170,17 @@ class WorkerCore:
             drafted_count=self._scheduler.drafted_count,
             accepted_count=self._scheduler.accepted_count,
             expired_lease_count=self._leases.expired_count,
+            store=self._store.status(),
         )
 
     def check(self) -> None:
         """Asserts that every account balances: each share in the pool has exactly one holder."""
-        for part in (self._pool, self._cache, self._scheduler, self._leases, self._intake):
+        for part in (self._pool, self._cache, self._scheduler, self._leases, self._intake, self._store):
             part.check()
         shares: Counter[BlockId] = Counter(self._leases.held_blocks())
         shares.update(self._intake.held_blocks())
         shares.update(self._scheduler.held_blocks())
+        shares.update(self._store.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
         assert all(self._pool.shares(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
@@ -186,6 +193,7 @@ class WorkerCore:
         """What falls due by `now_s` happens first, then the event, then whatever can start now."""
         if isinstance(event, RouterJoined):
             self._out.leave(event.router_id)  # its old session; nothing may go out before the new hello
+        self._store.at(now_s)
         self._on_time(now_s)
         self._dispatch(event, now_s)
         self._out.flush_outputs()
@@ -226,8 +234,14 @@ class WorkerCore:
             case Drain():
                 self._is_draining = True
                 self._out.tell_all(self._report())
-            case StoreJoined() | FromStore() | StoreLost() | CopyDone():
-                pass
+            case StoreJoined(welcome):
+                self._store.joined(welcome)
+            case StoreLost():
+                self._store.lost()
+            case FromStore(message):
+                self._out.extend(self._store.heard(message))
+            case CopyDone():
+                self._out.extend(self._store.copied(event))
             case AskerLost() | Tick():
                 pass  # a lost asker's leases run on: a one-sided read may still be under way
             case _:
@@ -242,8 +256,8 @@ class WorkerCore:
             self._cancel_all_of(router_id, "its router is lost", now_s)
         for attempt in self._attempts.overdue(now_s):
             self._cancel(attempt.key, "deadline over", now_s)
-            self._fail(attempt, FailureReason.DEADLINE, "the request's time is up")
-        self._tell_askers(self._leases.tick(now_s=now_s))
+            self._legs.fail(attempt, FailureReason.DEADLINE, "the request's time is up")
+        self._legs.tell_askers(self._leases.tick(now_s=now_s))
         self._do_intake(self._intake.tick(now_s=now_s), now_s=now_s)
         if self._heartbeat_at_s <= now_s:
             self._heartbeat_at_s = now_s + self._heartbeat_s
@@ -251,14 +265,30 @@ class WorkerCore:
 
     def _start_work(self, now_s: float) -> None:
         """The scheduler first: what it lacks the intake must leave free."""
+        self._advance_loads(now_s)
         while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
             for item in plan.items:  # blocks found in the cache at admission can be read at once
                 attempt = self._attempts.get(item.key)
                 if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
-                    self._announce(attempt.sequence, now_s)
+                    self._legs.announce(attempt.sequence, now_s)
             self._out.flush_blocks()
             self._out.add(RunStep(plan))
+        self._look_again()
+        self._advance_loads(now_s)  # of those just admitted
+        self._out.extend(self._store.flush())
         self._do_intake(self._intake.admit(now_s=now_s), now_s=now_s)
+
+    def _advance_loads(self, now_s: float) -> None:
+        self._out.extend(self._store.advance())
+        for seq in self._store.take_arrived():
+            if seq.leg is Leg.PREFILL:
+                self._legs.announce(seq, now_s)
+
+    def _look_again(self) -> None:
+        """What a preempted sequence computed may have been stored meanwhile."""
+        for seq in self._scheduler.take_preempted():
+            if not seq.block_ids and not seq.swap_slots:
+                self._out.extend(self._store.find(seq))
 
     # --- routers --------------------------------------------------------------------------------
 
@@ -304,7 +334,7 @@ class WorkerCore:
         refusal = self._refusal_of(start)
         if refusal is not None:
             self._out.tell(router_id, refusal)
-            self._tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
+            self._legs.tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
             return
         attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s)
         self._attempts.add(attempt)
@@ -317,8 +347,9 @@ class WorkerCore:
             return
         attempt.sequence = self._sequence(start, list(start.tokens))
         self._scheduler.add(attempt.sequence, now_s=now_s)
+        self._out.extend(self._store.find(attempt.sequence))
         if start.leg is Leg.PREFILL:
-            self._tell_askers(self._leases.open(key, now_s=now_s))
+            self._legs.tell_askers(self._leases.open(key, now_s=now_s))
 
     def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
         key = (start.seq_id, start.epoch)
@@ -349,14 +380,11 @@ class WorkerCore:
             if attempt.sequence is not None:
                 self._scheduler.remove(attempt.sequence)
             self._do_intake(self._intake.cancel(key), now_s=now_s)
-        self._tell_askers(self._leases.close(key, why, now_s=now_s))
+        self._legs.tell_askers(self._leases.close(key, why, now_s=now_s))
 
     def _cancel_all_of(self, router_id: RouterId, why: str, now_s: float) -> None:
         for attempt in self._attempts.of(router_id):
             self._cancel(attempt.key, why, now_s)
-
-    def _fail(self, attempt: Attempt, reason: FailureReason, message: str) -> None:
-        self._out.tell(attempt.router_id, SequenceFailed(*attempt.key, reason, message))
 
     # --- prefill: who reads from us -------------------------------------------------------------
 
@@ -377,19 +405,11 @@ class WorkerCore:
             return
         self._see(key, is_start=False, now_s=now_s)
         if self._leases.knows(key):
-            self._tell_askers(self._leases.ask(asker, ask, now_s=now_s))
+            self._legs.tell_askers(self._leases.ask(asker, ask, now_s=now_s))
         elif self._epochs.was_started(key):
             self._out.add(ToAsker(asker, KVRefused(*key, "over, or not a prefill leg")))
         else:
-            self._tell_askers(self._leases.ask_early(asker, ask, now_s=now_s))
-
-    def _announce(self, seq: Sequence, now_s: float) -> None:
-        sealed = seq.block_ids[: seq.sealed_count]
-        self._tell_askers(self._leases.sealed(seq.key, sealed, now_s=now_s))
-
-    def _tell_askers(self, told: list[Tell]) -> None:
-        for tell in told:
-            self._out.add(ToAsker(tell.asker, tell.message))
+            self._legs.tell_askers(self._leases.ask_early(asker, ask, now_s=now_s))
 
     # --- decode: what we read -------------------------------------------------------------------
 
@@ -403,7 +423,7 @@ class WorkerCore:
                 case Ready():
                     self._on_ready(action, now_s)
                 case GaveUp(key, reason, why):
-                    self._fail(self._attempts.pop(key), reason, why)
+                    self._legs.fail(self._attempts.pop(key), reason, why)
                 case NoRoom(key, why):
                     attempt = self._attempts.pop(key)
                     refused = SequenceRefused(*key, RefusalReason.NO_ROOM, why)
@@ -425,65 +445,15 @@ class WorkerCore:
         self._out.tell(attempt.router_id, joined)
         self._scheduler.join(seq, now_s=now_s)
         logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
-        self._emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs)
+        self._legs.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs)
 
     # --- steps ----------------------------------------------------------------------------------
 
     def _on_step(self, result: StepResult, now_s: float) -> None:
         weight = STEP_S_SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.elapsed_s - self._step_s)
-        progress = self._scheduler.finish_step(result)
-        for done in progress:
-            attempt = self._attempts.get(done.sequence.key)
-            assert attempt is not None, "cancelled sequences make no progress"
-            if attempt.start.task is Task.EMBED:
-                self._on_embedded(attempt, done)
-            elif attempt.start.leg is Leg.PREFILL:
-                self._on_prefilled(attempt, done, now_s)
-            elif done.tokens:
-                self._emit(attempt, done, prompt_logprobs_of(attempt, done.sequence))
-
-    def _on_embedded(self, attempt: Attempt, done: Progress) -> None:
-        if done.sequence.computed_count < len(done.sequence.tokens):
-            return
-        self._end(attempt, done.sequence)
-        if done.embedding:
-            self._out.add_output(attempt.router_id, embedding_output(done))
-        else:
-            self._fail(attempt, FailureReason.INTERNAL, "the engine returned no embedding")
-
-    def _on_prefilled(self, attempt: Attempt, done: Progress, now_s: float) -> None:
-        seq = done.sequence
-        if not done.tokens:
-            self._announce(seq, now_s)
-            return
-        prompt_logprobs = prompt_logprobs_of(attempt, seq)
-        if self._emit(attempt, done, prompt_logprobs) is None:
-            told = self._leases.complete(
-                seq.key,
-                seq.block_ids,
-                first_token=done.tokens[0],
-                first_logprobs=done.logprobs[0] if done.logprobs else None,
-                prompt_logprobs=prompt_logprobs,
-                cached_token_count=seq.cached_token_count or 0,
-                now_s=now_s,
-            )
-            self._tell_askers(told)
-            self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
-        else:
-            self._tell_askers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
-
-    def _emit(self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs) -> FinishReason | None:
-        """Tells the router the sequence's newest tokens, and ends the sequence if they are the last."""
-        self._out.add_output(attempt.router_id, token_output(attempt, done, prompt_logprobs))
-        attempt.has_output = True
-        if done.sequence.finish is not None:
-            self._end(attempt, done.sequence)
-        return done.sequence.finish
-
-    def _end(self, attempt: Attempt, seq: Sequence) -> None:
-        self._attempts.pop(attempt.key)
-        self._scheduler.remove(seq)
+        for done in self._scheduler.finish_step(result):
+            self._legs.progressed(done, now_s)
 
     # --- parts ----------------------------------------------------------------------------------
 

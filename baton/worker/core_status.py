@@ -3,6 +3,7 @@
 import msgspec
 
 from baton.core.messages import Role
+from baton.worker.core_store import StoreStatus
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -33,3 +34,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """Of those, the ones that were right."""
     expired_lease_count: int
     """Since the worker started: leases that ended without a release."""
+    store: StoreStatus

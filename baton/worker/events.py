@@ -175,6 +175,8 @@ class StartRead(msgspec.Struct, frozen=True):
     local_blocks: tuple[int, ...]
     generations: tuple[int, ...]
     timeout_s: float
+    checksums: tuple[int, ...] = ()
+    """XXH3-64 of the source blocks, compared with what arrived; empty: not compared."""
 
 
 class RunStep(msgspec.Struct, frozen=True):

@@ -72,8 +72,7 @@ class WorkerMetrics:
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
 
     def read(self, outcome: ReadOutcome) -> None:
-        how = "stale" if outcome.is_stale else "failed" if outcome.error else "ok"
-        self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=how)
+        self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=_how(outcome))
         self.meter.observe(catalogue.TRANSFER, outcome.seconds, worker=self._worker)
 
     def accounts(self, accounts: Mapping[str, float], transfer: Mapping[str, TransferCounters]) -> None:
@@ -91,3 +90,11 @@ class WorkerMetrics:
         risen = total - self._totals_seen.get(name, 0)
         self._totals_seen[name] = total
         return risen
+
+
+def _how(read: ReadOutcome) -> str:
+    if read.is_stale:
+        return "stale"
+    if read.is_corrupt:
+        return "corrupt"
+    return "failed" if read.error else "ok"

@@ -1,6 +1,6 @@
 """What leaves the core: actions in order, and to routers one message per step and kind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from baton.core.ids import RouterId
 from baton.core.messages import (
@@ -49,6 +49,9 @@ class Outbox:
 
     def add(self, action: WorkerAction) -> None:
         self._actions.append(action)
+
+    def extend(self, actions: Iterable[WorkerAction]) -> None:
+        self._actions += actions
 
     def tell(self, router_id: RouterId, message: WorkerMessage) -> None:
         if router_id in self._next_number:

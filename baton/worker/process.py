@@ -38,6 +38,7 @@ from baton.worker import events as e
 from baton.worker.core import WorkerCore
 from baton.worker.driver import CoreDriver, CoreSink
 from baton.worker.engine_thread import EngineThread
+from baton.worker.grant_checksums import Send
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.preparation import Preparation
 from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
@@ -46,7 +47,7 @@ from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
 from baton.worker.store import WorkerStore
 from baton.worker.store_pool import copies_of
-from baton.worker.transfer import transfer_manager
+from baton.worker.transfer import grant_sender, transfer_manager
 from decode_worker.puller import Puller, Read
 from kv_transfer.manager import TransferManager
 from prefill_worker.service import AskerSessions
@@ -138,7 +139,8 @@ class WorkerProcess:
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._store = self._make_store(executor)
-        self._driver.ports = _Ports(self._routers, self._askers, self._puller, self._store)
+        to_asker = grant_sender(executor.kv, self._config, self._askers.send, spawn=self._spawn)
+        self._driver.ports = _Ports(self._routers, to_asker, self._puller, self._store)
 
     def _make_store(self, executor: Executor) -> WorkerStore:
         kv = executor.kv
@@ -177,6 +179,7 @@ class WorkerProcess:
             max_model_tokens=executor.max_model_tokens,
             engine=self._config.engine,
             transfer=self._config.transfer,
+            store=self._config.store,
             router_grace_s=cluster.router_grace_s,
             heartbeat_s=cluster.heartbeat_s,
             generations=cast(MutableSequence[int], executor.kv.generations),
@@ -265,18 +268,22 @@ class WorkerProcess:
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:
-        facts: dict[str, Any] = msgspec.structs.asdict(self._core.status())
+        status = self._core.status()
+        facts: dict[str, Any] = msgspec.structs.asdict(status)
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
-        accounts |= self._metrics.totals() | self._store.accounts()
+        accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         for backend, counters in self._transfer.counters.items():
             accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
             accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
             accounts[f"transfer.{backend}.reads_failed"] = counters.reads_failed + counters.reads_stale
+            accounts[f"transfer.{backend}.reads_corrupt"] = counters.reads_corrupt
+        for backend, count in self._transfer.peer_counts.items():
+            accounts[f"transfer.{backend}.peers"] = count
         return accounts
 
     def _render_metrics(self) -> bytes:
@@ -320,17 +327,15 @@ class WorkerProcess:
 class _Ports:
     """`driver.Ports` over the sessions."""
 
-    def __init__(
-        self, routers: RouterSessions, askers: AskerSessions, puller: Puller, store: WorkerStore
-    ) -> None:
-        self._routers, self._askers, self._puller = routers, askers, puller
+    def __init__(self, routers: RouterSessions, to_asker: Send, puller: Puller, store: WorkerStore) -> None:
+        self._routers, self._to_asker, self._puller = routers, to_asker, puller
         self._store = store
 
     def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
         self._routers.send(router_id, message)
 
     def to_asker(self, asker: WorkerId, message: SourceMessage) -> None:
-        self._askers.send(asker, message)
+        self._to_asker(asker, message)
 
     def to_source(self, source: PeerRef, message: AskerMessage) -> None:
         self._puller.send(source, message)
@@ -344,6 +349,7 @@ class _Ports:
                 read.local_blocks,
                 read.generations,
                 read.timeout_s,
+                read.checksums,
             )
         )
 

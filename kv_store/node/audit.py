@@ -14,6 +14,7 @@ def check(parts: Parts) -> None:
     parts.shares.check()
     parts.bringer.check()
     parts.ssd.check()
+    parts.peers.check()
     _check_slots(parts)
     _check_pins(parts)
     told = parts.publisher.told()
@@ -86,13 +87,13 @@ def status(parts: Parts) -> NodeStatus:
         ssd_skipped=counts.ssd_skipped,
         workers_dropped=counts.workers_dropped,
         worker_count=len(parts.workers),
-        peer_count=parts.peers.peer_count,
+        peer_count=len(parts.lookups.peers),
         loads_open=sum(len(worker.loads) for worker in parts.workers.values()),
         writes_open=parts.writes.open_count,
         fetches_open=parts.peers.fetch_count,
-        leases_open=0,
+        leases_open=parts.leases.count,
         io_in_flight=parts.ssd.io_count,
-        is_draining=parts.writes.is_closed,
+        is_draining=parts.drainer.is_draining,
         notes=tuple(note for note in (parts.ssd.note,) if note),
     )
 

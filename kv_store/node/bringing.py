@@ -6,11 +6,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.core.ids import BlockHash
-from baton.core.store import Holding, Tier
+from baton.core.store import DropReason, Holding, Tier
 from kv_store.node.context import LOADS_WAITING_MAX, Context
 from kv_store.node.index import Index
 from kv_store.node.shares import Holder, Shares
 from kv_store.node.spaces import HostCopy, Space, SsdCopy
+
+LATE = "not there in time"
+NOT_HERE = "it is not here"
+OVER_SHARE = "more than one may hold of the host memory"
+CROWDED = "too many loads wait for room"
+NO_HOLDER = "no peer has it"
+REASONS = frozenset({LATE, NOT_HERE, OVER_SHARE, CROWDED, NO_HOLDER})
+"""Why a demand fails, where it is no other's word: these are counted apart."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,13 +126,9 @@ class Bringer:
     def open(self, demand: Demand) -> None:
         """Hashes differ from each other. What is here is told when this event has been handled."""
         assert demand.deadline_s > self._context.now_s
-        slot_bytes = demand.space.slot_bytes
-        most = self._shares.most_bytes // slot_bytes
-        if demand.end > most:
-            self._cut(demand, most, "more than one may hold of the host memory")
         if not self._admit(demand):
             if len(self._waiting) >= LOADS_WAITING_MAX:
-                self._cut(demand, 0, "too many loads wait for room")
+                self._cut(demand, 0, CROWDED)
                 self._changed[demand] = None
                 return
             self._waiting.append(demand)
@@ -163,6 +167,15 @@ class Bringer:
             changed, self._changed = self._changed, {}
             for demand in changed:
                 self._tell(demand)
+
+    def found_corrupt(self, demand: Demand, block_hash: BlockHash) -> None:
+        """By who read it from host memory. Only of what was given: nobody can drop what he has not got."""
+        for copy in demand.copies[: demand.told]:
+            if copy is not None and copy.facts.block_hash == block_hash and not copy.is_gone:
+                self._context.counts.corrupt[Tier.HOST] += 1
+                entry = self._index.get(block_hash, demand.space)
+                assert entry is not None
+                self._index.drop(entry, DropReason.CORRUPT)
 
     # --- fills ----------------------------------------------------------------------------------
 
@@ -206,8 +219,11 @@ class Bringer:
     # --- parts ----------------------------------------------------------------------------------
 
     def _admit(self, demand: Demand) -> bool:
-        wanted = demand.hashes[: demand.end]
         slot_bytes = demand.space.slot_bytes
+        most = self._shares.most_bytes // slot_bytes
+        if demand.end > most:
+            self._cut(demand, most, OVER_SHARE)
+        wanted = demand.hashes[: demand.end]
         own_bytes, total_bytes = self._shares.need(demand.holder, wanted, slot_bytes)
         if not self._shares.fits(demand.holder, own_bytes, total_bytes):
             return False
@@ -233,7 +249,7 @@ class Bringer:
             elif demand.may_fetch and fill is None and self._index.may_be_of(block_hash, demand.space):
                 asked.setdefault(Tier.PEER, []).append(self._new_fill(demand, position, None))
             else:
-                self._fail(demand, position, "it is not here")
+                self._fail(demand, position, NOT_HERE)
                 break
         for tier, fills in asked.items():
             self._sources[tier].request([fill for fill in fills if fill.waiters])
@@ -292,7 +308,7 @@ class Bringer:
         while ready < demand.end and demand.copies[ready] is not None:
             ready += 1
         if ready < demand.end:
-            self._cut(demand, ready, "not there in time")
+            self._cut(demand, ready, LATE)
         self._changed[demand] = None
 
     def _tell(self, demand: Demand) -> None:

@@ -14,14 +14,20 @@ from baton.core.store import (
     LoadBlocks,
     NodeRef,
     OfferBlocks,
+    PinBlocks,
+    PinFailed,
+    PinnedBlocks,
     StoreHello,
     StoreRefused,
     StoreToWorker,
     StoreWelcome,
+    TakeOver,
     Tier,
+    UnpinBlocks,
     WorkerToStore,
 )
 from kv_store.node.audit import check, status
+from kv_store.node.bringing import NOT_HERE
 from kv_store.node.context import HASHES_MAX, SPACES_MAX, WORKERS_MAX, Context
 from kv_store.node.counts import NodeStatus
 from kv_store.node.events import (
@@ -42,6 +48,7 @@ from kv_store.node.events import (
     PeersChanged,
     SpaceOpened,
     Tick,
+    ToPeer,
     ToWorker,
     WorkerJoined,
     WorkerLost,
@@ -75,31 +82,24 @@ class NodeCore:
     ) -> None:
         self._context = Context(node, config, now_s=now_s)
         self._make_generations = make_generations
-        self._parts = parts = Parts(self._context)
-        self._publisher = parts.publisher
-        self._index = parts.index
-        self._shares = parts.shares
-        self._bringer = parts.bringer
-        self._ssd = parts.ssd
-        self._host = parts.host
-        self._peers = parts.peers
-        self._writes = parts.writes
-        self._finds = parts.finds
-        self._loads = parts.loads
-        self._workers = parts.workers
+        self._parts = Parts(self._context)
+        self._workers = self._parts.workers
 
     def handle(self, event: NodeEvent, *, now_s: float) -> list[NodeAction]:
         """The actions are to be performed in order."""
         self._context.now_s = max(now_s, self._context.now_s)
         self._context.run_due()
+        ttl_s = self._context.config.ttl_s
+        if ttl_s > 0:
+            self._parts.index.expire(self._context.now_s - ttl_s)
         self._dispatch(event)
-        self._settle()
+        self._parts.settle()
         return self._context.take_actions()
 
     @property
     def next_tick_s(self) -> float | None:
         """When Tick is wanted at the latest; None: not before something happens."""
-        ttl_s, oldest_s = self._context.config.ttl_s, self._index.oldest_use_s
+        ttl_s, oldest_s = self._context.config.ttl_s, self._parts.index.oldest_use_s
         timer_s = self._context.next_tick_s
         if ttl_s <= 0 or oldest_s is None:
             return timer_s
@@ -116,14 +116,25 @@ class NodeCore:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way for anybody."""
+        """Nothing is under way, for anybody."""
+        parts = self._parts
         return not (
-            self._bringer.demand_count
-            or self._bringer.fill_count
-            or self._writes.open_count
-            or self._ssd.io_count
-            or self._ssd.queued_count
+            parts.bringer.demand_count
+            or parts.bringer.fill_count
+            or parts.writes.open_count
+            or parts.ssd.io_count
+            or parts.ssd.queued_count
+            or parts.peers.fetch_count
+            or parts.peers.pending_count
+            or parts.lookups.pending_count
+            or parts.leases.count
+            or parts.takeovers.is_busy
         )
+
+    @property
+    def is_drained(self) -> bool:
+        """After Drain: peers have read what they wanted, or had time. Ticks come when it may change."""
+        return self._parts.drainer.is_drained
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -138,17 +149,29 @@ class NodeCore:
             case SpaceOpened():
                 space = self._space(event.space)
                 if space is not None:
-                    self._ssd.opened(space, event)
+                    self._parts.ssd.opened(space, event)
             case IoDone():
-                self._ssd.io_done(event)
+                self._parts.ssd.io_done(event)
             case DirectoryForgot():
-                self._publisher.snapshot()
+                self._parts.publisher.snapshot()
             case Clear(tier, tenant):
                 self._clear(tier, tenant)
-            case FromPeer() | PeerLost() | PeerReadDone() | PeerReadSettled() | LookedUp() | PeersChanged():
-                pass
-            case Drain():
-                self._writes.is_closed = True
+            case FromPeer():
+                self._from_peer(event)
+            case PeerLost(space, peer, message):
+                self._parts.peers.peer_lost(space, peer, message)
+            case PeerReadDone():
+                self._parts.peers.read_done(event)
+            case PeerReadSettled(read_id):
+                self._parts.peers.read_settled(read_id)
+            case LookedUp():
+                self._parts.lookups.looked_up(event)
+            case PeersChanged(peers):
+                self._parts.peers.peers_changed(peers)
+            case Drain(budget_bytes):
+                self._parts.writes.is_closed = True
+                self._parts.loads.is_draining = True
+                self._parts.drainer.drain(budget_bytes)
             case Tick():
                 pass
             case _:
@@ -161,8 +184,8 @@ class NodeCore:
         try:
             answer = self._heard(worker, message)
         except ProtocolError as e:
-            worker.is_dropped = True
-            self._loads.worker_lost(worker)
+            worker.is_dropped = worker.is_gone = True
+            self._parts.loads.worker_lost(worker)
             self._context.counts.workers_dropped += 1
             self._context.emit(DropWorker(worker.worker_id, str(e)))
         else:
@@ -173,23 +196,48 @@ class NodeCore:
         match message:
             case OfferBlocks():
                 _check_facts(message.blocks)
-                return self._writes.offered(worker, message)
+                return self._parts.writes.offered(worker, message)
             case BlocksWritten():
-                self._writes.written(worker, message)
+                self._parts.writes.written(worker, message)
             case FindBlocks():
                 _check_hashes(len(message.hashes))
-                self._finds.find(worker, message)
+                self._parts.finds.find(worker, message)
             case LoadBlocks():
                 _check_hashes(len(message.hashes))
-                return self._loads.load(worker, message)
+                return self._parts.loads.load(worker, message)
             case EndLoad():
                 _check_hashes(len(message.corrupt))
-                self._loads.ended(worker, message)
+                self._parts.loads.ended(worker, message)
             case StoreHello():
                 raise ProtocolError("a second hello in one session")
             case _:
                 assert_never(message)
         return None
+
+    def _from_peer(self, event: FromPeer) -> None:
+        """NodeHello is the adapters' matter. Of a space that is not open here nothing can be said but no."""
+        space, peer, message = self._parts.index.spaces.get(event.space), event.peer, event.message
+        match message:
+            case PinBlocks() if space is None:
+                self._context.emit(ToPeer(event.space, peer, PinFailed(message.fetch_id, 0, NOT_HERE)))
+            case PinBlocks() if space is not None:
+                self._parts.leases.pin(space, peer, message)
+            case UnpinBlocks() if space is not None:
+                self._parts.leases.unpin(space, peer, message)
+            case TakeOver():
+                self._take_over(event.space, peer, message)
+            case PinnedBlocks():
+                self._parts.peers.pinned(peer.node_id, message)
+            case PinFailed():
+                self._parts.peers.pin_failed(peer.node_id, message)
+            case _:
+                pass
+
+    def _take_over(self, block_bytes: int, peer: NodeRef, offer: TakeOver) -> None:
+        """Only blocks of a size that this host's workers have used."""
+        space = self._parts.index.spaces.get(block_bytes)
+        if space is not None and not self._parts.drainer.is_draining:
+            self._parts.takeovers.offered(space, peer, offer)
 
     def _joined(self, hello: StoreHello) -> None:
         """The adapter has reported the end of an earlier session of this id."""
@@ -199,7 +247,7 @@ class NodeCore:
         if space is None:
             self._context.emit(ToWorker(hello.worker_id, StoreRefused(why or "too many block sizes")))
             return
-        holder = self._shares.join(hello.worker_id)
+        holder = self._parts.shares.join(hello.worker_id)
         self._workers[hello.worker_id] = Worker(hello.worker_id, space, holder)
         welcome = StoreWelcome(
             node_id=self._context.node.node_id,
@@ -225,15 +273,16 @@ class NodeCore:
     def _worker_lost(self, worker_id: str) -> None:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            self._loads.worker_lost(worker)
-            self._writes.worker_lost(worker)
-            self._shares.leave(worker.holder)
-            self._index.was_freed = True
+            worker.is_gone = True
+            self._parts.loads.worker_lost(worker)
+            self._parts.writes.worker_lost(worker)
+            self._parts.shares.leave(worker.holder)
+            self._parts.index.was_freed = True
 
     def _space(self, block_bytes: int) -> Space | None:
         """Opened if it is new; None: there are too many."""
-        space = self._index.spaces.get(block_bytes)
-        if space is not None or len(self._index.spaces) >= SPACES_MAX:
+        space = self._parts.index.spaces.get(block_bytes)
+        if space is not None or len(self._parts.index.spaces) >= SPACES_MAX:
             return space
         config = self._context.config
         slot_bytes = slot_bytes_for(block_bytes)
@@ -246,32 +295,14 @@ class NodeCore:
             host_policy=make_policy(config.policy, max(1, slot_count)),
             ssd_policy=make_policy(config.policy, max(1, ssd_slot_count)),
         )
-        self._index.spaces[block_bytes] = space
+        self._parts.index.spaces[block_bytes] = space
         self._context.emit(OpenSpace(block_bytes, slot_bytes, slot_count, ssd_slot_count))
         return space
 
     def _clear(self, tier: Tier | None, tenant: str | None) -> None:
-        for entry in list(self._index):
+        for entry in list(self._parts.index):
             if tenant is None or entry.facts.tenant == tenant:
-                self._index.clear(entry, tier)
-
-    def _settle(self) -> None:
-        """What has become possible is done; then everybody is told."""
-        ttl_s = self._context.config.ttl_s
-        if ttl_s > 0:
-            self._index.expire(self._context.now_s - ttl_s)
-        self._pump()
-        while self._index.was_freed:
-            self._index.was_freed = False
-            self._bringer.admit_waiting()
-            self._pump()
-        self._bringer.tell()
-        self._publisher.flush()
-
-    def _pump(self) -> None:
-        if self._ssd.is_on:
-            self._host.clean_ahead()
-            self._ssd.pump()
+                self._parts.index.clear(entry, tier)
 
 
 def _check_hashes(count: int) -> None:

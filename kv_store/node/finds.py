@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from baton.core.ids import BlockHash, WorkerId
+from baton.core.ids import BlockHash
 from baton.core.store import FindBlocks, FoundBlocks, FoundSpan, Tier
 from kv_store.node.bringing import Bringer
 from kv_store.node.context import Context
 from kv_store.node.events import ToWorker
 from kv_store.node.index import Index
+from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
 from kv_store.node.spaces import Entry, Space
 from kv_store.node.ssd import SsdTier
@@ -16,8 +17,7 @@ from kv_store.node.workers import Worker
 
 @dataclass(slots=True, eq=False)
 class _Find:
-    worker_id: WorkerId
-    space: Space
+    worker: Worker
     find: FindBlocks
     is_answered: bool = False
 
@@ -26,11 +26,18 @@ class Finds:
     """Every find is a use of its whole chain, and is answered at once or after one look-up."""
 
     def __init__(
-        self, context: Context, index: Index, bringer: Bringer, ssd: SsdTier, peers: PeerFetches
+        self,
+        context: Context,
+        index: Index,
+        bringer: Bringer,
+        lookups: Lookups,
+        ssd: SsdTier,
+        peers: PeerFetches,
     ) -> None:
         self._context = context
         self._index = index
         self._bringer = bringer
+        self._lookups = lookups
         self._ssd = ssd
         self._peers = peers
 
@@ -42,17 +49,18 @@ class Finds:
         self._ssd.hit(entries)
         held = min(max(find.held_count, 0), len(find.hashes))
         missing = [h for h, entry in zip(find.hashes[held:], known[held:], strict=True) if entry is None]
-        self._peers.saw(missing)
-        pending = _Find(worker.worker_id, space, find)
-        if not missing or not self._peers.look_up(missing, lambda: self._answer(pending)):
+        self._lookups.saw(missing)
+        pending = _Find(worker, find)
+        if not missing or not self._lookups.look_up(missing, lambda: self._answer(pending)):
             self._answer(pending)
 
     def _answer(self, pending: _Find) -> None:
         """In the state of now: what was there at the question may have left."""
-        if pending.is_answered:
+        worker, find = pending.worker, pending.find
+        space = worker.space
+        if pending.is_answered or worker.is_gone:
             return
         pending.is_answered = True
-        find, space = pending.find, pending.space
         spans: list[FoundSpan] = []
         held = min(max(find.held_count, 0), len(find.hashes))
         end = held
@@ -66,7 +74,7 @@ class Finds:
             else:
                 spans.append(self._span(found, space))
         self._count(spans, missed=len(find.hashes) - end, block_bytes=space.block_bytes)
-        self._context.emit(ToWorker(pending.worker_id, FoundBlocks(find.find_id, tuple(spans))))
+        self._context.emit(ToWorker(worker.worker_id, FoundBlocks(find.find_id, tuple(spans))))
 
     def _where(self, block_hash: BlockHash, space: Space) -> Tier | None:
         entry: Entry | None = self._index.get(block_hash, space)

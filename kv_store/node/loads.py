@@ -1,28 +1,28 @@
 """What the workers of this host load."""
 
-from baton.core.ids import BlockHash
 from baton.core.store import (
     BlocksReady,
-    DropReason,
     EndLoad,
     LoadBlocks,
     LoadFailed,
     StoreToWorker,
     Tier,
 )
-from kv_store.node.bringing import Bringer, Demand
+from kv_store.node.bringing import LATE, REASONS, Bringer, Demand
 from kv_store.node.context import LOADS_OPEN_MAX, Context
 from kv_store.node.events import ToWorker
-from kv_store.node.index import Index
 from kv_store.node.spaces import HostCopy
 from kv_store.node.workers import ProtocolError, Worker
 
 
 class Loads:
-    def __init__(self, context: Context, index: Index, bringer: Bringer) -> None:
+    """From LoadBlocks to EndLoad, or to the worker's end."""
+
+    def __init__(self, context: Context, bringer: Bringer) -> None:
         self._context = context
-        self._index = index
         self._bringer = bringer
+        self.is_draining = False
+        """What is here can still be loaded; nothing is fetched."""
 
     def load(self, worker: Worker, load: LoadBlocks) -> StoreToWorker | None:
         """An answer now is a refusal."""
@@ -34,9 +34,9 @@ class Loads:
         limit_s = min(load.time_left_s, self._context.config.load_timeout_s)
         why = ""
         if len(worker.loads) >= LOADS_OPEN_MAX:
-            why = f"{LOADS_OPEN_MAX} loads are open"
+            why = "too many loads are open"
         elif not limit_s > 0:
-            why = "not there in time"
+            why = LATE
         if why:
             self._context.counts.loads_failed[why] += 1
             return LoadFailed(load_id, 0, why)
@@ -45,7 +45,7 @@ class Loads:
             self._ready(worker, load_id, demand, first, copies, tiers)
 
         def tell_failed(first: int, message: str) -> None:
-            self._context.counts.loads_failed[message] += 1
+            self._context.counts.loads_failed[message if message in REASONS else "not brought"] += 1
             self._context.emit(ToWorker(worker.worker_id, LoadFailed(load_id, first, message)))
 
         demand = Demand(
@@ -55,6 +55,7 @@ class Loads:
             deadline_s=self._context.now_s + limit_s,
             tell_ready=tell_ready,
             tell_failed=tell_failed,
+            may_fetch=not self.is_draining,
         )
         worker.loads[load_id] = demand
         self._bringer.open(demand)
@@ -65,7 +66,7 @@ class Loads:
         if demand is None:
             return
         for block_hash in end.corrupt:
-            self._found_corrupt(demand, block_hash)
+            self._bringer.found_corrupt(demand, block_hash)
         self._bringer.end(demand)
 
     def worker_lost(self, worker: Worker) -> None:
@@ -98,12 +99,3 @@ class Loads:
             tiers=tuple(tiers),
         )
         self._context.emit(ToWorker(worker.worker_id, ready))
-
-    def _found_corrupt(self, demand: Demand, block_hash: BlockHash) -> None:
-        """Only of what the load was given: nobody can drop what is not his."""
-        for copy in demand.copies[: demand.told]:
-            if copy is not None and copy.facts.block_hash == block_hash and not copy.is_gone:
-                self._context.counts.corrupt[Tier.HOST] += 1
-                entry = self._index.get(block_hash, demand.space)
-                assert entry is not None
-                self._index.drop(entry, DropReason.CORRUPT)

@@ -3,10 +3,13 @@
 from baton.core.store import Tier
 from kv_store.node.bringing import Bringer
 from kv_store.node.context import Context
+from kv_store.node.drain import Drainer, Takeovers
 from kv_store.node.finds import Finds
 from kv_store.node.host import HostTier
 from kv_store.node.index import Index
+from kv_store.node.leases import Leases
 from kv_store.node.loads import Loads
+from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
 from kv_store.node.publisher import Publisher
 from kv_store.node.shares import Shares
@@ -26,10 +29,31 @@ class Parts:
         self.ssd = SsdTier(context, self.index, self.bringer)
         self.host = HostTier(context, self.index, self.ssd)
         self.ssd.connect(self.host)
-        self.peers = PeerFetches(context, self.bringer)
+        self.lookups = Lookups(context)
+        self.peers = PeerFetches(context, self.index, self.bringer, self.lookups, self.host)
         self.bringer.connect(Tier.SSD, self.ssd)
         self.bringer.connect(Tier.PEER, self.peers)
         self.writes = Writes(context, self.index, self.host, self.shares)
-        self.finds = Finds(context, self.index, self.bringer, self.ssd, self.peers)
-        self.loads = Loads(context, self.index, self.bringer)
+        self.finds = Finds(context, self.index, self.bringer, self.lookups, self.ssd, self.peers)
+        self.loads = Loads(context, self.bringer)
+        self.leases = Leases(context, self.shares, self.bringer)
+        self.drainer = Drainer(context, self.index, self.lookups, self.leases)
+        self.takeovers = Takeovers(context, self.index, self.shares, self.bringer, self.lookups, self.peers)
         self.workers: dict[str, Worker] = {}
+
+    def settle(self) -> None:
+        """What has become possible is done; then everybody is told."""
+        self._pump()
+        while self.index.was_freed:
+            self.index.was_freed = False
+            self.bringer.admit_waiting()
+            self._pump()
+        self.publisher.flush()
+
+    def _pump(self) -> None:
+        if self.ssd.is_on:
+            self.host.clean_ahead()
+            self.ssd.pump()
+        self.peers.pump()
+        self.takeovers.pump()
+        self.bringer.tell()

@@ -1,43 +1,449 @@
-"""Blocks that other hosts have."""
+"""Blocks are fetched from the store nodes of other hosts."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from baton.core.ids import BlockHash
-from kv_store.node.bringing import Bringer, Fill
+from baton.core.ids import BlockHash, NodeId
+from baton.core.store import (
+    Holding,
+    NodeRef,
+    PinBlocks,
+    PinFailed,
+    PinnedBlocks,
+    Tier,
+    UnpinBlocks,
+)
+from kv_store.node.bringing import NO_HOLDER, Bringer, Fill
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
+from kv_store.node.events import PeerReadDone, ReadPeer, ToPeer
+from kv_store.node.fetches import Fetch, PeerRead, Pinned
+from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.index import Index
+from kv_store.node.lookups import Lookups
+from kv_store.node.replication import Replication
 from kv_store.node.spaces import Space
+
+FETCHES_MAX = 64
+FETCH_BLOCKS_MAX = 128
+READS_MAX = 8
+READ_BYTES_MAX = 64 * 2**20
+"""Of one read, so that what it brings is told early."""
+AVOID_S = 10.0
+"""A holder that failed us is not asked for so long, unless nobody else has the block."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    meter: PathMeter
+    avoid_until_s: float = float("-inf")
+    fetch_count: int = 0
 
 
 class PeerFetches:
-    def __init__(self, context: Context, bringer: Bringer) -> None:
+    """Fills wait until a holder is known and a fetch may begin; a holder that fails is left for another."""
+
+    def __init__(
+        self, context: Context, index: Index, bringer: Bringer, lookups: Lookups, host: HostTier
+    ) -> None:
         self._context = context
+        self._index = index
         self._bringer = bringer
+        self._lookups = lookups
+        self._host = host
+        self.replication = Replication(context)
+        self._pending: deque[Fill] = deque()
+        self._fetches: dict[int, Fetch] = {}
+        self._fetch_of: dict[Fill, Fetch] = {}
+        """The fetch, not over, that is to bring it."""
+        self._reads: dict[int, PeerRead] = {}
+        self._peers: dict[NodeId, _Peer] = {}
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
-        self.peer_count = 0
-        self.fetch_count = 0
+
+    @property
+    def fetch_count(self) -> int:
+        return len(self._fetches)
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
 
     def read_slots(self) -> list[tuple[Space, int]]:
-        return []
-
-    def saw(self, hashes: Sequence[BlockHash]) -> None:
-        del hashes
-
-    def look_up(self, hashes: Sequence[BlockHash], then: Callable[[], None]) -> bool:
-        del hashes, then
-        return False
-
-    def has_holder(self, block_hash: BlockHash) -> bool:
-        del block_hash
-        return False
+        return [(read.fetch.space, slot) for read in self._reads.values() for slot in read.slots]
 
     def predict(self, space: Space) -> tuple[float, float]:
-        del space
-        return 0.0, 0.0
+        """(seconds until the first block asked for now is begun, seconds per block)."""
+        block_s = self.meter.second_per_byte * space.slot_bytes
+        unread = sum(fetch.end - fetch.pinned_count + len(fetch.queue) for fetch in self._fetches.values())
+        reading = sum(len(read.slots) for read in self._reads.values())
+        queued = len(self._pending) + unread + reading
+        return queued * block_s + max(0.0, self.meter.latency_s - block_s), block_s
+
+    def has_holder(self, block_hash: BlockHash) -> bool:
+        """Somebody who has not failed us just now."""
+        return any(self._is_trusted(holding) for holding in self._lookups.holders(block_hash))
+
+    # --- as a path into host memory -------------------------------------------------------------
 
     def request(self, fills: Sequence[Fill]) -> None:
+        unknown: list[Fill] = []
         for fill in fills:
-            self._bringer.failed(fill, "no peer has it")
+            fill.holdings = self._lookups.holders(fill.block_hash)
+            (self._pending if fill.holdings else unknown).append(fill)
+        if not unknown:
+            return
+        hashes = [fill.block_hash for fill in unknown]
+        if not self._lookups.look_up(hashes, lambda: self._looked_up(unknown)):
+            self._looked_up(unknown)
 
     def cancel(self, fill: Fill) -> None:
+        """What is pending is skipped when its turn comes; what is being read arrives, for whoever is next."""
+        if fill.is_reading:
+            return
         self._bringer.forget(fill)
+        fetch = self._fetch_of.get(fill)
+        if fetch is not None and not fetch.is_waited_for:
+            if fill.is_late and not fetch.is_granted:
+                self._avoid(fetch.peer.node_id)
+            if not self._is_reading(fetch):
+                self._over(fetch)
+
+    def _looked_up(self, fills: list[Fill]) -> None:
+        for fill in fills:
+            fill.holdings = self._lookups.holders(fill.block_hash)
+            if not fill.waiters:
+                self._bringer.forget(fill)
+            elif fill.holdings:
+                self._pending.append(fill)
+            else:
+                self._bringer.failed(fill, NO_HOLDER)
+
+    # --- peers ----------------------------------------------------------------------------------
+
+    def peers_changed(self, peers: Sequence[NodeRef]) -> None:
+        self._lookups.peers_are(peers)
+        used = {fetch.peer.node_id for fetch in self._fetches.values()}
+        known = self._lookups.peers.keys() | used
+        self._peers = {node_id: peer for node_id, peer in self._peers.items() if node_id in known}
+
+    def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
+        """Reads under way end by themselves."""
+        for fetch in list(self._fetches.values()):
+            if fetch.peer.node_id == node_id and fetch.space.block_bytes == space:
+                fetch.is_lost = True
+                self._fail(fetch, f"{node_id}: {message}")
+
+    def pinned(self, node_id: NodeId, answer: PinnedBlocks) -> None:
+        fetch = self._fetch_from(node_id, answer.fetch_id)
+        if fetch is None:
+            return
+        why = fetch.accept(answer)
+        if why:
+            self._fail(fetch, f"{node_id} answers with {why}")
+        else:
+            self._over_if_done(fetch)
+
+    def pin_failed(self, node_id: NodeId, failure: PinFailed) -> None:
+        """No fault of the peer's: it does not have them any more, or has no room."""
+        fetch = self._fetch_from(node_id, failure.fetch_id)
+        if fetch is None or not fetch.pinned_count <= failure.first < fetch.end:
+            return
+        gone = fetch.fills[failure.first : fetch.end]
+        fetch.end = failure.first
+        for fill in gone:
+            del self._fetch_of[fill]
+        for fill in gone:
+            self._try_elsewhere(fill, node_id, failure.message)
+        self._over_if_done(fetch)
+
+    # --- fetches --------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Begins what may begin."""
+        while self._pending and len(self._fetches) < FETCHES_MAX:
+            fill = self._pending.popleft()
+            if not fill.waiters:
+                self._bringer.forget(fill)
+                continue
+            holder = self._choose(fill)
+            if holder is None:
+                self._bringer.failed(fill, NO_HOLDER)
+            else:
+                self._begin(holder.node, [fill, *self._also_from(holder.node, fill)])
+        for fetch in list(self._fetches.values()):
+            while fetch.queue and not fetch.is_over and self._reading_count() < READS_MAX:
+                if not self._read_next(fetch):
+                    break
+
+    def _begin(self, peer: NodeRef, fills: list[Fill]) -> None:
+        deadline_s = max(fill.deadline_s for fill in fills)
+        fetch = Fetch(self._context.new_id(), fills[0].space, peer, fills, deadline_s)
+        self._fetches[fetch.fetch_id] = fetch
+        self._fetch_of.update(dict.fromkeys(fills, fetch))
+        self._peer(peer.node_id).fetch_count += 1
+        self._pin(fetch)
+
+    def _pin(self, fetch: Fetch) -> None:
+        """Asks for the blocks, or renews the lease."""
+        now_s = self._context.now_s
+        fetch.pin_number += 1
+        fetch.asked_s[fetch.pin_number] = now_s
+        hashes = tuple(fill.block_hash for fill in fetch.fills)
+        time_left_s = max(0.001, fetch.deadline_s - now_s)
+        message = PinBlocks(fetch.fetch_id, hashes, time_left_s, fetch.pin_number)
+        self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
+        self._context.at(now_s + self._context.config.lease_s / 3, lambda: self._renew(fetch))
+
+    def _renew(self, fetch: Fetch) -> None:
+        if fetch.is_over:
+            return
+        now_s = self._context.now_s
+        if now_s >= fetch.deadline_s:
+            self._fail(fetch, f"{fetch.peer.node_id} was too slow")
+        elif now_s >= fetch.lease_end_s:
+            self._fail(fetch, f"the lease of {fetch.peer.node_id} is over")
+        else:
+            self._pin(fetch)
+
+    def _read_next(self, fetch: Fetch) -> bool:
+        """False: there is no slot just now."""
+        now_s = self._context.now_s
+        left_s = min(fetch.lease_end_s, now_s + self._context.config.load_timeout_s) - now_s
+        if left_s <= 0:
+            self._fail(fetch, f"the lease of {fetch.peer.node_id} is over")
+            return True
+        blocks, slots, refused = self._take_slots(fetch)
+        if slots:
+            self._start_read(fetch, blocks, slots, left_s)
+        for fill, why in refused:  # now that the fetch has its read, and is not over by these
+            self._bringer.failed(fill, why)
+        self._over_if_done(fetch)
+        return bool(slots or refused)
+
+    def _start_read(self, fetch: Fetch, blocks: list[Pinned], slots: list[int], left_s: float) -> None:
+        read_id = self._context.new_id()
+        self._reads[read_id] = PeerRead(fetch, blocks, slots, self._context.now_s)
+        fetch.reads_open += 1
+        for block in blocks:
+            block.fill.is_reading = True
+        read = ReadPeer(
+            read_id=read_id,
+            space=fetch.space.block_bytes,
+            peer=fetch.peer.node_id,
+            source_slots=tuple(block.slot for block in blocks),
+            slots=tuple(slots),
+            generations=tuple(block.generation for block in blocks),
+            checksums=tuple(block.checksum for block in blocks),
+            timeout_s=left_s,
+        )
+        self._context.emit(read)
+
+    def _take_slots(self, fetch: Fetch) -> tuple[list[Pinned], list[int], list[tuple[Fill, str]]]:
+        """(what to read, where to, what no slot is allowed for). What nobody waits for is left out."""
+        blocks: list[Pinned] = []
+        slots: list[int] = []
+        refused: list[tuple[Fill, str]] = []
+        most = max(1, READ_BYTES_MAX // fetch.space.slot_bytes)
+        while fetch.queue and len(slots) < most:
+            block = fetch.queue.popleft()
+            if not block.fill.waiters:
+                continue
+            try:
+                slots.append(self._host.take_slot(fetch.space, block.facts.tenant))
+            except OverQuota as e:
+                refused.append((block.fill, str(e)))
+            except NoRoom:
+                fetch.queue.appendleft(block)
+                break
+            else:
+                blocks.append(block)
+        return blocks, slots, refused
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    def read_done(self, done: PeerReadDone) -> None:
+        """Good only if it settled, and ended before the lease did; as a one-sided read can land late, the
+        generations were compared after it."""
+        read = self._reads.get(done.read_id)
+        if read is None or read.is_done:
+            return
+        read.is_done = True
+        fetch, now_s = read.fetch, self._context.now_s
+        why = done.error or ("the peer's slots changed hands" if done.is_stale else "")
+        if not why and now_s >= fetch.lease_end_s:
+            why = "it ended after the lease"
+        if not why and not done.is_settled:
+            why = "it has not settled"
+        if why:
+            self._read_failed(read, why)
+        else:
+            self._measure(read)
+            self._accept(read, set(done.corrupt))
+        if why:
+            self._fail(fetch, f"{fetch.peer.node_id}: {why}")
+        else:
+            self._over_if_done(fetch)
+        if done.is_settled:
+            self.read_settled(done.read_id)
+
+    def read_settled(self, read_id: int) -> None:
+        """Nothing can land any more: slots that were set aside come back."""
+        read = self._reads.get(read_id)
+        if read is None or not read.is_done:
+            return
+        del self._reads[read_id]
+        for slot in read.slots:
+            self._index.free_slot(read.fetch.space, slot)
+        read.fetch.reads_open -= 1
+        self._release_if_settled(read.fetch)
+
+    def _read_failed(self, read: PeerRead, why: str) -> None:
+        for block in read.blocks:
+            block.fill.is_reading = False
+            self._try_elsewhere(block.fill, read.fetch.peer.node_id, why)
+
+    def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
+        """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
+        left: list[int] = []
+        for i, (block, slot) in enumerate(zip(read.blocks, read.slots, strict=True)):
+            block.fill.is_reading = False
+            if i in corrupt:
+                self._context.counts.corrupt[Tier.PEER] += 1
+                read.fetch.corrupt.append(block.fill.block_hash)
+                self._try_elsewhere(block.fill, read.fetch.peer.node_id, "its checksum did not hold")
+                left.append(slot)
+            elif not self._arrive(block, slot):
+                left.append(slot)
+        read.slots = left
+
+    def _arrive(self, block: Pinned, slot: int) -> bool:
+        """Whether the slot is the block's from now on."""
+        fill = block.fill
+        space, counts = fill.space, self._context.counts
+        counts.fetched_bytes += space.block_bytes
+        here = self._index.host_copy(fill.block_hash)
+        if not self._index.may_be_of(fill.block_hash, space):
+            self._bringer.failed(fill, "a block of another size has this hash")
+            return False
+        if here is not None:
+            self._bringer.arrived(fill, here)
+            return False
+        seen = self._lookups.times_seen(fill.block_hash)
+        is_kept = self.replication.may_keep(space.slot_bytes, times_seen=seen)
+        if not is_kept and not fill.waiters:
+            self._bringer.forget(fill)
+            return False
+        counts.replicated_bytes += space.block_bytes * is_kept
+        copy = self._index.add_host(space, block.facts, slot, block.checksum, is_transient=not is_kept)
+        self._bringer.arrived(fill, copy)
+        return True
+
+    def _measure(self, read: PeerRead) -> None:
+        byte_count = len(read.blocks) * read.fetch.space.block_bytes
+        now_s = self._context.now_s
+        for meter in (self.meter, self._peer(read.fetch.peer.node_id).meter):
+            meter.done(byte_count, block_count=len(read.blocks), started_s=read.started_s, now_s=now_s)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _fail(self, fetch: Fetch, why: str) -> None:
+        """The peer's fault: it is avoided for a while."""
+        if fetch.is_over:
+            return
+        self._context.counts.fetches_failed += 1
+        self._avoid(fetch.peer.node_id)
+        unread = [*(p.fill for p in fetch.queue), *fetch.fills[fetch.pinned_count : fetch.end]]
+        self._over(fetch)
+        for fill in unread:
+            self._try_elsewhere(fill, fetch.peer.node_id, why)
+
+    def _try_elsewhere(self, fill: Fill, node_id: NodeId, why: str) -> None:
+        """The holder does not count any more for this block."""
+        self._lookups.forget_holder(fill.block_hash, node_id)
+        fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
+        if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
+            self._pending.append(fill)
+        else:
+            self._bringer.failed(fill, why)
+
+    def _over_if_done(self, fetch: Fetch) -> None:
+        is_read = not fetch.queue and fetch.pinned_count >= fetch.end and not self._is_reading(fetch)
+        if not fetch.is_over and (is_read or not (fetch.is_waited_for or self._is_reading(fetch))):
+            self._over(fetch)
+
+    def _is_reading(self, fetch: Fetch) -> bool:
+        return any(read.fetch is fetch and not read.is_done for read in self._reads.values())
+
+    def _over(self, fetch: Fetch) -> None:
+        fetch.is_over = True
+        for fill in fetch.fills:
+            if self._fetch_of.get(fill) is fetch:
+                del self._fetch_of[fill]
+        fetch.queue.clear()
+        fetch.end = min(fetch.end, fetch.pinned_count)
+        self._release_if_settled(fetch)
+
+    def _release_if_settled(self, fetch: Fetch) -> None:
+        """The peer's pins end when nothing of ours can read them any more."""
+        if not fetch.is_over or fetch.reads_open or self._fetches.pop(fetch.fetch_id, None) is None:
+            return
+        self._peer(fetch.peer.node_id).fetch_count -= 1
+        if not fetch.is_lost:
+            message = UnpinBlocks(fetch.fetch_id, tuple(fetch.corrupt))
+            self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _peer(self, node_id: NodeId) -> _Peer:
+        return self._peers.setdefault(node_id, _Peer(PathMeter(second_per_byte=1e-9, latency_s=0.005)))
+
+    def _fetch_from(self, node_id: NodeId, fetch_id: int) -> Fetch | None:
+        fetch = self._fetches.get(fetch_id)
+        return fetch if fetch is not None and fetch.peer.node_id == node_id and not fetch.is_over else None
+
+    def _avoid(self, node_id: NodeId) -> None:
+        self._peer(node_id).avoid_until_s = self._context.now_s + AVOID_S
+
+    def _is_trusted(self, holding: Holding) -> bool:
+        peer = self._peers.get(holding.node.node_id)
+        return peer is None or self._context.now_s >= peer.avoid_until_s
+
+    def _choose(self, fill: Fill) -> Holding | None:
+        """From host memory rather than from SSD, from whom least is under way, from the fastest."""
+
+        def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
+            peer = self._peer(holding.node.node_id)
+            is_slow = holding.tier is not Tier.HOST
+            per_byte_s = peer.meter.second_per_byte
+            return not self._is_trusted(holding), is_slow, peer.fetch_count, per_byte_s, holding.node.node_id
+
+        return min(fill.holdings, key=cost, default=None)
+
+    def _also_from(self, node: NodeRef, first: Fill) -> list[Fill]:
+        """The blocks that follow in the queue, as long as this peer has them too."""
+        fills: list[Fill] = []
+        while self._pending and len(fills) < FETCH_BLOCKS_MAX - 1:
+            fill = self._pending[0]
+            is_there = any(h.node.node_id == node.node_id for h in fill.holdings)
+            if fill.space is not first.space or not is_there:
+                break
+            self._pending.popleft()
+            if fill.waiters:
+                fills.append(fill)
+            else:
+                self._bringer.forget(fill)
+        return fills
+
+    def _reading_count(self) -> int:
+        return sum(1 for read in self._reads.values() if not read.is_done)
+
+    def check(self) -> None:
+        open_reads: Counter[int] = Counter(read.fetch.fetch_id for read in self._reads.values())
+        assert open_reads.keys() <= self._fetches.keys()
+        for fetch in self._fetches.values():
+            assert fetch.reads_open == open_reads[fetch.fetch_id]
+            assert not fetch.is_over or fetch.reads_open
+            assert fetch.end <= len(fetch.fills)
+        assert len(self._fetches) <= FETCHES_MAX
+        assert self._reading_count() <= READS_MAX

@@ -39,7 +39,8 @@ class Publisher:
         held = list(self._told.items())
         for first in range(0, max(1, len(held)), HASHES_MAX):
             end = first + HASHES_MAX
-            self._publish(held[first:end], [], is_snapshot=True, is_last=end >= len(held))
+            ends = {"is_first": first == 0, "is_last": end >= len(held)}
+            self._publish(held[first:end], [], is_snapshot=True, **ends)
 
     def told(self) -> dict[BlockHash, Tier]:
         return self._told
@@ -50,6 +51,7 @@ class Publisher:
         removed: list[BlockHash],
         *,
         is_snapshot: bool = False,
+        is_first: bool = True,
         is_last: bool = True,
     ) -> None:
         self._sequence_number += 1
@@ -59,6 +61,7 @@ class Publisher:
             stored=tuple(stored),
             removed=tuple(removed),
             is_snapshot=is_snapshot,
+            is_first=is_first,
             is_last=is_last,
         )
         self._context.emit(Publish(changes))

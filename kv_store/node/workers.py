@@ -27,3 +27,5 @@ class Worker:
     """Until EndLoad."""
     is_dropped: bool = False
     """Broke the protocol: nothing it says counts; what it writes is kept aside until its end."""
+    is_gone: bool = False
+    """This session has ended; another of the same id may be there."""

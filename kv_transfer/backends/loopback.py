@@ -9,7 +9,7 @@ import msgspec
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks, check_source
-from kv_transfer.layout import runs
+from kv_transfer.layout import Ranges, check_ranges, runs
 
 
 class LoopbackOffer(msgspec.Struct, frozen=True):
@@ -44,12 +44,12 @@ class LoopbackBackend:
     def offer(self) -> bytes:
         return msgspec.msgpack.encode(LoopbackOffer(self._worker_id, self._memory.block_bytes))
 
-    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
+    async def add_peer(self, peer: WorkerId, offer: bytes, *, block_bytes: int | None = None) -> None:
         try:
             parsed = msgspec.msgpack.decode(offer, type=LoopbackOffer)
         except msgspec.DecodeError as error:
             raise IncompatiblePeer(f"malformed loopback offer: {error}") from error
-        if parsed.block_bytes != self._memory.block_bytes or parsed.worker_id != peer:
+        if parsed.block_bytes != (block_bytes or self._memory.block_bytes) or parsed.worker_id != peer:
             raise IncompatiblePeer(f"{peer} offers {parsed}")
         self._peers.add(peer)
 
@@ -63,14 +63,27 @@ class LoopbackBackend:
         local_blocks: Sequence[int],
         *,
         timeout_s: float,
+        ranges: Ranges = (),
     ) -> list[int]:
         theirs, ours = self._memory_of(peer), self._memory
         check_blocks(ours, peer, theirs.block_count, source_blocks, local_blocks)
-        size = ours.block_bytes
+        check_ranges(ranges, source_bytes=theirs.block_bytes, local_bytes=ours.block_bytes)
+        for source, local in zip(source_blocks, local_blocks, strict=True) if ranges else ():
+            there = theirs.base_address + source * theirs.block_bytes
+            here = ours.base_address + local * ours.block_bytes
+            for piece in ranges:
+                ctypes.memmove(here + piece.local, there + piece.source, piece.length)
+        if not ranges:
+            self._copy_whole(theirs, source_blocks, local_blocks)
+        return [int(theirs.generations[block]) for block in source_blocks]
+
+    def _copy_whole(
+        self, theirs: KVMemory, source_blocks: Sequence[int], local_blocks: Sequence[int]
+    ) -> None:
+        ours, size = self._memory, self._memory.block_bytes
         for run in runs(source_blocks, local_blocks):
             to = ours.base_address + run.local * size
             ctypes.memmove(to, theirs.base_address + run.source * size, run.block_count * size)
-        return [int(theirs.generations[block]) for block in source_blocks]
 
     async def read_generations(
         self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float

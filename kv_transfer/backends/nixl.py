@@ -28,7 +28,7 @@ from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks, check_source
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
-from kv_transfer.layout import cover
+from kv_transfer.layout import Ranges, check_ranges, cover
 
 _T = TypeVar("_T")
 
@@ -39,6 +39,8 @@ OFFER_BYTES_MAX = 64 * 1024
 BLOCK_COUNT_MAX = 2**31 - 1
 GENERATION_BYTES = 8
 SCRATCH_ENTRIES = 4096
+RANGED_DESCRIPTORS = 65_536
+"""Of one request for parts of blocks."""
 CONTROL_TIMEOUT_S = 10.0
 """Adding a peer waits for the reads before it in the transfer thread's queue."""
 COVER_GAP_ENTRIES = 32
@@ -173,8 +175,8 @@ class NixlBackend:
 
     # --- peers ------------------------------------------------------------------------------------
 
-    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
-        parsed = parse_offer(offer, block_bytes=self._memory.block_bytes)
+    async def add_peer(self, peer: WorkerId, offer: bytes, *, block_bytes: int | None = None) -> None:
+        parsed = parse_offer(offer, block_bytes=block_bytes or self._memory.block_bytes)
         async with self._peers_lock:
             known = self._by_agent.get(parsed.agent_name)
             if parsed.agent_name == self._agent_name or (
@@ -276,10 +278,15 @@ class NixlBackend:
         local_blocks: Sequence[int],
         *,
         timeout_s: float,
+        ranges: Ranges = (),
     ) -> list[int]:
         known = self._known(peer)
         check_blocks(self._memory, peer, known.offer.block_count, source_blocks, local_blocks)
-        steps = self._read_steps(known, source_blocks, local_blocks)
+        check_ranges(ranges, source_bytes=known.offer.block_bytes, local_bytes=self._memory.block_bytes)
+        if ranges:
+            steps = self._range_steps(known, source_blocks, local_blocks, ranges)
+        else:
+            steps = self._read_steps(known, source_blocks, local_blocks)
         return await self._run(known, steps, frozenset(local_blocks), timeout_s)
 
     async def read_generations(
@@ -358,6 +365,30 @@ class NixlBackend:
             )
         return (yield from self._generation_steps(peer, source))
 
+    def _range_steps(self, peer: _Peer, source: Sequence[int], local: Sequence[int], ranges: Ranges) -> Steps:
+        """Descriptor lists of this read only: all ranges of all blocks of a pool would be too many."""
+        memory, offer = self._memory, peer.offer
+        for start in range(0, len(source), step := max(1, RANGED_DESCRIPTORS // len(ranges))):
+            part = slice(start, start + step)
+            there = _places(offer.base_address, offer.block_bytes, source[part], [r.source for r in ranges])
+            here = _places(memory.base_address, memory.block_bytes, local[part], [r.local for r in ranges])
+            lengths = np.tile(np.array([r.length for r in ranges], np.uint64), len(source[part]))
+            indices = np.arange(len(lengths), dtype=np.int32)
+            made: list[DescriptorList] = []
+            try:
+                for owner, places, device in (
+                    (None, here, memory.device),
+                    (offer.agent_name, there, offer.device),
+                ):
+                    made.append(self._agent.scattered(owner, np.column_stack([places, lengths]), device))
+                yield self._agent.make_read(made[0], indices, made[1], indices)
+            except ValueError as error:
+                raise PeerLost(str(error)) from error
+            finally:
+                for pieces in made:
+                    self._agent.release_pieces(pieces)
+        return (yield from self._generation_steps(peer, source))
+
     def _generation_steps(self, peer: _Peer, source: Sequence[int]) -> Steps:
         if not source:
             return []
@@ -386,6 +417,14 @@ class NixlBackend:
         except (SetupError, ValueError) as error:
             raise PeerLost(f"no memory for generations: {error}") from error
         return _Scratch(entries, pieces)
+
+
+def _places(
+    base_address: int, block_bytes: int, blocks: Sequence[int], offsets: Sequence[int]
+) -> npt.NDArray[np.uint64]:
+    """Addresses of every range of every block, block by block."""
+    starts = np.array(blocks, np.uint64) * np.uint64(block_bytes) + np.uint64(base_address)
+    return (starts[:, None] + np.array(offsets, np.uint64)[None, :]).ravel()
 
 
 def parse_offer(offer: bytes, *, block_bytes: int) -> NixlOffer:

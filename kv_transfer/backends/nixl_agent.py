@@ -109,6 +109,19 @@ class NixlAgent:
         except Exception as error:
             raise ValueError(f"NIXL refused {count} x {piece_bytes} B at {address:#x}: {error}") from error
 
+    def scattered(
+        self, owner: str | None, places: npt.NDArray[np.uint64], device: str = "cpu"
+    ) -> DescriptorList:
+        """Pieces of any size anywhere: rows of (address, bytes). Raises ValueError as `pieces` does."""
+        kind, index = self._memory_kind(device)
+        whose = np.full(len(places), index, np.uint64)
+        rows = np.column_stack([places, whose, places[:, 1], np.ones_like(whose)])
+        try:
+            who = self._b.NIXL_INIT_AGENT if owner is None else owner
+            return DescriptorList(self._agent.prepXferDlist(who, kind, np.ascontiguousarray(rows)))
+        except Exception as error:
+            raise ValueError(f"NIXL refused {len(places)} pieces: {error}") from error
+
     def release_pieces(self, pieces: DescriptorList) -> None:
         self._tidy(self._agent.releasedDlistH, pieces)
 

@@ -26,7 +26,10 @@ from kv_transfer.backends.tcp_frames import (
     GENERATIONS,
     HELLO,
     MAGIC,
+    RANGE,
+    RANGE_COUNT,
     READ,
+    READ_RANGES,
     REPLY,
     REQUEST,
     REQUEST_BLOCKS_MAX,
@@ -38,6 +41,7 @@ from kv_transfer.backends.tcp_frames import (
     pool_io,
 )
 from kv_transfer.backends.tcp_server import TcpServer
+from kv_transfer.layout import Ranges, check_ranges
 
 _T = TypeVar("_T")
 
@@ -141,8 +145,8 @@ class TcpBackend:
 
     # --- peers ------------------------------------------------------------------------------------
 
-    async def add_peer(self, peer: WorkerId, offer: bytes) -> None:
-        parsed = parse_offer(offer, block_bytes=self._memory.block_bytes)
+    async def add_peer(self, peer: WorkerId, offer: bytes, *, block_bytes: int | None = None) -> None:
+        parsed = parse_offer(offer, block_bytes=block_bytes or self._memory.block_bytes)
         current = self._peers.get(peer)
         if current is not None and current.offer == parsed:
             return
@@ -175,10 +179,12 @@ class TcpBackend:
         local_blocks: Sequence[int],
         *,
         timeout_s: float,
+        ranges: Ranges = (),
     ) -> list[int]:
         known = self._known(peer)
         check_blocks(self._memory, peer, known.offer.block_count, source_blocks, local_blocks)
-        return await self._ask(known, source_blocks, local_blocks, timeout_s)
+        check_ranges(ranges, source_bytes=known.offer.block_bytes, local_bytes=self._memory.block_bytes)
+        return await self._ask(known, source_blocks, local_blocks, timeout_s, ranges)
 
     async def read_generations(
         self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
@@ -200,11 +206,16 @@ class TcpBackend:
         return known
 
     async def _ask(
-        self, peer: _Peer, source: Sequence[int], local: Sequence[int] | None, timeout_s: float
+        self,
+        peer: _Peer,
+        source: Sequence[int],
+        local: Sequence[int] | None,
+        timeout_s: float,
+        ranges: Ranges = (),
     ) -> list[int]:
         deadline_s = time.monotonic() + timeout_s
         call = _Call(peer, frozenset(local or ()))
-        return await self._run(call, lambda call: self._exchange(call, source, local, deadline_s))
+        return await self._run(call, lambda call: self._exchange(call, source, local, ranges, deadline_s))
 
     async def _run(self, call: _Call, work: "Callable[[_Call], _T]") -> _T:
         """`work` on a thread. It keeps its own deadline; cancelling cuts its connection."""
@@ -232,7 +243,12 @@ class TcpBackend:
     # --- on the read threads ----------------------------------------------------------------------
 
     def _exchange(
-        self, call: _Call, source: Sequence[int], local: Sequence[int] | None, deadline_s: float
+        self,
+        call: _Call,
+        source: Sequence[int],
+        local: Sequence[int] | None,
+        ranges: Ranges,
+        deadline_s: float,
     ) -> list[int]:
         """Raises OSError (TimeoutError and ConnectionError are)."""
         generations: list[int] = []
@@ -241,7 +257,7 @@ class TcpBackend:
             for start in range(0, len(source), REQUEST_BLOCKS_MAX):
                 part = slice(start, start + REQUEST_BLOCKS_MAX)
                 into = None if local is None else local[part]
-                generations += self._one_request(line, source[part], into)
+                generations += self._one_request(line, source[part], into, ranges)
         except BaseException:
             line.close()
             raise
@@ -250,13 +266,22 @@ class TcpBackend:
         self._keep(call.peer, line)
         return generations
 
-    def _one_request(self, line: Line, source: Sequence[int], local: Sequence[int] | None) -> list[int]:
-        operation = GENERATIONS if local is None else READ
-        line.send(REQUEST.pack(operation, len(source)) + np.array(source, BLOCK_ID).tobytes())
+    def _one_request(
+        self, line: Line, source: Sequence[int], local: Sequence[int] | None, ranges: Ranges
+    ) -> list[int]:
+        operation = GENERATIONS if local is None else READ_RANGES if ranges else READ
+        tail = b""
+        if operation == READ_RANGES:
+            spans = np.array([(r.source, r.length) for r in ranges], RANGE)
+            tail = RANGE_COUNT.pack(len(ranges)) + spans.tobytes()
+        line.send(REQUEST.pack(operation, len(source)) + np.array(source, BLOCK_ID).tobytes() + tail)
         (payload_bytes,) = REPLY.unpack(line.take(REPLY.size))
-        if payload_bytes != len(local or ()) * self._memory.block_bytes:
+        block_bytes = sum(r.length for r in ranges) or self._memory.block_bytes
+        if payload_bytes != len(local or ()) * block_bytes:
             raise Malformed(f"an answer of {payload_bytes} B to {len(source)} blocks")
-        if local:
+        if local and ranges:
+            self._io.receive_spans(line, local, [(r.local, r.length) for r in ranges])
+        elif local:
             self._io.receive(line, local)
         return np.frombuffer(line.take(len(source) * GENERATION.itemsize), GENERATION).tolist()
 

@@ -2,8 +2,9 @@
 
     client: HELLO   magic, version, token                     once per connection
     server: WELCOME magic, version
-    client: REQUEST operation, count; then count block ids (uint32, little-endian)
-    server: REPLY   payload bytes; then the blocks in the asked order (READ only); then their
+    client: REQUEST operation, count; then count block ids (uint32, little-endian); READ_RANGES: then
+            RANGE_COUNT, and so many pairs of offset and length (uint64) within each block
+    server: REPLY   payload bytes; then the blocks, or their ranges, in the asked order; then their
                     generations (uint64, little-endian), read after the last block was sent
 
 A side that gets anything else closes the connection.
@@ -24,17 +25,24 @@ from kv_transfer.backend import BlockStaging, KVMemory
 from kv_transfer.layout import ascending_runs
 
 MAGIC = b"BKVT"
-VERSION = 1
+VERSION = 2
 TOKEN_BYTES = 16
 HELLO = struct.Struct(f"<4sH{TOKEN_BYTES}s")
 WELCOME = struct.Struct("<4sH")
 REQUEST = struct.Struct("<BI")
+RANGE_COUNT = struct.Struct("<I")
 REPLY = struct.Struct("<Q")
-READ, GENERATIONS = 1, 2
+READ, GENERATIONS, READ_RANGES = 1, 2, 3
 REQUEST_BLOCKS_MAX = 65_536
+RANGES_MAX = 65_536
+"""Within one block."""
 STAGING_BYTES = 8 * 2**20
 BLOCK_ID = np.dtype("<u4")
 GENERATION = np.dtype("<u8")
+RANGE = np.dtype("<u8")
+
+Spans = Sequence[tuple[int, int]]
+"""(offset, length) within a block."""
 
 
 class Malformed(ConnectionError):
@@ -90,6 +98,10 @@ class PoolIO(Protocol):
 
     def receive(self, line: Line, blocks: Sequence[int]) -> None: ...
 
+    def send_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None: ...
+
+    def receive_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None: ...
+
 
 class HostPoolIO:
     """Straight between the pool and the kernel."""
@@ -109,6 +121,21 @@ class HostPoolIO:
     def receive(self, line: Line, blocks: Sequence[int]) -> None:
         for run in ascending_runs(blocks):
             line.fill(self._run(run))
+
+    def send_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None:
+        """A block's spans travel as one piece: they may be far smaller than a system call is worth."""
+        for block in blocks:
+            view = self._run(range(block, block + 1))
+            line.send(b"".join(view[start : start + length] for start, length in spans))
+
+    def receive_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None:
+        buffer = memoryview(bytearray(sum(length for _, length in spans)))
+        for block in blocks:
+            line.fill(buffer)
+            view, at = self._run(range(block, block + 1)), 0
+            for start, length in spans:
+                view[start : start + length] = buffer[at : at + length]
+                at += length
 
 
 class StagedPoolIO:
@@ -133,6 +160,16 @@ class StagedPoolIO:
             buffer = memoryview(bytearray(len(part) * self._block_bytes))
             line.fill(buffer)
             self._staging.to_device(buffer, part)
+
+    def send_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None:
+        view = memoryview(bytearray(self._block_bytes))
+        for block in blocks:
+            self._staging.to_host([block], view)
+            line.send(b"".join(view[start : start + length] for start, length in spans))
+
+    def receive_spans(self, line: Line, blocks: Sequence[int], spans: Spans) -> None:
+        # Two sources may fill one block at the same time: whole blocks must not be put back.
+        raise Malformed("TCP cannot read parts of blocks into device memory: use nixl or nccl")
 
 
 def pool_io(memory: KVMemory, staging: BlockStaging | None) -> PoolIO:

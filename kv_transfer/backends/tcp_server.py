@@ -17,7 +17,11 @@ from kv_transfer.backends.tcp_frames import (
     GENERATIONS,
     HELLO,
     MAGIC,
+    RANGE,
+    RANGE_COUNT,
+    RANGES_MAX,
     READ,
+    READ_RANGES,
     REPLY,
     REQUEST,
     REQUEST_BLOCKS_MAX,
@@ -26,6 +30,7 @@ from kv_transfer.backends.tcp_frames import (
     Line,
     Malformed,
     PoolIO,
+    Spans,
 )
 
 CONNECTIONS_MAX = 256
@@ -112,13 +117,28 @@ class TcpServer:
 
     def _answer(self, line: Line, head: bytes) -> None:
         operation, count = REQUEST.unpack(head)
-        if operation not in (READ, GENERATIONS) or not 0 < count <= REQUEST_BLOCKS_MAX:
+        if operation not in (READ, GENERATIONS, READ_RANGES) or not 0 < count <= REQUEST_BLOCKS_MAX:
             raise Malformed(f"operation {operation} on {count} blocks")
         ids = np.frombuffer(line.take(count * BLOCK_ID.itemsize), BLOCK_ID)
         if int(ids.max()) >= self._memory.block_count:
             raise Malformed(f"block {int(ids.max())} of {self._memory.block_count}")
-        is_read = operation == READ
-        line.send(REPLY.pack(count * self._memory.block_bytes if is_read else 0))
-        if is_read:
+        if operation == READ:
+            line.send(REPLY.pack(count * self._memory.block_bytes))
             self._io.send(line, ids.tolist())
+        elif operation == READ_RANGES:
+            spans = self._take_spans(line)
+            line.send(REPLY.pack(count * sum(length for _, length in spans)))
+            self._io.send_spans(line, ids.tolist(), spans)
+        else:
+            line.send(REPLY.pack(0))
         line.send(self._memory.generations[ids].astype(GENERATION).tobytes())
+
+    def _take_spans(self, line: Line) -> Spans:
+        (count,) = RANGE_COUNT.unpack(line.take(RANGE_COUNT.size))
+        if not 0 < count <= RANGES_MAX:
+            raise Malformed(f"{count} ranges of a block")
+        pairs = np.frombuffer(line.take(2 * count * RANGE.itemsize), RANGE).reshape(count, 2).tolist()
+        size = self._memory.block_bytes
+        if not all(0 < length <= size and start <= size - length for start, length in pairs):
+            raise Malformed(f"a range outside a block of {size} B")
+        return [(start, length) for start, length in pairs]

@@ -1,9 +1,14 @@
 """Every directory behind one face: a world gives clients of it, lets its time pass, and makes it forget."""
 
+import itertools
 from contextlib import asynccontextmanager
+
+from redis.asyncio import Redis
 
 from baton.wire.server import start_server
 from kv_store.directory.memory import MemoryDirectory
+from kv_store.directory.redis_client import RedisClient
+from kv_store.directory.redis_directory import RedisDirectory
 from kv_store.directory.remote import RemoteDirectory
 
 ENTRIES_MAX = 100_000
@@ -56,6 +61,46 @@ class RemoteWorld(MemoryWorld):
             await client.close()
         await self._server.stop(None)
         await super().close()
+
+
+class RedisWorld:
+    """A part of a server that several tests share."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, url):
+        self.url, self.name = url, f"test-{next(self._numbers)}"
+        self.raw = Redis.from_url(url)
+        self._clients = []
+
+    async def client(self, timeout_s=TIMEOUT_S):
+        client = RedisDirectory(RedisClient(self.url, timeout_s=timeout_s), name=self.name)
+        self._clients.append(client)
+        return client
+
+    async def advance(self, seconds):
+        """Every key comes that much closer to its end."""
+        async for key in self.raw.scan_iter(f"baton:{self.name}:*"):
+            left_ms = await self.raw.pttl(key)
+            if left_ms >= 0:
+                await self.raw.pexpire(key, left_ms - round(seconds * 1000))
+
+    async def forget(self):
+        await self.raw.flushall()
+
+    async def close(self):
+        for client in self._clients:
+            await client.close()
+        await self.raw.aclose()
+
+
+@asynccontextmanager
+async def redis_world(url):
+    world = RedisWorld(url)
+    try:
+        yield world
+    finally:
+        await world.close()
 
 
 @asynccontextmanager

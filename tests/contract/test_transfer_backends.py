@@ -9,6 +9,7 @@ import pytest
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from kv_transfer.backends.loopback import LoopbackFabric
+from kv_transfer.layout import RangeCopy
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
 KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "loopback"]
@@ -346,3 +347,42 @@ async def test_nothing_lands_in_blocks_that_have_settled(kind, monkeypatch):
     finally:
         await reader.close()
         await asyncio.to_thread(source.close)
+
+
+RANGES = (RangeCopy(1, 5, 7), RangeCopy(100, 4000, 96), RangeCopy(2048, 0, 1))
+
+
+async def test_parts_of_blocks_land_where_they_are_wanted_and_nothing_else_changes(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    source, local = [5, 3, 4, 60], [9, 63, 0, 2]
+    reader.pool.blocks[:] = 77
+    expected = reader.pool.blocks.copy()
+    for there, here in zip(source, local, strict=True):
+        for piece in RANGES:
+            got = peer.expected[there, piece.source : piece.source + piece.length]
+            expected[here, piece.local : piece.local + piece.length] = got
+    generations = await reader.read(peer.worker_id, source, local, timeout_s=TIMEOUT_S, ranges=RANGES)
+    assert generations == [100 + block for block in source]
+    assert (reader.pool.blocks == expected).all()
+
+
+async def test_parts_outside_a_block_are_a_bug_of_ours(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    for piece in (RangeCopy(0, 1, BLOCK_BYTES), RangeCopy(BLOCK_BYTES, 0, 1), RangeCopy(-1, 0, 1), (0, 0, 0)):
+        with pytest.raises(ValueError):
+            await reader.read(peer.worker_id, [0], [0], timeout_s=1.0, ranges=(RangeCopy(*piece),))
+
+
+async def test_blocks_of_another_size_can_be_read_in_parts_and_not_whole(reader, kind, peer):
+    other = Pool(7, block_bytes=BLOCK_BYTES * 2)
+    backend = make_backend(kind, "other.1", other.memory, FABRIC)
+    await backend.start()
+    try:
+        await reader.add_peer("other.1", backend.offer(), block_bytes=2 * BLOCK_BYTES)
+        with pytest.raises(ValueError):
+            await reader.read("other.1", [0], [0], timeout_s=TIMEOUT_S)
+        upper = (RangeCopy(BLOCK_BYTES, 0, BLOCK_BYTES),)
+        await reader.read("other.1", [3, 8], [8, 3], timeout_s=TIMEOUT_S, ranges=upper)
+        assert (reader.pool.blocks[[8, 3]] == other.blocks[[3, 8], BLOCK_BYTES:]).all()
+    finally:
+        await backend.close()

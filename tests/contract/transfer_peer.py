@@ -20,16 +20,33 @@ BLOCK_BYTES = 4096
 BLOCK_COUNT = 64
 
 
+def shard_of(blocks, geometry, width, rank):
+    """What `rank` holds of whole blocks, by plain indexing: uint8 [count, bytes]."""
+    g, count = geometry, len(blocks)
+    per_rank = max(1, g.kv_head_count // width)
+    first = rank * g.kv_head_count // width
+    heads = slice(first, first + per_rank)
+    planes = (count, g.layer_count, g.planes, g.kv_head_count, g.block_tokens)
+    values = blocks[:, : g.values_bytes].reshape(*planes, -1)[:, :, :, heads]
+    scales = blocks[:, g.values_bytes :].reshape(*planes, -1)[:, :, :, heads]
+    return np.concatenate([values.reshape(count, -1), scales.reshape(count, -1)], axis=1)
+
+
 class Pool:
     """Pool memory of one worker; block i of seed s has content that no other block has."""
 
-    def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT):
-        self.blocks = content(seed, block_bytes, block_count)
+    def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, shard=None):
+        self.blocks = content(seed, block_bytes, block_count, shard)
+        block_bytes = self.blocks.shape[1]
         self.generations = np.arange(100, 100 + block_count, dtype=np.uint64)
         self.memory = KVMemory(self.blocks.ctypes.data, block_bytes, block_count, self.generations)
 
 
-def content(seed, block_bytes, block_count):
+def content(seed, block_bytes, block_count, shard=None):
+    """`shard`: (geometry, width, rank) of the whole model's blocks; then `block_bytes` follows from it."""
+    if shard is not None:
+        geometry, width, rank = shard
+        return shard_of(content(seed, geometry.block_bytes, block_count), geometry, width, rank)
     return np.random.default_rng(seed).integers(0, 256, (block_count, block_bytes), np.uint8)
 
 
@@ -47,9 +64,9 @@ def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBac
             raise AssertionError(kind)
 
 
-def _serve(conn: Connection, kind, worker_id, seed, block_bytes, block_count):
+def _serve(conn: Connection, kind, worker_id, options):
     async def main():
-        pool = Pool(seed, block_bytes=block_bytes, block_count=block_count)
+        pool = Pool(**options)
         backend = make_backend(kind, worker_id, pool.memory, LoopbackFabric())
         await backend.start()
         conn.send(backend.offer())
@@ -65,12 +82,15 @@ def _serve(conn: Connection, kind, worker_id, seed, block_bytes, block_count):
 class PeerProcess:
     """`reuse(block)` gives a block to new content; `freeze`, `thaw`, `kill` are signals."""
 
-    def __init__(self, kind, worker_id, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT):
+    def __init__(
+        self, kind, worker_id, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, shard=None
+    ):
         self.worker_id = WorkerId(worker_id)
-        self.expected = content(seed, block_bytes, block_count)
+        self.expected = content(seed, block_bytes, block_count, shard)
+        options = {"seed": seed, "block_bytes": block_bytes, "block_count": block_count, "shard": shard}
         context = mp.get_context("spawn")
         self._conn, theirs = context.Pipe()
-        arguments = (theirs, kind, worker_id, seed, block_bytes, block_count)
+        arguments = (theirs, kind, worker_id, options)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         self._was_killed = False

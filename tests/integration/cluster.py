@@ -97,7 +97,7 @@ class Cluster:
         self.model = model.name
         command = [sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", str(self.port)]
         command += ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
-        for name, value in settings.items():
+        for name, value in {"transfer__checksums": True, **settings}.items():
             command += ["--set", f"{name.replace('__', '.')}={value}"]
         self.log: list[str] = []
         self.process = subprocess.Popen(

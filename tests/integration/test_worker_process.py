@@ -41,6 +41,7 @@ SETTINGS = {
     "engine.step_tokens_max": 64,
     "engine.threads": 1,
     "transfer.backends": "cma,nixl,tcp",
+    "transfer.checksums": True,
 }
 START_S = 60.0
 LOST_S = 10.0

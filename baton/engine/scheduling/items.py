@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from baton.core.geometry import blocks_for
 from baton.core.messages import Task
-from baton.core.steps import PENDING_TOKEN, StepItem
+from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan
 from baton.engine.scheduling.sequence import Sequence
 from baton.engine.scheduling.step_time import StepWork
+from baton.engine.scheduling.tables import Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,18 @@ class Work:
     @property
     def token_count(self) -> int:
         return self.count + len(self.guesses)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step under way."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    """Of each item."""
+    moves: Moves
+    work: StepWork
+    predicted_s: float
 
 
 def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:

@@ -10,6 +10,7 @@ from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Leg, Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
+from baton.engine.scheduling.incoming import Incoming
 
 
 class Guesser(Protocol):
@@ -79,6 +80,9 @@ class Sequence:
     tail_end: int = 0
     swap_slots: list[int] = field(default_factory=list[int])
     """Preempted: where its first blocks' content is."""
+    incoming: Incoming | None = None
+    """Blocks that are brought from elsewhere, or may be."""
+    was_preempted: bool = False
     priority: int = 0
     fairness_key: str = ""
     tpot_slo_s: float = 0.0
@@ -99,9 +103,16 @@ class Sequence:
         return len(self.tokens) + self.sampling_count - self.planned_count
 
     @property
+    def runnable_count(self) -> int:
+        """Of those, how many may be computed before blocks that are awaited have come."""
+        if self.incoming is None or not self.incoming.is_awaited:
+            return self.pending_count
+        return min(self.pending_count, self.incoming.first * self.block_tokens - self.planned_count)
+
+    @property
     def is_runnable(self) -> bool:
         """Whether another step may be planned for it before those under way are done."""
-        if self.is_guessing or not self.pending_count:
+        if self.is_guessing or self.runnable_count <= 0:
             return False
         if not self.sampling_count:
             return True

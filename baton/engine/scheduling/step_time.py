@@ -69,6 +69,16 @@ class StepTimeModel:
         left_s = limit_s - self.predict_s(beside)
         return int(left_s / max(self.prompt_token_s, 1e-9)) if left_s > 0 else 0
 
+    def prompt_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
+        """Computing positions [start, end) of one prompt, with nobody beside it."""
+        count = max(0, end - start)
+        step_count = -(-count // chunk_tokens)
+        context_tokens = step_count * start + chunk_tokens * step_count * (step_count - 1) // 2
+        one_step_s = self._theta[0]
+        return step_count * one_step_s + (
+            self.predict_s(StepWork(prompt_tokens=count, context_tokens=context_tokens)) - one_step_s
+        )
+
     def saw(self, work: StepWork, elapsed_s: float) -> None:
         if self.step_count >= COLD_STEPS:
             elapsed_s = min(elapsed_s, OUTLIER * self.predict_s(work))

@@ -1,6 +1,6 @@
 """Block tables of sequences: how they are reserved, shared, copied, swapped, sealed and given back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.core.geometry import blocks_for
@@ -8,6 +8,7 @@ from baton.core.hashing import tail_hash
 from baton.core.ids import BlockHash, BlockId
 from baton.core.messages import Leg, Task
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.scheduling.incoming import Incoming
 from baton.engine.scheduling.sequence import Sequence
 
 
@@ -38,6 +39,7 @@ class Tables:
         self._swap_slot_count = swap_slot_count
         self._free_slots = list(range(swap_slot_count - 1, -1, -1))
         self._promised: dict[BlockHash, Sequence] = {}
+        self._when_sealed: Callable[[Sequence, int, int], None] | None = None
         self.moves = Moves()
 
     @property
@@ -52,6 +54,10 @@ class Tables:
         """The step that made them is done."""
         self._pool.give_back(moves.shares)
         self._free_slots += moves.slots
+
+    def when_sealed(self, tell: Callable[[Sequence, int, int], None]) -> None:
+        """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
+        self._when_sealed = tell
 
     # --- admission ------------------------------------------------------------------------------
 
@@ -83,6 +89,8 @@ class Tables:
         if seq.swap_slots:
             start = max(start, self._swap_in(seq, got.cached_count))
         seq.computed_count = seq.planned_count = start
+        if seq.incoming is not None:
+            _meet(seq.incoming, blocks_for(start, self._block_tokens))
         if seq.cached_token_count is None:
             seq.cached_token_count = min(start, seq.prompt_token_count)
         self._promise(seq, tail if got.copy_source is None else None)
@@ -101,17 +109,32 @@ class Tables:
     def computed(self, seq: Sequence) -> None:
         """Blocks that became full can be found from now on, and so can a tail. Positions whose token
         was never heard of (a step of a cancelled sequence) stay nameless."""
-        full_count = min(seq.computed_count, len(seq.tokens)) // self._block_tokens
-        if full_count > seq.sealed_count:
-            hashes = seq.hashes_of(full_count)
-            for i in range(seq.sealed_count, full_count):
-                self._cache.insert(hashes[i], seq.block_ids[i])
-            seq.sealed_count = full_count
+        first = seq.sealed_count
+        self._seal(seq)
+        if self._when_sealed is not None and first < seq.sealed_count:
+            self._when_sealed(seq, first, seq.sealed_count)
+        self.arrived(seq)
         if seq.tail is not None and seq.computed_count >= seq.tail_end:
             self._cache.insert_tail(seq.tail, seq.block_ids[seq.tail_end // self._block_tokens])
             seq.tail = None
         if seq.promised and seq.computed_count >= seq.tail_end:
             self._break_promises(seq)
+
+    def arrived(self, seq: Sequence) -> bool:
+        """Counts blocks that came from elsewhere as computed, as soon as computing got to where they begin.
+        Whether there were any."""
+        incoming = seq.incoming
+        if incoming is None or seq.steps_open or incoming.first >= incoming.ready:
+            return False
+        if seq.computed_count < incoming.first * self._block_tokens:
+            return False
+        if seq.cached_token_count is not None and not seq.was_preempted:
+            token_count = (incoming.ready - incoming.first) * self._block_tokens
+            seq.cached_token_count = min(seq.cached_token_count + token_count, seq.prompt_token_count)
+        incoming.first = incoming.ready
+        seq.computed_count = seq.planned_count = incoming.ready * self._block_tokens
+        self._seal(seq)
+        return True
 
     # --- ways out -------------------------------------------------------------------------------
 
@@ -123,7 +146,7 @@ class Tables:
         self._free_slots += seq.swap_slots
         seq.block_ids, seq.swap_slots = [], []
         seq.computed_count = seq.planned_count = seq.sealed_count = 0
-        seq.tail = None
+        seq.tail = seq.incoming = None
 
     def has_moves_to_come(self, seq: Sequence) -> bool:
         """Whether content that it counts as computed is brought only by the next step."""
@@ -140,7 +163,8 @@ class Tables:
         self._pool.give_back(seq.block_ids[count:])
         self._break_promises(seq)
         seq.block_ids, seq.swap_slots = [], slots
-        seq.planned_count, seq.sealed_count, seq.tail = seq.computed_count, 0, None
+        seq.planned_count, seq.sealed_count = seq.computed_count, 0
+        seq.tail = seq.incoming = None
 
     def yield_block(self) -> bool:
         """One block of those just swapped out becomes free now. False: there is none."""
@@ -176,6 +200,15 @@ class Tables:
             assert block_hash in seq.promised
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _seal(self, seq: Sequence) -> None:
+        full_count = min(seq.computed_count, len(seq.tokens)) // self._block_tokens
+        if full_count <= seq.sealed_count:
+            return
+        hashes = seq.hashes_of(full_count)
+        for i in range(seq.sealed_count, full_count):
+            self._cache.insert(hashes[i], seq.block_ids[i])
+        seq.sealed_count = full_count
 
     def _full_hashes(self, seq: Sequence) -> list[BlockHash]:
         """Of the blocks it may find in the cache."""
@@ -231,3 +264,9 @@ class Tables:
         self.moves.slots += seq.swap_slots
         seq.swap_slots = []
         return seq.computed_count
+
+
+def _meet(incoming: Incoming, start_block: int) -> None:
+    """What is before that block is here already and need not be brought."""
+    incoming.first = min(max(incoming.first, start_block), incoming.end)
+    incoming.ready = incoming.first

@@ -490,7 +490,7 @@ class AskerEnvelope(_message.Message):
     def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs")
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +503,7 @@ class KVGrant(_message.Message):
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_block: int
@@ -515,7 +516,8 @@ class KVGrant(_message.Message):
     cached_token_count: int
     first_logprobs: TokenLogprobs
     prompt_logprobs: PromptLogprobs
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")

@@ -312,3 +312,34 @@ def test_messages_of_strangers_and_of_ended_attempts_change_nothing():
     desk.cancel()
     assert desk.grant(0, 1) == []
     assert desk.intake.is_idle
+
+
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one():
+    desk = Desk(blocks=64, bytes_in_flight_max=800)  # eight blocks, two in one read
+    desk.start(tokens=tuple(range(160)))
+    long = of(desk.grant(0, 40), Read)
+    assert [len(read.source_blocks) for read in long] == [2, 2]
+    short = SeqKey(SequenceId("short"), 0)
+    desk.start(short)
+    reads = of(desk.grant(0, 2, key=short), Read)
+    assert [read.source_blocks for read in reads] == [(100, 101)]
+    [last] = of(desk.grant(2, 1, key=short, last=True), Read)
+    desk.done(reads[0].read_id)
+    assert [a.key for a in of(desk.done(last.read_id), Ready)] == [short]
+
+
+def test_checksums_of_a_grant_reach_the_reads_of_its_blocks():
+    desk = Desk(bytes_in_flight_max=400)
+    desk.start()
+    grant = KVGrant("s", 0, 0, (7, 8, 9), (1, 1, 1), 5.0, is_last=True, first_token=4, checksums=(17, 18, 19))
+    [first, second] = of(desk.did(desk.intake.granted(P.worker_id, grant, now_s=0.0)), Read)
+    assert (first.checksums, second.checksums) == ((17,), (18,))
+    [again] = of(desk.done(first.read_id, error="corrupt"), Read)
+    assert (again.source_blocks, again.checksums) == ((7,), (17,))
+
+
+def test_a_grant_with_some_checksums_is_a_failed_transfer():
+    desk = Desk()
+    desk.start()
+    grant = KVGrant("s", 0, 0, (7, 8), (1, 1), 5.0, checksums=(17,))
+    assert of(desk.did(desk.intake.granted(P.worker_id, grant, now_s=0.0)), GaveUp)

@@ -3,18 +3,21 @@ import logging
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from kv_transfer import manager
 from kv_transfer.backend import KVMemory
-from kv_transfer.backends.faulty import Fault, FaultPlan, FaultyBackend
+from kv_transfer.backends.faulty import FAULTS, Fault, FaultPlan, FaultyBackend
 from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
+from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
 from kv_transfer.selection import choose_backend
 
 BLOCK_BYTES, BLOCK_COUNT = 32, 16
+QUICK = tuple(fault for fault in FAULTS if fault is not Fault.LOSE)
 
 
 class Pool:
@@ -45,9 +48,11 @@ class Pair:
         self.source, self.target = Pool(fill=7), Pool()
         self.far = LoopbackBackend("prefill.1", self.source.memory, fabric)
         self.near = FaultyBackend(
-            LoopbackBackend("decode.1", self.target.memory, fabric), plan or FaultPlan()
+            LoopbackBackend("decode.1", self.target.memory, fabric),
+            plan or FaultPlan(),
+            memory=self.target.memory,
         )
-        self.manager = TransferManager([self.near], block_bytes=BLOCK_BYTES)
+        self.manager = TransferManager([self.near], block_bytes=BLOCK_BYTES, memory=self.target.memory)
 
     async def __aenter__(self):
         await self.far.start()
@@ -58,8 +63,8 @@ class Pair:
     async def __aexit__(self, *_):
         await self.manager.close()
 
-    async def read(self, source, local, generations):
-        return await self.manager.read_checked("prefill.1", source, local, generations, 1.0)
+    async def read(self, source, local, generations, **options):
+        return await self.manager.read_checked("prefill.1", source, local, generations, 1.0, **options)
 
     @property
     def counters(self):
@@ -116,7 +121,7 @@ async def test_a_read_is_answered_in_time_even_when_the_backend_hangs(monkeypatc
     monkeypatch.setattr(manager, "READ_GRACE_S", 0.01)
     async with Pair() as pair:
 
-        async def hang(*_, timeout_s):
+        async def hang(*_, timeout_s, ranges):
             await asyncio.Event().wait()
 
         pair.near.read = hang
@@ -147,7 +152,8 @@ async def test_each_fault_shows_as_what_it_is(fault, error, stale, arrived):
 
 async def test_the_same_seed_gives_the_same_faults():
     async def faults(seed):
-        async with Pair(FaultPlan(seed=seed, probability=0.5, delay_s=0.0001)) as pair:
+        plan = FaultPlan(seed=seed, probability=0.5, faults=QUICK, delay_s=0.0001)
+        async with Pair(plan) as pair:
             outcomes = [await pair.read([0], [0], [0]) for _ in range(40)]
             await pair.manager.settled([0])
             return [(o.error, o.is_settled) for o in outcomes]
@@ -211,3 +217,58 @@ def test_the_preference_is_ours_not_the_peers():
     assert choose_backend(["nixl", "tcp"], {"tcp": b""}) == "tcp"
     assert choose_backend(["nixl"], {"tcp": b""}) is None
     assert choose_backend([], {"tcp": b""}) is None
+
+
+@pytest.mark.parametrize("fault", [Fault.CORRUPT, Fault.HOLE])
+async def test_bytes_that_arrive_wrong_are_found_by_their_checksums_and_only_by_them(fault):
+    async with Pair(FaultPlan(script=(fault, fault))) as pair:
+        pair.source.blocks[:] = np.arange(BLOCK_COUNT)[:, None] + 1
+        sums = checksum_blocks(pair.source.memory, [1, 2])
+        unseen = await pair.read([1, 2], [3, 4], [0, 0])
+        assert not unseen.error
+        assert (pair.target.blocks[[3, 4]] != pair.source.blocks[[1, 2]]).any()
+        pair.target.blocks[:] = 0
+        seen = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
+        assert seen.is_corrupt
+        assert seen.is_settled
+        assert (pair.counters.reads_corrupt, pair.counters.reads_ok) == (1, 1)
+        again = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
+        assert not again.error
+        assert (pair.target.blocks[[3, 4]] == pair.source.blocks[[1, 2]]).all()
+
+
+async def test_blocks_that_changed_hands_are_stale_before_they_are_corrupt():
+    async with Pair() as pair:
+        sums = checksum_blocks(pair.source.memory, [1])
+        pair.source.generations[1] += 1
+        pair.source.blocks[1] = 9
+        outcome = await pair.read([1], [3], [0], checksums=sums)
+        assert (outcome.is_stale, outcome.is_corrupt) == (True, False)
+
+
+async def test_a_lost_read_is_heard_of_when_its_time_is_up():
+    async with Pair(FaultPlan(script=(Fault.LOSE,))) as pair:
+        outcome = await pair.manager.read_checked("prefill.1", [1], [3], [0], 0.01)
+        assert outcome.error
+        assert outcome.is_settled
+        assert not pair.target.blocks.any()
+
+
+def test_checksums_are_xxh3_of_each_block():
+    pool = Pool()
+    pool.blocks[:] = np.arange(BLOCK_COUNT)[:, None]
+    expected = [xxhash.xxh3_64_intdigest(pool.blocks[block].tobytes()) for block in (5, 0)]
+    assert checksum_blocks(pool.memory, [5, 0]) == expected
+
+
+def test_silent_faults_need_the_memory_they_spoil():
+    inner = LoopbackBackend("w.1", Pool().memory, LoopbackFabric())
+    with pytest.raises(ValueError, match="memory"):
+        FaultyBackend(inner, FaultPlan(faults=(Fault.CORRUPT,)))
+
+
+async def test_the_manager_counts_peers_by_the_backend_that_reads_them():
+    async with Pair() as pair:
+        assert pair.manager.peer_counts == {"loopback": 1}
+        await pair.manager.remove_peer("prefill.1")
+        assert pair.manager.peer_counts == {"loopback": 0}

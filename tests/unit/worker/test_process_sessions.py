@@ -173,7 +173,7 @@ class Transfer:
     async def remove_peer(self, peer):
         self.peers.pop(peer, None)
 
-    async def read_checked(self, peer, source_blocks, local_blocks, generations, timeout_s):
+    async def read_checked(self, peer, source_blocks, local_blocks, generations, timeout_s, *, checksums):
         return self.outcome
 
     async def settled(self, local_blocks):

@@ -8,7 +8,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from baton.config import EngineConfig, TransferConfig
+from baton.config import EngineConfig, StoreConfig, TransferConfig
 from baton.core.hashing import root_hash
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
@@ -25,6 +25,8 @@ from baton.core.steps import StepPlan
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
     AskerLost,
+    CopyFromStore,
+    CopyToStore,
     FromAsker,
     FromRouter,
     FromSource,
@@ -39,6 +41,7 @@ from baton.worker.events import (
     ToAsker,
     ToRouter,
     ToSource,
+    ToStore,
 )
 from tests.fake_engine import FakeEngine, crc_token
 
@@ -88,6 +91,7 @@ class Machine:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     role: Role = Role.BOTH
     max_model_tokens: int = 64
+    store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self):
         self.generations = [0] * self.block_count
@@ -104,6 +108,7 @@ class Machine:
             max_model_tokens=self.max_model_tokens,
             engine=self.engine,
             transfer=self.transfer,
+            store=self.store,
             router_grace_s=2.0,
             heartbeat_s=1000.0,
             generations=self.generations,
@@ -115,6 +120,8 @@ class Machine:
         self.told: list = []  # messages to routers
         self.told_to: list = []  # the same, with the router
         self.out: deque = deque()  # ToSource and ToAsker not delivered yet
+        self.to_store: deque = deque()  # messages to the store node
+        self.copies: dict = {}  # CopyToStore and CopyFromStore under way
 
     def handle(self, event, now_s):
         actions = self.core.handle(event, now_s=now_s)
@@ -132,6 +139,10 @@ class Machine:
                     self.told_to.append((router_id, message))
                 case ToSource() | ToAsker():
                     self.out.append(action)
+                case ToStore(message):
+                    self.to_store.append(message)
+                case CopyToStore() | CopyFromStore():
+                    self.copies[action.copy_id] = action
         self.core.check()
         return actions
 
@@ -166,6 +177,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.channels: dict[tuple[str, str], deque] = {}
         self.late: list = []  # (machine, read): bytes that may yet land
+        self.stores: dict = {}  # a DullStore of each machine that has one
         for m in machines:
             m.handle(RouterJoined(ROUTER), self.now_s)
 
@@ -191,6 +203,8 @@ class Cluster:
             if m.plan is not None:
                 found.append(("step", name))
             found += [("read", (name, read_id)) for read_id in m.reads]
+        for name, node in self.stores.items():
+            found += [("store", (name, choice)) for choice in node.choices()]
         return found
 
     def perform(self, choice):
@@ -200,6 +214,10 @@ class Cluster:
             self.machines[where[1]].handle(event, self.now_s)
         elif what == "step":
             self.machines[where].finish_step(self.now_s)
+        elif what == "store":
+            node = self.stores[where[0]]
+            node.now_s = self.now_s
+            node.perform(where[1])
         else:
             self.finish_read(*where)
         self.post()

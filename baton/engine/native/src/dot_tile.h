@@ -70,6 +70,7 @@ inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
 
 struct StepF32 {
     static constexpr int64_t BYTES = 256, K = 1;
+    static constexpr int WIDE_ROWS = TILE_ROWS;
     using Element = float;
     __m512 b[4];  // of the panel's 64 columns
     static __m512 row(const float* a, int64_t step) { return _mm512_set1_ps(a[step]); }
@@ -82,6 +83,7 @@ struct StepF32 {
 
 struct StepPairs {
     static constexpr int64_t K = 2;
+    static constexpr int WIDE_ROWS = TILE_ROWS;
     using Element = bf16;
     __m512bh b[4];
     static __m512bh row(const bf16* a, int64_t step) {
@@ -102,6 +104,7 @@ struct StepBF16 : StepPairs {
 
 struct StepCode8 : StepPairs {
     static constexpr int64_t BYTES = 128;
+    static constexpr int WIDE_ROWS = TILE_ROWS - 1;  // the tables take registers
     template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i low0 = _mm512_load_si512(book->low), low1 = _mm512_load_si512(book->low + 64);
         const __m512i high0 = _mm512_load_si512(book->high), high1 = _mm512_load_si512(book->high + 64);
@@ -158,13 +161,13 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
 
 // acc[r][c] (+)= sum over the steps. `rows` point at the first k of the panel's first step.
 //
-// Up to TILE_ROWS rows the registers hold sums of all columns. With more they hold those of half the columns:
+// Up to WIDE_ROWS rows the registers hold sums of all columns. With more they hold those of half the columns:
 // the halves take turns on blocks of steps small enough for the L1 cache, so that a panel is read from memory
 // once; each half prefetches half of the next block.
 template <int ROWS, typename Step>
 void dot_tile(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
               float* acc, bool accumulate, Prefetch prefetch) {
-    if (ROWS <= TILE_ROWS) return dot_columns<ROWS, Step, 0, 4>(rows, panel, steps, book, acc, accumulate, prefetch);
+    if (ROWS <= Step::WIDE_ROWS) return dot_columns<ROWS, Step, 0, 4>(rows, panel, steps, book, acc, accumulate, prefetch);
     constexpr int64_t BLOCK = 64;
     const typename Step::Element* a[ROWS];
     for (int64_t first = 0; first < steps; first += BLOCK) {

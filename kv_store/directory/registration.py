@@ -1,0 +1,180 @@
+"""A store node's side of the directory: its lease, what it tells, what it asks, who else is there."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember
+from kv_store.directory.backlog import Backlog
+from kv_store.directory.interface import Directory, DirectoryLost
+from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, NodeEvent, PeersChanged
+
+log = logging.getLogger(__name__)
+
+CHANGES_MAX = 1024
+"""Messages waiting for the directory; beyond that it is told everything anew, when it answers."""
+
+LOOK_UPS_MAX = 64
+"""Under way at once; one more is answered with nothing."""
+
+RETRY_S = 1.0
+"""From one failure to the next attempt, at most."""
+
+LEAVE_S = 1.0
+"""For saying goodbye; without it the lease lapses by itself."""
+
+
+class StoreRegistration:
+    """Between a NodeCore and its directory, whichever that is. While the directory is away the node goes on
+    with what it holds: what it has to tell waits, within a bound, and look-ups are answered with nothing.
+
+    `post` takes events for the core: DirectoryForgot when all has to be told again, PeersChanged, LookedUp.
+    `spawn` runs a coroutine beside the others. `directory` None: this node is alone, and nothing happens.
+    """
+
+    def __init__(
+        self,
+        directory: Directory | None,
+        *,
+        member: Callable[[], StoreMember],
+        post: Callable[[NodeEvent], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], Any],
+        lease_s: float,
+        changes_max: int = CHANGES_MAX,
+    ) -> None:
+        self._directory, self._member, self._post, self._spawn = directory, member, post, spawn
+        self._lease_s = lease_s
+        self._backlog = Backlog(changes_max=changes_max)
+        self._wake = asyncio.Event()
+        self._renewal_s = 0.0
+        """When the next renewal is due, by the loop's clock."""
+        self._look_up_count = 0
+        self.peers: tuple[NodeRef, ...] = ()
+        self.trouble = ""
+        """Why the directory does not answer; empty while it does."""
+        self.forgot_count = 0
+        """How often it had to be told everything, the first time included."""
+
+    # --- performing the core's actions ------------------------------------------------------------
+
+    def publish(self, changes: StoreChanges) -> None:
+        """In the order of the core's Publish actions."""
+        if self._directory is not None:
+            self._backlog.put(changes)
+            self._wake.set()
+
+    def look_up(self, action: LookUp) -> None:
+        """Always answered by one LookedUp, within the action's timeout and a little."""
+        if self._directory is None or self.trouble or self._look_up_count >= LOOK_UPS_MAX:
+            self._post(LookedUp(action.lookup_id, _nothing(action)))
+            return
+        self._look_up_count += 1
+        self._spawn(self._look_up(self._directory, action))
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled. One thing at a time, so that what the directory says of a snapshot is never older
+        than what it was told."""
+        if self._directory is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._renewal_s = loop.time()
+        while True:
+            if loop.time() >= self._renewal_s:
+                await self._renew(self._directory)
+            elif (head := self._backlog.head) is not None and not self.trouble:
+                await self._publish(self._directory, head)
+            else:
+                await self._wait(self._renewal_s - loop.time())
+
+    async def leave(self) -> None:
+        """After `run` was cancelled. Closes the directory's client."""
+        if self._directory is None:
+            return
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._directory.leave(self._member().node.node_id)
+        except (TimeoutError, DirectoryLost):
+            pass  # the lease lapses
+        await self._directory.close()
+
+    async def _wait(self, seconds: float) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    # --- lease ------------------------------------------------------------------------------------
+
+    async def _renew(self, directory: Directory) -> None:
+        self._renewal_s = asyncio.get_running_loop().time() + self._lease_s / 3
+        try:
+            is_known = await directory.renew(self._member(), lease_s=self._lease_s)
+            members = await directory.members()
+        except DirectoryLost as error:
+            self._lost(error)
+            return
+        if self.trouble:
+            log.info("the directory answers again")
+            self.trouble = ""
+        if self._backlog.needs_snapshot or not (is_known or self._backlog.begins_with_snapshot):
+            self._tell_all()
+        self._peers_are(members)
+
+    def _peers_are(self, members: tuple[StoreMember, ...]) -> None:
+        ours = self._member().node.node_id
+        peers = tuple(member.node for member in members if member.node.node_id != ours)
+        if peers != self.peers:
+            self.peers = peers
+            self._post(PeersChanged(peers))
+
+    def _lost(self, error: DirectoryLost) -> None:
+        if not self.trouble:
+            log.warning("the directory does not answer, going on without: %s", error)
+        self.trouble = str(error) or "no answer"
+        retry_s = asyncio.get_running_loop().time() + min(self._lease_s / 3, RETRY_S)
+        self._renewal_s = min(self._renewal_s, retry_s)
+        self._wake.set()
+
+    def _tell_all(self) -> None:
+        self._backlog.drop()
+        self.forgot_count += 1
+        self._post(DirectoryForgot())
+
+    # --- changes and look-ups ---------------------------------------------------------------------
+
+    async def _publish(self, directory: Directory, changes: StoreChanges) -> None:
+        try:
+            is_known = await directory.publish(changes)
+        except DirectoryLost as error:
+            self._lost(error)  # it stays the head: hearing it twice does no harm
+            return
+        if is_known:
+            self._backlog.told(changes)
+            return
+        # The lease may have lapsed: a snapshot comes after the next renewal. That is now, but not again and
+        # again for one to whom snapshots are nothing either.
+        if not (changes.is_snapshot and changes.is_first):
+            self._renewal_s = asyncio.get_running_loop().time()
+        self._backlog.drop()
+
+    async def _look_up(self, directory: Directory, action: LookUp) -> None:
+        found = _nothing(action)
+        try:
+            async with asyncio.timeout(action.timeout_s):
+                found = tuple(await directory.look_up(action.hashes))
+        except TimeoutError:
+            log.debug("the directory took longer than %g s for a look-up", action.timeout_s)
+        except DirectoryLost as error:
+            self._lost(error)
+        finally:
+            self._look_up_count -= 1
+        self._post(LookedUp(action.lookup_id, found))
+
+
+def _nothing(action: LookUp) -> tuple[tuple[Holding, ...], ...]:
+    return ((),) * len(action.hashes)

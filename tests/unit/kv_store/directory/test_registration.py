@@ -1,0 +1,313 @@
+"""A node's registration against a directory that is lost, forgets, answers late and comes back."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
+from kv_store.directory.backlog import Backlog
+from kv_store.directory.interface import DirectoryLost
+from kv_store.directory.memory import MemoryDirectory
+from kv_store.directory.registration import LOOK_UPS_MAX, StoreRegistration
+from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, PeersChanged
+
+LEASE_S = 0.03
+PART = 3
+
+
+def h(number):
+    return number.to_bytes(16, "big")
+
+
+def member(name):
+    return StoreMember(NodeRef(name, name))
+
+
+class Moody:
+    """A directory that can be away, hang, forget, or hear without being able to answer."""
+
+    def __init__(self):
+        self.forget()
+        self.is_away = self.answers_get_lost = self.hangs = False
+        self.heard = []
+
+    def forget(self):
+        self.inner = MemoryDirectory(entries_max=1000)
+
+    def __getattr__(self, name):
+        async def call(*args, **kwargs):
+            if self.hangs:
+                await asyncio.Event().wait()
+            if self.is_away and name != "close":
+                raise DirectoryLost("away")
+            self.heard.append((name, *args))
+            answer = await getattr(self.inner, name)(*args, **kwargs)
+            if self.answers_get_lost and name == "publish":
+                raise DirectoryLost("no answer")
+            return answer
+
+        return call
+
+
+class Node:
+    """As much of a core as the registration sees: blocks, and snapshots in parts."""
+
+    def __init__(self, directory, **settings):
+        self.blocks, self.number, self.events = {}, 0, []
+        self.tasks = set()
+        self.registration = StoreRegistration(
+            directory,
+            member=lambda: member("a"),
+            post=self.post,
+            spawn=lambda coroutine: self.tasks.add(asyncio.create_task(coroutine)),
+            **{"lease_s": LEASE_S, **settings},
+        )
+
+    def post(self, event):
+        self.events.append(event)
+        if event == DirectoryForgot():
+            held = list(self.blocks.items())
+            parts = [held[i : i + PART] for i in range(0, max(1, len(held)), PART)]
+            for i, part in enumerate(parts):
+                ends = {"is_first": i == 0, "is_last": i == len(parts) - 1}
+                self.tell(stored=tuple(part), is_snapshot=True, **ends)
+
+    def tell(self, **fields):
+        self.number += 1
+        self.registration.publish(StoreChanges("a", self.number, **fields))
+
+    def store(self, *numbers):
+        new = {h(number): Tier.HOST for number in numbers}
+        self.blocks.update(new)
+        self.tell(stored=tuple(new.items()))
+
+    def remove(self, number):
+        del self.blocks[h(number)]
+        self.tell(removed=(h(number),))
+
+    def forgot_count(self):
+        return self.events.count(DirectoryForgot())
+
+
+@asynccontextmanager
+async def running(directory, **settings):
+    node = Node(directory, **settings)
+    task = asyncio.create_task(node.registration.run())
+    try:
+        yield node
+    finally:
+        task.cancel()
+        await asyncio.gather(task, *node.tasks, return_exceptions=True)
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - of the state of several parties
+            await asyncio.sleep(0)
+
+
+def listed(directory, node, universe=range(20)):
+    """Whether the directory lists exactly what the node has."""
+
+    def agrees():
+        found = directory.inner.book.look_up(map(h, universe))
+        return [bool(x) for x in found] == [h(number) in node.blocks for number in universe]
+
+    return agrees
+
+
+async def test_what_a_node_has_and_gets_is_listed():
+    directory = Moody()
+    async with running(directory) as node:
+        node.blocks = {h(i): Tier.SSD for i in range(8)}
+        await until(listed(directory, node))
+        node.store(10, 11)
+        node.remove(3)
+        await until(listed(directory, node))
+        assert node.registration.forgot_count == node.forgot_count() == 1
+
+
+async def test_a_directory_that_forgot_is_told_all_again():
+    directory = Moody()
+    async with running(directory) as node:
+        node.blocks = {h(i): Tier.SSD for i in range(8)}
+        await until(listed(directory, node))
+        directory.forget()
+        await until(listed(directory, node))
+        node.store(9)
+        await until(listed(directory, node))
+        assert node.forgot_count() == 2
+
+
+async def test_what_happens_while_the_directory_is_away_is_told_when_it_is_back(caplog):
+    caplog.set_level("INFO")
+    directory = Moody()
+    async with running(directory, lease_s=60) as node:
+        node.store(1)
+        await until(listed(directory, node))
+        directory.is_away = True
+        node.store(2)
+        await until(lambda: node.registration.trouble)
+        node.remove(1)
+        directory.is_away = False
+        await until(listed(directory, node))
+        assert node.registration.trouble == ""
+        assert node.forgot_count() == 1  # its lease ran on: nothing was missed
+    assert "going on without: away" in caplog.text
+    assert "the directory answers again" in caplog.text
+
+
+async def test_a_message_whose_answer_was_lost_is_told_again_and_does_no_harm():
+    directory = Moody()
+    async with running(directory) as node:
+        await until(listed(directory, node))
+        directory.answers_get_lost = True
+        node.store(1)
+        await until(lambda: node.registration.trouble)
+        directory.answers_get_lost = False
+        node.remove(1)
+        node.store(2)
+        await until(listed(directory, node))
+
+
+async def test_too_much_to_tell_becomes_a_snapshot():
+    directory = Moody()
+    async with running(directory, changes_max=4) as node:
+        await until(lambda: node.forgot_count())
+        await until(lambda: not len(node.registration._backlog))
+        directory.is_away = True
+        for number in range(10):
+            node.store(number)
+        await until(lambda: node.registration.trouble)
+        assert len(node.registration._backlog) == 0
+        directory.is_away = False
+        await until(listed(directory, node))
+        assert node.forgot_count() == 2
+
+
+async def test_a_node_that_left_does_not_keep_the_directory_busy():
+    directory = Moody()
+    await directory.inner.leave("a")
+    async with running(directory, lease_s=1000) as node:
+        node.store(1)
+        await until(lambda: any(call[0] == "publish" for call in directory.heard))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert node.forgot_count() == 1
+        assert len(directory.heard) < 5
+
+
+async def test_peers_are_told_when_they_change():
+    directory = Moody()
+    async with running(directory) as node:
+        await directory.inner.renew(member("b"), lease_s=60)
+        await until(lambda: node.registration.peers)
+        await directory.inner.leave("b")
+        await until(lambda: not node.registration.peers)
+    told = [event for event in node.events if isinstance(event, PeersChanged)]
+    assert told == [PeersChanged((NodeRef("b", "b"),)), PeersChanged(())]
+
+
+def answers(node):
+    return [event for event in node.events if isinstance(event, LookedUp)]
+
+
+async def test_look_ups_are_answered_also_when_the_directory_hangs_or_is_away():
+    directory = Moody()
+    ask = LookUp(7, (h(1), h(2)), 0.01)
+    nothing = LookedUp(7, ((), ()))
+    async with running(directory, lease_s=60) as node:
+        node.store(1)
+        await until(listed(directory, node))
+        node.registration.look_up(ask)
+        await until(lambda: answers(node))
+        assert answers(node) == [LookedUp(7, ((Holding(NodeRef("a", "a"), Tier.HOST),), ()))]
+        directory.hangs = True
+        for _ in range(LOOK_UPS_MAX + 1):
+            node.registration.look_up(ask)
+        assert answers(node)[1:] == [nothing]  # the one too many, at once
+        await until(lambda: len(answers(node)) == LOOK_UPS_MAX + 2)
+        directory.hangs, directory.is_away = False, True
+        for _ in range(2):
+            node.registration.look_up(ask)
+            await until(lambda: node.registration.trouble)
+        await until(lambda: len(answers(node)) == LOOK_UPS_MAX + 4)
+        assert set(answers(node)[1:]) == {nothing}
+
+
+async def test_leaving_takes_a_second_at_most():
+    directory = Moody()
+    node = Node(directory)
+    await node.registration.leave()
+    assert ("leave", "a") in directory.heard
+    directory.is_away = True
+    await Node(directory).registration.leave()
+
+
+async def test_a_node_alone_has_nobody_to_tell_or_ask():
+    node = Node(None)
+    await node.registration.run()
+    node.store(1)
+    node.registration.look_up(LookUp(1, (h(1),), 1.0))
+    await node.registration.leave()
+    assert node.events == [LookedUp(1, ((),))]
+
+
+def test_a_backlog_takes_a_snapshot_whole_whatever_its_bound():
+    backlog = Backlog(changes_max=2)
+    parts = [StoreChanges("a", i, is_snapshot=True, is_first=i == 0, is_last=i == 9) for i in range(10)]
+    for part in parts:
+        backlog.put(part)
+    assert len(backlog) == 10
+    backlog.put(StoreChanges("a", 10))
+    backlog.put(StoreChanges("a", 11))
+    assert not backlog.needs_snapshot
+    backlog.put(StoreChanges("a", 12))
+    assert backlog.needs_snapshot
+    assert len(backlog) == 0
+
+
+CHANGE = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, 9)),
+    st.tuples(st.just("remove"), st.integers(0, 9)),
+    st.sampled_from([("away",), ("back",), ("forget",), ("lossy",), ("sure",), ("let run",)]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(CHANGE, max_size=30))
+def test_whatever_happens_in_the_end_the_directory_knows(changes):
+    async def play():
+        directory = Moody()
+        async with running(directory, changes_max=3) as node:
+            for what, *args in changes:
+                match what:
+                    case "store":
+                        node.store(*args)
+                    case "remove" if h(args[0]) in node.blocks:
+                        node.remove(*args)
+                    case "away" | "back":
+                        directory.is_away = what == "away"
+                    case "forget":
+                        directory.forget()
+                    case "lossy" | "sure":
+                        directory.answers_get_lost = what == "lossy"
+                    case _:
+                        for _ in range(20):
+                            await asyncio.sleep(0)
+            directory.is_away = directory.answers_get_lost = False
+            await until(listed(directory, node))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("lease_s", [0.03, 3.0])
+async def test_the_lease_is_renewed_well_before_its_end(lease_s):
+    directory = Moody()
+    async with running(directory, lease_s=lease_s) as node:
+        await until(lambda: any(call[0] == "renew" for call in directory.heard))
+        left_s = node.registration._renewal_s - asyncio.get_running_loop().time()
+        assert left_s <= lease_s / 3
