@@ -20,12 +20,14 @@ from baton.engine.model_files import default_name, local_folder
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
+from control_plane.child import child_environment
 from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.ray_watch import RayWatch, adopt_orphans
-from control_plane.router_child import RouterChild, child_environment
-from control_plane.store_directory import StoreDirectory
+from control_plane.router_child import RouterChild
+from control_plane.store_child import LocalStore, StoreCommand, check_store
+from control_plane.store_directory import StoreDirectory, check_directory
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ def check_setup(config: Config, *, with_router: bool) -> None:
             check_tokenizer(folder)
     if not cluster.ray_address:
         check_machine(config.model, config.engine, worker_count=worker_count)
+    if config.store.host_bytes and not config.store.socket:
+        check_store(config.store)
     _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
     _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
     if with_router:
@@ -152,18 +156,21 @@ async def run_cluster(
     actor_class: type,
     router_command: RouterCommand | None,
     announce: Callable[[str], None],
+    store_command: StoreCommand | None = None,
     shutdown: Shutdown | None = None,
 ) -> None:
     """Runs until told to stop by a signal (or `shutdown`), and leaves no process behind.
 
-    `router_command` None: workers and directory only. `announce` gets the one ready text.
+    `router_command` None: workers and directory only. `store_command` None: no store node.
+    `announce` gets the one ready text.
     Raises SetupError, before the ready text, for what the operator must change; PlatformLost if the Ray
     that was started here dies, after which the caller should `os._exit`: Ray's own clean-up would hang.
     """
     check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
-        cluster = _Cluster(config, actor_class, router_command, shutdown)
+        store = LocalStore(config, store_command)
+        cluster = _Cluster(store, actor_class, router_command, shutdown)
         try:
             if await cluster.start():
                 cluster.log_addresses()
@@ -176,9 +183,11 @@ async def run_cluster(
 
 class _Cluster:
     def __init__(
-        self, config: Config, actor_class: type, router_command: RouterCommand | None, shutdown: Shutdown
+        self, store: LocalStore, actor_class: type, router_command: RouterCommand | None, shutdown: Shutdown
     ) -> None:
+        config = store.config
         self._config, self._router_command, self._shutdown = config, router_command, shutdown
+        self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
         self._ray = RayReplicas(actor_class, config=config, on_exit=self._on_exit)
         self._workers = _LocalWorkers(self._ray, config)
@@ -193,6 +202,7 @@ class _Cluster:
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
+        await check_directory(self._config.store)
         log.debug("starting Ray")
         if self._ray.is_local:
             adopt_orphans()
@@ -204,10 +214,12 @@ class _Cluster:
             cluster.control_host,
             cluster.control_port,
             directory=self._plane,
-            store_directory=self._store_directory,
+            store_directory=None if self._config.store.directory else self._store_directory,
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
+        if (node := self._store.start(self._workers.control_address)) is not None:
+            self._spawn(node.run())
         counts = {
             Role.PREFILL: cluster.prefill_workers,
             Role.DECODE: cluster.decode_workers,
@@ -249,8 +261,10 @@ class _Cluster:
                 task.cancel()
 
     async def _all_ready(self) -> None:
+        """Raises SetupError of a child."""
         if self._router is not None:
             await asyncio.shield(self._router.url)
+        await self._store.until_ready()
         await self._plane.until_settled()
         if self._router is not None:
             cluster = self._config.cluster
@@ -272,6 +286,7 @@ class _Cluster:
         pools = (
             f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
         )
+        pools += f", {self._store.text()}"
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
         url = self._router.url.result()
@@ -285,16 +300,19 @@ class _Cluster:
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""
-        if self._router is None:
-            return
         timeout_s = self._config.cluster.drain_timeout_s
         log.info("draining, for at most %g s; Ctrl-C again ends at once", timeout_s)
-        stopping = asyncio.create_task(self._router.stop(timeout_s + ROUTER_END_S))
+        stopping = asyncio.create_task(self._stop_children(timeout_s))
         at_once = asyncio.create_task(self._shutdown.now.wait())
         await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopping, at_once):
             task.cancel()
         await asyncio.gather(stopping, at_once, return_exceptions=True)
+
+    async def _stop_children(self, timeout_s: float) -> None:
+        if self._router is not None:
+            await self._router.stop(timeout_s + ROUTER_END_S)
+        await self._store.stop()
 
     def _ray_died(self, text: str) -> None:
         """Workers cannot be started any more, and those that run end by themselves."""
@@ -308,6 +326,7 @@ class _Cluster:
         self._plane.close()
         if self._router is not None:
             self._router.kill()
+        self._store.close()
         children = psutil.Process().children(recursive=True) if self._ray.is_local else []
         await self._ray.close()
         for task in list(self._tasks):

@@ -2,98 +2,25 @@
 
 import asyncio
 import contextlib
-import logging
-import os
-import sys
-import time
-from collections.abc import Mapping, Sequence
 
 import httpx
-import msgspec
 
-from baton.config import Config
-from baton.core.errors import SetupError
-from control_plane.reconcile import RestartPolicy
+from control_plane.child import LIVE_PATH, PROBE_S, Child
 
-log = logging.getLogger(__name__)
-
-READY_PREFIX = "ready "
-"""The router's one line on standard output: this, then its URL."""
-
-SETUP_ERROR_PREFIX = "setup error "
-"""Instead of that line: this, then what a person must change; `SETUP_ERROR_STATUS` follows."""
-
-SETUP_ERROR_STATUS = 2
-LIVE_PATH = "/health/live"
 HEALTH_PATH = "/health"
 CONNECTED_PROBE_S = 0.1
-START_S = 60.0
-"""From starting the router to its ready line."""
-
-PROBE_S = 1.0
-"""Between two looks whether the router answers."""
-
-KILL_S = 2.0
-"""From SIGKILL to the end of the process."""
 
 
-def child_environment(config: Config) -> dict[str, str]:
-    """This process's environment, with the whole configuration in it: a child sees the same values,
-    whether they came from the command line, the environment or a default."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    values = config.model_dump(mode="json")
-    ours = {
-        f"BATON_{name.upper()}": msgspec.json.encode(section).decode() for name, section in values.items()
-    }
-    return {**kept, **ours}
-
-
-async def _answers(url: str, *, timeout_s: float) -> bool:
-    """In time, whatever it says."""
-    try:
-        async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
-            await client.get(url)
-    except (httpx.HTTPError, TimeoutError):
-        return False
-    return True
-
-
-class RouterChild:
-    """Starts the router, starts it anew when it dies, stops it. `run` is one task; cancelling it
-    leaves the process to `stop`."""
-
-    def __init__(
-        self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
-    ) -> None:
-        """`silence_s`: a router that was ready and does not answer for this long is killed."""
-        self._argv, self._environment, self._policy = list(argv), dict(environment), policy
-        self._silence_s = silence_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._is_stopping = False
-        self._setup_error = ""
-        self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Of the first start. SetupError if that fails for want of something only a person can give."""
+class RouterChild(Child):
+    name = "router"
 
     @property
-    def pid(self) -> int | None:
-        """Of the current process; None before the first start."""
-        return None if self._process is None else self._process.pid
+    def url(self) -> asyncio.Future[str]:
+        """Of the first start. SetupError if that fails for want of something only a person can give."""
+        return self.ready
 
-    async def run(self) -> None:
-        deaths_in_a_row = 0
-        while not self._is_stopping:
-            started_s = time.monotonic()
-            status = await self._run_once()
-            if self._is_stopping:
-                return
-            if status == SETUP_ERROR_STATUS and not self.url.done():
-                self.url.set_exception(SetupError(self._setup_error or "the router cannot start"))
-                return
-            was_stable = time.monotonic() - started_s >= self._policy.stable_s
-            deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
-            delay_s = self._policy.delay_s(deaths_in_a_row)
-            log.warning("router ended with status %s, starting it anew in %g s", status, delay_s)
-            await asyncio.sleep(delay_s)
+    def live_url(self, ready: str) -> str:
+        return f"{ready}{LIVE_PATH}"
 
     async def until_connected(self, worker_count: int) -> None:
         """Returns once the router has a session with this many workers: from then on requests find all
@@ -106,88 +33,3 @@ class RouterChild:
                     if sum(map(len, pools.values())) >= worker_count:
                         return
                 await asyncio.sleep(CONNECTED_PROBE_S)
-
-    async def _run_once(self) -> int:
-        """Returns the exit status."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            env=self._environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C in the terminal is ours to translate into an orderly end.
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(START_S):
-                url = await self._await_ready(self._process)
-        except TimeoutError:
-            log.error("router not ready after %g s", START_S)
-            self._process.kill()
-            url = None
-        watch = asyncio.create_task(self._watch(self._process, url)) if url else None
-        try:
-            await self._drop_output(self._process)
-            return await self._process.wait()
-        finally:
-            if watch is not None:
-                watch.cancel()
-
-    async def _watch(self, process: asyncio.subprocess.Process, url: str) -> None:
-        """Kills it once it has been silent for long. A slow answer is an answer: a busy router has streams
-        to lose. What a pause of this very process adds to one look is not counted."""
-        silent_s, loop = 0.0, asyncio.get_running_loop()
-        patience_s = max(PROBE_S, self._silence_s / 2)
-        while silent_s < self._silence_s:
-            looked_s = loop.time()
-            is_alive = await _answers(f"{url}{LIVE_PATH}", timeout_s=patience_s)
-            await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
-            silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
-        if self._is_stopping:
-            return  # a draining router is left to `stop`, which has a deadline of its own
-        log.error("the router has not answered for %g s, killing it", self._silence_s)
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-
-    async def _await_ready(self, process: asyncio.subprocess.Process) -> str | None:
-        """Its URL; None if it ended before it was ready."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            text = line.decode(errors="replace").strip()
-            if text.startswith(READY_PREFIX):
-                url = text.removeprefix(READY_PREFIX)
-                if not self.url.done():
-                    self.url.set_result(url)
-                return url
-            if text.startswith(SETUP_ERROR_PREFIX):
-                self._setup_error = text.removeprefix(SETUP_ERROR_PREFIX)
-            else:
-                print(text, file=sys.stderr)
-        return None
-
-    async def _drop_output(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while await process.stdout.read(65_536):
-            pass
-
-    async def stop(self, timeout_s: float) -> None:
-        """Let it drain, at most this long; then kill it. Idempotent."""
-        self._is_stopping = True
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await process.wait()
-        except TimeoutError:
-            log.warning("router did not end within %g s, killing it", timeout_s)
-            self.kill()
-            async with asyncio.timeout(KILL_S):
-                await process.wait()
-
-    def kill(self) -> None:
-        self._is_stopping = True
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()

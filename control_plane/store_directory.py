@@ -8,6 +8,7 @@ from baton.core.messages import INFO_NOTE
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from kv_store.directory.book import BookChange, Joined, Lapsed, Left
+from kv_store.directory.connect import connect
 from kv_store.directory.memory import MemoryDirectory
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,13 @@ class StoreDirectory(MemoryDirectory):
         self._meter.set(catalogue.DIRECTORY_ENTRIES, book.entry_count)
         self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._told_dropped)
         self._told_dropped = book.dropped_count
+
+
+async def check_directory(config: StoreConfig) -> None:
+    """Says at once what is wrong with a directory that is named, rather than from every node. Raises
+    SetupError; one that does not answer may still come."""
+    if config.directory:
+        await (await connect(config, control_address="")).close()
 
 
 def _log(change: BookChange) -> None:

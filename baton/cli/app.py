@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.store import app as store_app
+
 app = typer.Typer(
     name="baton",
     help="LLM serving with prefill and decode on separate workers, and a KV cache that moves between them.",
@@ -23,6 +25,16 @@ DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or floa
 Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]
 Host = Annotated[str | None, typer.Option(help="Interface of the public API.")]
 Port = Annotated[int | None, typer.Option(help="Port of the public API; 0: any free one.")]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Redis that lists the store's blocks (redis://, rediss://, unix://, redis+sentinel://, "
+        "redis+cluster://); default: the control plane does. Passwords are better in the environment: "
+        "BATON_STORE__DIRECTORY.",
+        show_default=False,
+    ),
+]
 Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -52,6 +64,7 @@ def serve(
     dtype: DType = None,
     device: Device = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    store: Store = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
     """The whole cluster: control plane, workers, router; Ctrl-C drains, twice ends at once.
@@ -70,6 +83,7 @@ def serve(
         "router.port": port,
         **_pools(prefill, decode, both),
         "cluster.ray_address": ray_address,
+        "store.directory": store,
     }
     serve_cluster(load_config(sets, flags), with_router=True)
 
@@ -84,6 +98,7 @@ def control(
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    store: Store = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Control plane and workers, without a router: routers join with `baton router --control`.
@@ -98,6 +113,7 @@ def control(
         **_pools(prefill, decode, both),
         "cluster.control_port": port,
         "cluster.ray_address": ray_address,
+        "store.directory": store,
     }
     serve_cluster(load_config(sets, flags), with_router=False)
 
@@ -135,6 +151,7 @@ def worker(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0: any free one.")] = 0,
     dtype: DType = None,
     device: Device = None,
+    store: Store = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
     """One worker without Ray; SIGTERM drains it. Prints `ready HOST:PORT` when it serves.
@@ -144,7 +161,13 @@ def worker(
     from baton.cli.serve import serve_worker
     from baton.cli.settings import load_config
 
-    flags = {"model.path": model, "model.name": name, "model.dtype": dtype, "model.device": device}
+    flags = {
+        "model.path": model,
+        "model.name": name,
+        "model.dtype": dtype,
+        "model.device": device,
+        "store.directory": store,
+    }
     config = load_config(sets, flags)
     serve_worker(config, role_name=role, replica=replica, control_address=control, port=port)
 
@@ -174,6 +197,9 @@ def config(
     from baton.cli.show_config import show
 
     show(sets, as_schema=schema)
+
+
+app.add_typer(store_app, name="store")
 
 
 def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:

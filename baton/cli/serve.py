@@ -34,10 +34,15 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
         return [*command, "--exit-with-parent"]
 
+    def store_command(control_address: str, socket: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "store", "run", "--control", control_address]
+        return [*command, "--socket", socket, "--exit-with-parent"]
+
     running = run_cluster(
         config,
         actor_class=WorkerActor,
         router_command=router_command if with_router else None,
+        store_command=store_command,
         announce=lambda text: print(text, flush=True),
     )
     try:
@@ -53,7 +58,7 @@ def serve_router(
     config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
 ) -> None:
     """Raises SetupError."""
-    from control_plane.router_child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
@@ -69,7 +74,7 @@ def serve_router(
         on_ready=lambda url: print(f"{READY_PREFIX}{url}", flush=True),
     )
     try:
-        _run(running)
+        run_on_uvloop(running)
     except SetupError as error:
         if not exit_with_parent:
             raise
@@ -90,7 +95,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
     configure_logs(worker_id, config.telemetry)
     try:
-        status = _run(_worker(worker_id, role, config, control_address, port))
+        status = run_on_uvloop(_worker(worker_id, role, config, control_address, port))
     except SetupError:
         raise
     except Exception:
@@ -125,7 +130,7 @@ async def _worker(worker_id: WorkerId, role: Role, config: Config, control_addre
     return 0
 
 
-def _run(main: Coroutine[Any, Any, Any]) -> Any:
+def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
     import uvloop
 
     return uvloop.run(main)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from baton.cli.settings import knobs, load_config
 from baton.config import Config
+from kv_store.directory.redis_url import masked
 
 
 def show(sets: Sequence[str], *, as_schema: bool) -> None:
@@ -26,6 +27,8 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
         section, field = name.split(".")
         value = values[section][field]
         style = "" if value == default else "bold"
+        if name == "store.directory":
+            value = masked(value)
         table.add_row(Text(name), Text(_shown(value), style), Text(kind), Text(" ".join(meaning.split())))
     console.print(table)
     console.print("Set with --set section.field=value, or by environment: BATON_SECTION__FIELD=value.")

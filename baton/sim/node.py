@@ -170,6 +170,7 @@ class SimWorker(Process):
             max_model_tokens=scenario.max_model_tokens,
             engine=scenario.engine,
             transfer=scenario.transfer,
+            store=scenario.store,
             router_grace_s=scenario.router_grace_s,
             heartbeat_s=scenario.heartbeat_s,
             generations=self.generations,
@@ -186,6 +187,10 @@ class SimWorker(Process):
     @property
     def block_bytes(self) -> int:
         return GEOMETRY.block_bytes
+
+    @property
+    def copy_block_s(self) -> float:
+        return self._scenario.copy_block_s * self.step_slowness
 
     @property
     def is_computing(self) -> bool:

@@ -61,6 +61,9 @@ DELAYING = frozenset(
 )
 """Faults after which a worker may hear late, or not at all, that a request is over."""
 
+STORE_FAULTS = ("store_", "disk_", "memory_", "directory_")
+"""What the names of the store's own faults begin with."""
+
 ARRIVALS_S = 4.0
 """Requests arrive, and faults strike, in this span."""
 
@@ -84,12 +87,16 @@ class Scenario:
     store: StoreConfig
     host_count: int
     """Machines; workers are spread over them."""
+    presses_store: bool
+    """Shaped so that the store is used, and fails, much."""
     step_base_s: float
     step_token_s: float
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
     swap_block_s: float = 0.0001
+    copy_block_s: float = 0.0002
+    """Between a pool and the store's arena."""
     store_lease_s: float = 0.9
     """Of a store node's entries in the directory."""
     router_grace_s: float = 0.6
@@ -147,6 +154,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
         router=_draw_router(rng),
         store=_draw_store(rng),
         host_count=rng.choice((1, 1, 2, 2, 3)),
+        presses_store=False,
         step_base_s=rng.choice((0.004, 0.012, 0.03)),
         step_token_s=rng.choice((0.00005, 0.0005)),
         network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
@@ -156,7 +164,8 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shape = rng.choice((None, None, None, None, None, _lease_storm, _lease_storm, _crowd, _orphans, _rush))
+    shapes = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _forgetful, _forgetful, _forgetful)
+    shape = rng.choice((*(None,) * 6, *shapes))
     return scenario if shape is None else shape(scenario)
 
 
@@ -215,6 +224,32 @@ def _rush(scenario: Scenario) -> Scenario:
     )
 
 
+def _forgetful(scenario: Scenario) -> Scenario:
+    """Pools too small for prompts that come again and again, computing dear, and the store's own faults."""
+    faults = {fault for fault in scenario.faults if fault.startswith(STORE_FAULTS)}
+    slot_count = scenario.store_slot_count or 60
+    ssd = {"ssd_dir": "ssd", "ssd_bytes": 200 * 2 * PAGE_BYTES}
+    return replace(
+        scenario,
+        faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
+        strikes_max=12,
+        block_count=24,
+        request_count=60,
+        prefix_chance=1.0,
+        prefix_count=8,
+        sibling_chance=0.0,
+        leave_chance=0.1,
+        step_base_s=0.004,
+        step_token_s=0.002,
+        network_latency_s=0.0005,
+        read_block_s=0.0005,
+        host_count=max(2, scenario.host_count),
+        presses_store=True,
+        copy_block_s=0.003,
+        store=scenario.store.model_copy(update={"host_bytes": slot_count * PAGE_BYTES, **ssd}),
+    )
+
+
 def _orphans(scenario: Scenario) -> Scenario:
     """Routers die while long generations run."""
     return replace(
@@ -233,6 +268,7 @@ def _calm(scenario: Scenario) -> Scenario:
         read_block_s=0.0005,
         transfer=scenario.transfer.model_copy(update={"read_timeout_s": 0.4, "lease_s": 2.0}),
         router=scenario.router.model_copy(update={"attempts_max": 8}),
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
     )
 
 
@@ -295,7 +331,7 @@ def _draw_store(rng: random.Random) -> StoreConfig:
         lookup_timeout_s=0.03,
         lease_s=rng.choice((0.4, 1.0)),
         replicate_bytes_s=rng.choice((0, 20 * PAGE_BYTES, 2**30)),
-        checksums=True,
+        checksums=rng.choice((True, True, False)),
     )
 
 

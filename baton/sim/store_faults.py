@@ -93,7 +93,7 @@ class StoreFaults:
 
     def _memory_flip(self) -> None:
         node = self._node()
-        if node is not None:
+        if node is not None and self._cluster.scenario.store.checksums:  # else nobody could know
             self._cluster.world.counts["bits flipped in arenas"] += node.flip(self._rng)
 
     def _directory_outage(self) -> None:

@@ -43,8 +43,8 @@ class WorkerSink(Protocol):
 
 
 class _Session:
-    def __init__(self, link: StoreSide, frames: FrameSocket) -> None:
-        self.link, self.frames = link, frames
+    def __init__(self, hello: StoreHello, link: StoreSide, frames: FrameSocket) -> None:
+        self.hello, self.link, self.frames = hello, link, frames
         self.is_dropped = False
         """Not listened to any more: only its end counts."""
         self.was_refused = False
@@ -64,13 +64,18 @@ class WorkerSessions:
     def count(self) -> int:
         return len(self._sessions)
 
+    def hello(self, worker_id: WorkerId) -> StoreHello | None:
+        """What the worker said first; None: it has no session."""
+        session = self._sessions.get(worker_id)
+        return session.hello if session is not None else None
+
     async def serve(self, hello: StoreHello, frames: FrameSocket) -> None:
         """Until the worker has closed its end."""
         worker_id = hello.worker_id
         if not await self._predecessor_ended(worker_id):
             await frames.write(FROM_STORE.encode(StoreRefused("its former session is still open")))
             return
-        session = _Session(self._link(hello, frames), frames)
+        session = _Session(hello, self._link(hello, frames), frames)
         self._sessions[worker_id] = session
         try:
             self._sink.worker_joined(hello)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
 from baton.wire import vocabulary as v
@@ -17,6 +18,12 @@ def _tier(number: int) -> Tier:
         return _TIER_OF[number]
     except KeyError:
         return v.member(_TIER, number)  # raises, and says how
+
+
+def _hashes(raw: bytes) -> list[BlockHash]:
+    if len(raw) % HASH_BYTES:
+        raise WireError(f"block hashes have {HASH_BYTES} bytes each, these together {len(raw)}")
+    return [BlockHash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES)]
 
 
 def store_member_to_pb(x: StoreMember) -> pb.StoreMember:
@@ -47,13 +54,12 @@ def store_member_from_pb(x: pb.StoreMember) -> StoreMember:
 
 
 def store_changes_to_pb(x: StoreChanges) -> pb.StoreChanges:
-    tiers = [v.number(_TIER, tier) for _, tier in x.stored]
     return pb.StoreChanges(
         node_id=x.node_id,
         sequence_number=x.sequence_number,
-        stored=[block_hash for block_hash, _ in x.stored],
-        stored_tiers=tiers,
-        removed=x.removed,
+        stored=b"".join([block_hash for block_hash, _ in x.stored]),
+        stored_tiers=bytes([_TIER[tier] for _, tier in x.stored]),
+        removed=b"".join(x.removed),
         is_snapshot=x.is_snapshot,
         is_first=x.is_first,
         is_last=x.is_last,
@@ -61,44 +67,52 @@ def store_changes_to_pb(x: StoreChanges) -> pb.StoreChanges:
 
 
 def store_changes_from_pb(x: pb.StoreChanges) -> StoreChanges:
-    if len(x.stored) != len(x.stored_tiers):
-        raise WireError(f"{len(x.stored)} stored blocks and {len(x.stored_tiers)} tiers")
-    tiers = map(_tier, x.stored_tiers)
+    stored, tiers = _hashes(x.stored), map(_tier, x.stored_tiers)
+    if len(stored) != len(x.stored_tiers):
+        raise WireError(f"{len(stored)} stored blocks and {len(x.stored_tiers)} tiers")
     return StoreChanges(
         node_id=NodeId(x.node_id),
         sequence_number=x.sequence_number,
-        stored=tuple(zip(map(v.block_hash, x.stored), tiers, strict=True)),
-        removed=tuple(map(v.block_hash, x.removed)),
+        stored=tuple(zip(stored, tiers, strict=True)),
+        removed=tuple(_hashes(x.removed)),
         is_snapshot=x.is_snapshot,
         is_first=x.is_first,
         is_last=x.is_last,
     )
 
 
+def hashes_to_pb(hashes: Sequence[BlockHash]) -> pb.LookUpBlocksRequest:
+    return pb.LookUpBlocksRequest(hashes=b"".join(hashes))
+
+
 def hashes_from_pb(x: pb.LookUpBlocksRequest) -> list[BlockHash]:
-    return list(map(v.block_hash, x.hashes))
+    return _hashes(x.hashes)
 
 
 def holdings_to_pb(found: Sequence[Sequence[Holding]]) -> pb.LookUpBlocksReply:
     """Each node is named once."""
-    index: dict[NodeRef, int] = {}
-    holders: list[pb.BlockHolders] = []
-    for holdings in found:
-        nodes = [index.setdefault(holding.node, len(index)) for holding in holdings]
-        tiers = [v.number(_TIER, holding.tier) for holding in holdings]
-        holders.append(pb.BlockHolders(nodes=nodes, tiers=tiers))
-    named = [pb.StoreNodeRef(node_id=node.node_id, address=node.address) for node in index]
-    return pb.LookUpBlocksReply(nodes=named, holders=holders)
+    tiers: dict[NodeRef, bytearray] = {}
+    for index, holdings in enumerate(found):
+        for holding in holdings:
+            if holding.node not in tiers:
+                tiers[holding.node] = bytearray(len(found))
+            tiers[holding.node][index] = _TIER[holding.tier]
+    nodes = [
+        pb.NodeHoldings(node_id=node.node_id, address=node.address, tiers=bytes(held))
+        for node, held in tiers.items()
+    ]
+    return pb.LookUpBlocksReply(count=len(found), nodes=nodes)
 
 
 def holdings_from_pb(reply: pb.LookUpBlocksReply) -> list[tuple[Holding, ...]]:
-    nodes = [NodeRef(NodeId(x.node_id), x.address) for x in reply.nodes]
-    return [_holders_from_pb(x, nodes) for x in reply.holders]
-
-
-def _holders_from_pb(x: pb.BlockHolders, nodes: Sequence[NodeRef]) -> tuple[Holding, ...]:
-    if len(x.nodes) != len(x.tiers):
-        raise WireError(f"{len(x.nodes)} holders and {len(x.tiers)} tiers")
-    if any(index >= len(nodes) for index in x.nodes):
-        raise WireError(f"a holder beyond the {len(nodes)} nodes named")
-    return tuple(Holding(nodes[index], _tier(tier)) for index, tier in zip(x.nodes, x.tiers, strict=True))
+    """Holders by node id."""
+    found: list[list[Holding]] = [[] for _ in range(reply.count)]
+    for x in sorted(reply.nodes, key=lambda x: x.node_id):
+        if len(x.tiers) != reply.count:
+            raise WireError(f"{len(x.tiers)} tiers for {reply.count} blocks")
+        node = NodeRef(NodeId(x.node_id), x.address)
+        holdings = {number: Holding(node, _tier(number)) for number in set(x.tiers) if number}
+        for index, number in enumerate(x.tiers):
+            if number:
+                found[index].append(holdings[number])
+    return list(map(tuple, found))

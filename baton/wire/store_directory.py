@@ -61,10 +61,10 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
         return pb.PublishBlocksReply(is_known=await self._handler.publish(changes))
 
     async def LookUp(self, request: Any, context: Any) -> pb.LookUpBlocksReply:
-        if len(request.hashes) > LOOK_UP_HASHES_MAX:
-            text = f"{len(request.hashes)} hashes, at most {LOOK_UP_HASHES_MAX}"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         hashes = await _read(context, codec.hashes_from_pb, request)
+        if len(hashes) > LOOK_UP_HASHES_MAX:
+            text = f"{len(hashes)} hashes, at most {LOOK_UP_HASHES_MAX}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         return codec.holdings_to_pb(await self._handler.look_up(hashes))
 
 
@@ -102,11 +102,10 @@ class StoreDirectoryClient:
         found: list[tuple[Holding, ...]] = []
         for start in range(0, len(hashes), LOOK_UP_HASHES_MAX):
             part = hashes[start : start + LOOK_UP_HASHES_MAX]
-            reply = await self._answer(self._stub.LookUp, pb.LookUpBlocksRequest(hashes=part))
-            answers = self._decoded(codec.holdings_from_pb, reply)
-            if len(answers) != len(part):
-                raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {len(answers)}")
-            found += answers
+            reply = await self._answer(self._stub.LookUp, codec.hashes_to_pb(part))
+            if reply.count != len(part):
+                raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {reply.count}")
+            found += self._decoded(codec.holdings_from_pb, reply)
         return found
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ NodeEnd = Link[NodeToNode, NodeToNode]
 
 
 class StoreHandler(Protocol):
-    def hello(self, theirs: NodeHello) -> NodeHello:
+    async def hello(self, theirs: NodeHello) -> NodeHello:
         """Our side of a session about the same block size. Raises IncompatiblePeer if we have none."""
         ...
 
@@ -66,7 +66,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
             return
         try:
-            ours = self._handler.hello(theirs)
+            ours = await self._handler.hello(theirs)
             mismatch = disagreement(ours, theirs)
         except IncompatiblePeer as error:
             ours, mismatch = theirs, str(error)

@@ -206,14 +206,14 @@ class Loads:
 
     def find(self, seq: Sequence, *, now_s: float) -> list[WorkerAction]:
         """The sequence waits for blocks and a seat. It is not admitted before the answer is here, or could
-        have been."""
+        have been. A preempted one gave its blocks to somebody: what the pool has of them now will go."""
         if seq.lacks_prompt_logprobs or self._config.load == "never":
             return []
         usable_count = min((len(seq.tokens) - 1) // self._block_tokens, FIND_BLOCKS_MAX)
         hashes = seq.hashes_of(usable_count)
         if not hashes:
             return []
-        held_count = len(self._cache.match(hashes))
+        held_count = 0 if seq.was_preempted else len(self._cache.match(hashes))
         self._next_id += 1
         if held_count < usable_count:  # else the store only hears that they are used
             missing_s = self._scheduler.prompt_s(held_count * self._block_tokens, len(seq.tokens))
@@ -354,8 +354,8 @@ class Loads:
         return [ToStore(LoadBlocks(load.load_id, wanted, self._config.load_timeout_s, load.seq.fairness_key))]
 
     def _may_prefetch(self, load: Load) -> bool:
-        """Within bounds, and not what another load brings: that one's sequence is waited for."""
-        if load.was_prefetched:
+        """Within bounds, and not what another load brought or brings: that one's sequence is waited for."""
+        if load.was_prefetched or self._cache.has(load.hashes[load.first]):
             return False
         others = [other for other in self._loads.values() if other.phase is LoadPhase.LOADING]
         pinned_count = sum(other.end - other.first for other in others if not other.is_admitted)

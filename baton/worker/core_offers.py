@@ -16,6 +16,8 @@ GATHER_S = 0.1
 messages."""
 IN_FLIGHT_SHARE = 32
 """At most 1/32 of the pool is offered, and perhaps held for copying, at once."""
+IN_FLIGHT_MAX = 1024
+"""And no more than so many blocks, however large the pool."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +36,12 @@ class Offers:
         self._pool = cache.pool
         self._copies = copies
         self._queue_max = self._pool.block_count
-        self._in_flight_max = max(1, self._pool.block_count // IN_FLIGHT_SHARE)
+        self._in_flight_max = min(IN_FLIGHT_MAX, max(1, self._pool.block_count // IN_FLIGHT_SHARE))
+        self._known: OrderedDict[BlockHash, BlockFacts] = OrderedDict()
+        """What was sealed here lately, and may still be in the pool: a store that begins anew is told."""
         self._queue: OrderedDict[BlockHash, tuple[BlockFacts, float]] = OrderedDict()
         """With the time each was sealed."""
+        self._is_joined = False
         self._offers: dict[int, Offer] = {}
         self._in_flight_count = self._next_id = 0
         self.offered_count = self.written_count = self.skipped_count = 0
@@ -57,11 +62,27 @@ class Offers:
             return None
         return next(iter(self._queue.values()))[1] + GATHER_S
 
+    def joined(self, *, now_s: float) -> None:
+        """Everything that is still here may be new to the store."""
+        self._is_joined = True
+        for facts in self._known.values():
+            if self._cache.match([facts.block_hash]):
+                self._enqueue(facts, now_s=now_s)
+
+    def lost(self) -> None:
+        """Copies under way end by themselves."""
+        self._is_joined = False
+        self._offers.clear()
+        self._queue.clear()
+        self._in_flight_count = 0
+
     def sealed(self, facts: BlockFacts, *, now_s: float) -> None:
-        self._queue.setdefault(facts.block_hash, (facts, now_s))
-        if len(self._queue) > self._queue_max:
-            self._queue.popitem(last=False)
-            self.skipped_count += 1
+        self._known[facts.block_hash] = facts
+        self._known.move_to_end(facts.block_hash)
+        if len(self._known) > self._queue_max:
+            self._known.popitem(last=False)
+        if self._is_joined:
+            self._enqueue(facts, now_s=now_s)
 
     def flush(self, *, now_s: float) -> list[WorkerAction]:
         """Whole batches, and whatever has waited for long enough."""
@@ -105,18 +126,18 @@ class Offers:
             return [self._settle(offer, ())]
         return [self._settle(offer, done.checksums)]
 
-    def forget(self) -> None:
-        """The session is gone; copies under way end by themselves."""
-        self._offers.clear()
-        self._queue.clear()
-        self._in_flight_count = 0
-
     def check(self) -> None:
         assert self._in_flight_count == sum(len(offer.blocks) for offer in self._offers.values())
         assert self._in_flight_count <= self._in_flight_max
         assert len(self._queue) <= self._queue_max
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _enqueue(self, facts: BlockFacts, *, now_s: float) -> None:
+        self._queue.setdefault(facts.block_hash, (facts, now_s))
+        if len(self._queue) > self._queue_max:
+            self._queue.popitem(last=False)
+            self.skipped_count += 1
 
     def _offer(self, blocks: list[BlockFacts]) -> WorkerAction:
         self._next_id += 1

@@ -126,11 +126,12 @@ class StoreClient:
     def joined(self, welcome: StoreWelcome) -> None:
         self.lost()
         self._is_joined = True
+        self._offers.joined(now_s=self._now_s)
         self._loads.joined(slot_count=welcome.slot_count)
 
     def lost(self) -> None:
         self._is_joined = False
-        self._offers.forget()
+        self._offers.lost()
         self._loads.lost()
 
     def heard(self, message: StoreToWorker) -> list[WorkerAction]:
@@ -172,13 +173,11 @@ class StoreClient:
 
     def flush(self) -> list[WorkerAction]:
         """Offers of what was sealed."""
-        return self._offers.flush(now_s=self._now_s) if self._is_joined else []
+        return self._offers.flush(now_s=self._now_s)
 
     # --- parts ----------------------------------------------------------------------------------
 
     def _sealed(self, seq: Sequence, first: int, end: int) -> None:
-        if not self._is_joined:
-            return
         size = self._block_tokens
         for i in range(first, end):
             facts = BlockFacts(

@@ -70,6 +70,8 @@ class WorkerStore:
             return ()
         if self._link.is_joined:
             return (f"{INFO_NOTE}KV store node {self._node_id} keeps blocks in host memory",)
+        if not self._link.trouble:
+            return ()  # nothing is known yet
         return (f"no KV store for now, everything is computed: {self._link.trouble}",)
 
     def accounts(self) -> dict[str, float]:

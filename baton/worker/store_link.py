@@ -50,11 +50,11 @@ class StoreLink:
         self._path, self._hello, self._sink, self._arena_user = path, hello, sink, arena_user
         self._link: WorkerSide | None = None
         self._reading: asyncio.Future[None] | None = None
-        self.trouble = "not reached yet"
-        """Why there is no session; empty while there is one."""
+        self.trouble = ""
+        """Why there is no session; empty while there is one, or before the first attempt has failed."""
         self.session_count = 0
-        self._was_told = False
-        """Whether the log names `trouble`."""
+        self._told = ""
+        """The trouble that the log names."""
 
     @property
     def is_joined(self) -> bool:
@@ -86,9 +86,9 @@ class StoreLink:
 
     def _tell(self, trouble: str) -> None:
         """Each new reason once."""
-        if trouble != self.trouble or not self._was_told:
+        if trouble != self._told:
             log.warning("no store for now, what it may hold is computed: %s", trouble)
-        self.trouble, self._was_told = trouble, True
+        self.trouble = self._told = trouble
 
     async def _serve(self, session: StoreSession) -> None:
         """Until the session ends. Raises LinkBroken."""
@@ -97,7 +97,7 @@ class StoreLink:
             self._arena_user.attach(session.descriptor, welcome)
         except (OSError, ValueError) as error:
             raise LinkBroken(f"{welcome.node_id}: its arena cannot be mapped: {error}") from None
-        self._link, self.trouble, self._was_told = session.link, "", False
+        self._link, self.trouble, self._told = session.link, "", ""
         self.session_count += 1
         log.info(
             "store node %s: %d slots of %d bytes", welcome.node_id, welcome.slot_count, welcome.slot_bytes

@@ -81,8 +81,8 @@ def _parse(url: str) -> RedisUrl:
         return _parse_socket(parts)
     if scheme not in ("redis", "rediss") or kind_name not in ("", "sentinel", "cluster"):
         raise _Wrong("begin with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
-    if parts.fragment:
-        raise _Wrong("`#` must be written as %23")
+    if parts.fragment or "@" in parts.path:
+        raise _Wrong("in a user or password write / as %2F, ? as %3F, # as %23 and @ as %40")
     kind = RedisKind(kind_name) if kind_name else RedisKind.SERVER
     is_sentinel, is_tls = kind is RedisKind.SENTINEL, scheme == "rediss"
     options = _options(

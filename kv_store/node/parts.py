@@ -54,6 +54,6 @@ class Parts:
         if self.ssd.is_on:
             self.host.clean_ahead()
             self.ssd.pump()
-        self.peers.pump()
         self.takeovers.pump()
+        self.peers.pump()
         self.bringer.tell()

@@ -3,7 +3,7 @@
 import itertools
 from contextlib import asynccontextmanager
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from baton.wire.server import start_server
 from kv_store.directory.memory import MemoryDirectory
@@ -70,7 +70,11 @@ class RedisWorld:
 
     def __init__(self, url):
         self.url, self.name = url, f"test-{next(self._numbers)}"
-        self.raw = Redis.from_url(url)
+        cluster = url.startswith("redis+cluster://")
+        if cluster:
+            self.raw = RedisCluster.from_url(f"redis://{url.rpartition(',')[2]}")
+        else:
+            self.raw = Redis.from_url(url)
         self._clients = []
 
     async def client(self, timeout_s=TIMEOUT_S):

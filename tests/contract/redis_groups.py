@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 
 import pytest
 from redis import Redis
@@ -31,6 +32,14 @@ def until(condition):
     raise AssertionError("not in time")
 
 
+def is_whole(server):
+    return server.cluster("INFO")["cluster_state"] == "ok"
+
+
+def follows(server):
+    return server.info("replication")["master_link_status"] == "up"
+
+
 @contextmanager
 def redis_cluster(folder, count=3):
     """Masters without replicas, the slots spread evenly; yields the servers."""
@@ -48,7 +57,7 @@ def redis_cluster(folder, count=3):
             )
             own.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port)
         for server in servers:
-            until(lambda port=server.port: client(port).cluster("INFO")["cluster_state"] == "ok")
+            until(partial(is_whole, client(server.port)))
         yield servers
     finally:
         for server in servers:
@@ -73,9 +82,9 @@ def sentinel_group(folder):
     sentinel = RedisServer(folders[2], port=port, config=config)
     try:
         replica.start()
-        until(lambda: client(replica.port).info("replication")["master_link_status"] == "up")
+        until(partial(follows, client(replica.port)))
         sentinel.start()
-        until(lambda: client(port).sentinel_slaves("them"))
+        until(partial(client(port).sentinel_slaves, "them"))
         yield master, replica, sentinel
     finally:
         for server in (sentinel, replica, master):

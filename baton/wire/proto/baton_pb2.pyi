@@ -667,13 +667,13 @@ class StoreChanges(_message.Message):
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     sequence_number: int
-    stored: _containers.RepeatedScalarFieldContainer[bytes]
-    stored_tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
-    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    stored: bytes
+    stored_tiers: bytes
+    removed: bytes
     is_snapshot: bool
     is_first: bool
     is_last: bool
-    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., stored_tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
 class PublishBlocksReply(_message.Message):
     __slots__ = ("is_known",)
@@ -684,29 +684,23 @@ class PublishBlocksReply(_message.Message):
 class LookUpBlocksRequest(_message.Message):
     __slots__ = ("hashes",)
     HASHES_FIELD_NUMBER: _ClassVar[int]
-    hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    hashes: bytes
+    def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
-class StoreNodeRef(_message.Message):
-    __slots__ = ("node_id", "address")
+class NodeHoldings(_message.Message):
+    __slots__ = ("node_id", "address", "tiers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
-
-class BlockHolders(_message.Message):
-    __slots__ = ("nodes", "tiers")
-    NODES_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    nodes: _containers.RepeatedScalarFieldContainer[int]
-    tiers: _containers.RepeatedScalarFieldContainer[StoreTier]
-    def __init__(self, nodes: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[_Union[StoreTier, str]]] = ...) -> None: ...
+    tiers: bytes
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
 class LookUpBlocksReply(_message.Message):
-    __slots__ = ("nodes", "holders")
+    __slots__ = ("count", "nodes")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    nodes: _containers.RepeatedCompositeFieldContainer[StoreNodeRef]
-    holders: _containers.RepeatedCompositeFieldContainer[BlockHolders]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[StoreNodeRef, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[BlockHolders, _Mapping]]] = ...) -> None: ...
+    count: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeHoldings]
+    def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeHoldings, _Mapping]]] = ...) -> None: ...

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from baton.core.errors import SetupError
-from control_plane import router_child
+from control_plane import child as supervision
 from control_plane.reconcile import RestartPolicy
 from control_plane.router_child import RouterChild
 
@@ -39,14 +39,14 @@ def child(script, *, silence_s=0.3):
 
 @pytest.fixture
 def fast_probes(monkeypatch):
-    monkeypatch.setattr(router_child, "PROBE_S", 0.1)
+    monkeypatch.setattr(supervision, "PROBE_S", 0.1)
 
 
 @pytest.fixture
 def answered(fast_probes, monkeypatch):
     """The URLs that were looked at and answered, as a queue."""
     urls: asyncio.Queue[str] = asyncio.Queue()
-    look = router_child._answers
+    look = supervision._answers
 
     async def watched(url, *, timeout_s):
         is_answered = await look(url, timeout_s=timeout_s)
@@ -54,7 +54,7 @@ def answered(fast_probes, monkeypatch):
             urls.put_nowait(url)
         return is_answered
 
-    monkeypatch.setattr(router_child, "_answers", watched)
+    monkeypatch.setattr(supervision, "_answers", watched)
     return urls
 
 
@@ -98,7 +98,7 @@ async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
         looks.append(timeout_s)
         return len(looks) % 2 == 0  # every other look is in vain, as under load
 
-    monkeypatch.setattr(router_child, "_answers", slowly)
+    monkeypatch.setattr(supervision, "_answers", slowly)
     router = child(SERVER, silence_s=5.0)
     running = asyncio.create_task(router.run())
     async with asyncio.timeout(30):

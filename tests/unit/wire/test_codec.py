@@ -171,22 +171,27 @@ HOLDINGS = (directory_codec.holdings_to_pb, directory_codec.holdings_from_pb)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(values(tuple[Holding, ...]), max_size=4))
-def test_holders_survive(found):
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from(Tier)), max_size=4))
+def test_holders_survive(named):
+    found = [tuple(Holding(NodeRef(n, f"{n}:1"), held[n]) for n in sorted(held)) for held in named]
     assert over_the_wire(*HOLDINGS, found) == found
 
 
 def test_a_store_node_never_sends_these():
-    ref = NodeRef("a", "a:1")
-    changes = directory_codec.store_changes_to_pb(StoreChanges("a", 1, ((b"h" * HASH_BYTES, Tier.SSD),)))
-    changes.stored_tiers.append(1)
-    with pytest.raises(codec.WireError):
-        directory_codec.store_changes_from_pb(changes)
-    changes.stored_tiers[:] = [9]
-    with pytest.raises(codec.WireError):
-        directory_codec.store_changes_from_pb(changes)
-    for spoil in (lambda r: r.holders[0].tiers.append(1), lambda r: r.nodes.pop()):
-        reply = directory_codec.holdings_to_pb([(Holding(ref, Tier.HOST),)])
-        spoil(reply)
+    sent = StoreChanges("a", 2, ((b"h" * HASH_BYTES, Tier.SSD),), (b"r" * HASH_BYTES,))
+    for field, raw in (
+        *(("stored_tiers", bytes(raw)) for raw in ((), (1, 1), (0,), (9,))),
+        ("stored", b"short"),
+        ("removed", b"short"),
+    ):
+        changes = directory_codec.store_changes_to_pb(sent)
+        setattr(changes, field, raw)
+        with pytest.raises(codec.WireError):
+            directory_codec.store_changes_from_pb(changes)
+    for tiers in (b"", b"\1\1", b"\t"):
+        reply = directory_codec.holdings_to_pb([(Holding(NodeRef("a", "a:1"), Tier.HOST),)])
+        reply.nodes[0].tiers = tiers
         with pytest.raises(codec.WireError):
             directory_codec.holdings_from_pb(reply)
+    with pytest.raises(codec.WireError):
+        directory_codec.hashes_from_pb(pb.LookUpBlocksRequest(hashes=b"short"))

@@ -1,0 +1,357 @@
+"""A store node in one process: spaces, local socket, peers, directory and metrics around the pure core."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine, MutableSequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+
+from baton.config import Config
+from baton.core.errors import IncompatiblePeer, SetupError
+from baton.core.ids import NodeId, WorkerId
+from baton.core.store import (
+    NodeHello,
+    NodeRef,
+    NodeToNode,
+    StoreChanges,
+    StoreHello,
+    StoreMember,
+    StoreToWorker,
+    TakeBlocks,
+    WorkerToStore,
+)
+from baton.core.store_admin import AskClear, AskDrain, AskStatus, Done, StoreReply, StoreRequest
+from baton.core.store_admin import NodeStatus as StatusReply
+from baton.store.driver import NodeDriver
+from baton.store.local import LocalServer, WorkerSessions
+from baton.store.metrics import StoreMetrics, accounts
+from baton.store.peers import ASKER_MESSAGES, Answering, Asking, PeerReads
+from baton.store.space import Space
+from baton.store.ssd import Disks, within_disk
+from baton.store.transfer import transfer_manager
+from baton.telemetry.exporter import MetricsServer
+from baton.wire.address import host_port, reachable_host
+from baton.wire.link import FLUSH_S
+from baton.wire.server import start_server
+from baton.wire.store_nodes import NodeEnd
+from kv_store.directory.interface import Directory
+from kv_store.directory.registration import StoreRegistration
+from kv_store.node import events as e
+from kv_store.node.core import NodeCore
+from kv_transfer.backend import KVMemory
+from kv_transfer.manager import TransferManager
+
+log = logging.getLogger(__name__)
+
+DRAIN_LOOK_S = 0.1
+"""Between two looks whether the peers have taken what they want."""
+
+
+class StoreCrashed(Exception):
+    """A bug, or no memory left: the process must end. The cause is chained."""
+
+
+class StoreProcess:
+    """`run` once. The clock of all decisions is `time.monotonic`."""
+
+    def __init__(
+        self, node_id: NodeId, config: Config, *, directory: Directory | None, towards: str = ""
+    ) -> None:
+        """`towards`: host:port of the directory, by which the address for peers is chosen."""
+        self._node_id, self._config, self._directory = node_id, config, directory
+        self._towards = towards
+        self._began_s = time.monotonic()
+        self._is_draining = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._spaces: dict[int, Space] = {}
+        self._generations: dict[int, npt.NDArray[np.uint64]] = {}
+        self._answering = Answering(post=lambda event: self._driver.post(event))
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="store")
+
+    async def run(
+        self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[StatusReply], None]
+    ) -> None:
+        """Serve until `stop` is set, offer the blocks to the peers for at most `drain_timeout_s` or until
+        `stop_now`, clean up.
+
+        Raises SetupError (socket, port, folder, memory) before `on_ready`; StoreCrashed afterwards.
+        """
+        async with AsyncExitStack() as stack:
+            stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+            stack.push_async_callback(self._close_spaces)
+            await self._open_doors(stack)
+            self._assemble()
+            stack.push_async_callback(self._disks.close)
+            stack.push_async_callback(self._cancel_tasks)
+            stack.callback(self._driver.close)
+            stack.callback(self._asking.close)
+            local = LocalServer(
+                self._config.store.socket, sessions=self._workers, answer=self.answer, spawn=self._spawn
+            )
+            local.open()
+            self._disks.open_found()
+            stack.callback(local.close)
+            self._spawn(local.run())
+            stack.push_async_callback(self._registration.leave)
+            stack.callback(self._spawn(self._registration.run()).cancel)
+            on_ready(self.status())
+            await self._serve(stop, stop_now)
+            self._workers.hang_up()
+
+    async def _open_doors(self, stack: AsyncExitStack) -> None:
+        """gRPC and metrics: their ports are known before anything else is told of this node."""
+        cluster = self._config.cluster
+        self._host = reachable_host(cluster.worker_host, towards=self._towards)
+        server, port = await start_server(cluster.worker_host, 0, store=self)
+        stack.push_async_callback(self._stop_server, server)
+        self._node = NodeRef(self._node_id, host_port(self._host, port))
+        metrics = MetricsServer(render=self._render, health=self._health)
+        await metrics.start(cluster.worker_host)
+        stack.push_async_callback(metrics.close)
+        self._metrics_address = host_port(self._host, metrics.port)
+
+    def _assemble(self) -> None:
+        store = within_disk(self._config.store)
+        self._metrics = StoreMetrics()
+        self._core = NodeCore(
+            self._node, store, make_generations=self._make_generations, now_s=time.monotonic()
+        )
+        self._driver = NodeDriver(self._core, observers=(self._metrics,))
+        post = self._driver.post
+        self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
+        self._disks = Disks(
+            store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._spawn
+        )
+        self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
+        self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
+        self._registration = StoreRegistration(
+            self._directory,
+            member=self._member,
+            post=post,
+            spawn=self._spawn,
+            lease_s=self._config.cluster.member_lease_s,
+        )
+        self._driver.ports = self
+
+    async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+        await self._until(stop)
+        budget = self._config.store.drain_bytes
+        self._drain()
+        if not self._registration.peers or not budget:
+            return
+        timeout_s = self._config.cluster.drain_timeout_s
+        log.info(
+            "offering up to %d bytes to %d peers, for at most %g s",
+            budget,
+            len(self._registration.peers),
+            timeout_s,
+        )
+        ends_s = time.monotonic() + timeout_s
+        while not self._core.is_drained and not stop_now.is_set() and time.monotonic() < ends_s:
+            await self._until(stop_now, timeout_s=DRAIN_LOOK_S)
+
+    async def _until(self, event: asyncio.Event, *, timeout_s: float | None = None) -> None:
+        """Or until the time is up. Raises StoreCrashed, with its cause, when the core or a task fails."""
+        wait = asyncio.create_task(event.wait())
+        try:
+            done = {wait, self._driver.crashed}
+            await asyncio.wait(done, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wait.cancel()
+        if self._driver.crashed.done():
+            cause = self._driver.crashed.result()
+            if isinstance(cause, SetupError):
+                raise cause
+            raise StoreCrashed(f"{type(cause).__name__}: {cause}") from cause
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def worker_joined(self, hello: StoreHello) -> None:
+        self._driver.post(e.WorkerJoined(hello))
+
+    def from_worker(self, worker_id: WorkerId, message: WorkerToStore) -> None:
+        self._driver.post(e.FromWorker(worker_id, message))
+
+    def worker_lost(self, worker_id: WorkerId) -> None:
+        self._driver.post(e.WorkerLost(worker_id))
+
+    def _arena_of(self, hello: StoreHello) -> int:
+        return self._spaces[hello.block_bytes].arena.fd
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def open_space(self, action: e.OpenSpace) -> None:
+        for other in self._spaces.values():
+            other.give_back_unused()
+        self._spaces[action.space] = Space(
+            action,
+            node=self._node,
+            generations=self._generations[action.space],
+            is_first=not self._spaces,
+            make_transfer=self._make_transfer,
+            threads=self._threads,
+            spawn=self._spawn,
+        )
+        self._disks.open(action)
+
+    def to_worker(self, worker_id: WorkerId, message: StoreToWorker) -> None:
+        if isinstance(message, TakeBlocks):
+            space = self._worker_space(worker_id)
+            if space is not None:
+                space.use([place.slot for place in message.places])
+        self._workers.send(worker_id, message)
+
+    def drop_worker(self, worker_id: WorkerId, message: str) -> None:
+        self._workers.drop(worker_id, message)
+
+    def to_peer(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
+        if isinstance(message, ASKER_MESSAGES):
+            self._asking.send(space, peer, message)
+        else:
+            self._answering.send(space, peer.node_id, message)
+
+    def read_ssd(self, action: e.ReadSsd) -> None:
+        self._spaces[action.space].use([action.slot])
+        self._disks.read(action)
+
+    def write_ssd(self, action: e.WriteSsd) -> None:
+        self._disks.write(action)
+
+    def forget_ssd(self, action: e.ForgetSsd) -> None:
+        self._disks.forget(action)
+
+    def forget_host(self, action: e.ForgetHost) -> None:
+        self._spaces[action.space].forget(action.slot)
+
+    def read_peer(self, action: e.ReadPeer) -> None:
+        self._spaces[action.space].use(action.slots)
+        self._reads.start(action)
+
+    def look_up(self, action: e.LookUp) -> None:
+        self._registration.look_up(action)
+
+    def publish(self, changes: StoreChanges) -> None:
+        self._registration.publish(changes)
+
+    def _worker_space(self, worker_id: WorkerId) -> Space | None:
+        hello = self._workers.hello(worker_id)
+        return self._spaces.get(hello.block_bytes) if hello is not None else None
+
+    def _make_generations(self, space: int, slot_count: int) -> MutableSequence[int]:
+        table = np.zeros(slot_count, dtype=np.uint64)
+        self._generations[space] = table
+        return cast(MutableSequence[int], table)
+
+    def _make_transfer(self, node_id: NodeId, memory: KVMemory) -> TransferManager:
+        return transfer_manager(node_id, memory, self._config.transfer, host=self._host)
+
+    # --- peers, as `baton.wire.store_nodes.StoreHandler` ------------------------------------------
+
+    async def hello(self, theirs: NodeHello) -> NodeHello:
+        space = self._spaces.get(theirs.block_bytes)
+        if space is None:
+            raise IncompatiblePeer(f"{self._node_id} has no blocks of {theirs.block_bytes} bytes")
+        try:
+            return space.hello(await space.transfer())
+        except SetupError as error:
+            raise IncompatiblePeer(str(error)) from None
+
+    async def serve_peer(self, theirs: NodeHello, link: NodeEnd) -> None:
+        await self._answering.serve(theirs, link)
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    def answer(self, request: StoreRequest) -> StoreReply:
+        match request:
+            case AskStatus():
+                return self.status()
+            case AskClear(tier, tenant):
+                before = self._block_count()
+                self._driver.post(e.Clear(tier, tenant))
+                return Done(f"{before - self._block_count()} blocks are gone")
+            case AskDrain():
+                self._drain()
+                return Done("draining: nothing new is taken")
+
+    def status(self) -> StatusReply:
+        core = self._core.status()
+        return StatusReply(
+            node_id=self._node_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            address=self._node.address,
+            socket=self._config.store.socket,
+            metrics_address=self._metrics_address,
+            uptime_s=time.monotonic() - self._began_s,
+            policy=self._config.store.policy,
+            is_draining=core.is_draining,
+            is_drained=self._core.is_drained,
+            accounts={**accounts(core), "pid": os.getpid()},
+            peers=tuple((peer.node_id, peer.address) for peer in self._registration.peers),
+            notes=self._notes(),
+        )
+
+    def _drain(self) -> None:
+        self._is_draining = True
+        self._driver.post(e.Drain(self._config.store.drain_bytes))
+
+    def _block_count(self) -> int:
+        return sum(tier.block_count for tier in self._core.status().tiers.values())
+
+    def _notes(self) -> tuple[str, ...]:
+        arenas = {note: None for space in self._spaces.values() for note in space.arena.notes}
+        trouble = (f"directory: {self._registration.trouble}",) if self._registration.trouble else ()
+        return (*self._core.status().notes, *trouble, *self._disks.notes(), *arenas)
+
+    def _member(self) -> StoreMember:
+        store = self._config.store
+        return StoreMember(
+            self._node,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            is_draining=self._is_draining,
+            host_bytes=store.host_bytes,
+            ssd_bytes=store.ssd_bytes if store.ssd_dir else 0,
+            metrics_address=self._metrics_address,
+        )
+
+    def _render(self) -> bytes:
+        return self._metrics.render(self._core.status())
+
+    def _health(self) -> dict[str, object]:
+        return {"status": "draining" if self._is_draining else "ok", "node_id": self._node_id}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._driver.crash(error)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _close_spaces(self) -> None:
+        for space in self._spaces.values():
+            await space.close()
+
+    async def _stop_server(self, server: grpc.aio.Server) -> None:
+        self._answering.hang_up()
+        await server.stop(FLUSH_S)

@@ -1,0 +1,140 @@
+"""The store node of this host as a supervised child process of the control plane, and where it is found."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from baton.config import Config, StoreConfig
+from baton.core.errors import SetupError
+from control_plane.child import LIVE_PATH, Child, child_environment
+from control_plane.plane import restart_policy
+
+log = logging.getLogger(__name__)
+
+SOCKET_NAME = "store.sock"
+FOLDER_BYTES_MAX = 80
+"""Of the run-time folder's path: a Unix socket's address has at most 107 bytes."""
+
+READY_S = 15.0
+"""At the cluster's start, for the store; after that the cluster is ready without it."""
+
+END_S = 5.0
+"""For the node to end after its own drain, which has the same limit as the router's."""
+
+StoreCommand = Callable[[str, str], Sequence[str]]
+"""The argv of a store node that follows the directory at the first and serves at the socket of the second."""
+
+
+def check_store(config: StoreConfig) -> None:
+    """Of a store that is to run on this machine. Raises SetupError for what can be known beforehand."""
+    total = psutil.virtual_memory().total
+    if config.host_bytes > total:
+        raise SetupError(
+            f"store.host_bytes={config.host_bytes} is more than this machine's memory of {total} bytes"
+        )
+    if config.ssd_dir:
+        _check_folder(Path(config.ssd_dir))
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"store.ssd_dir={folder}: {error.strerror or error}") from None
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise SetupError(f"store.ssd_dir={folder}: not ours to write in")
+
+
+class StoreChild(Child):
+    """Its ready line: the socket's path, the gRPC address and the metrics address, separated by blanks."""
+
+    name = "store node"
+
+    def live_url(self, ready: str) -> str:
+        return f"http://{ready.rsplit(' ', 1)[-1]}{LIVE_PATH}"
+
+
+class RuntimeFolder:
+    """A folder for this cluster's sockets that nobody else can enter, gone with the cluster."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        candidates = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
+        able = [c for c in candidates if len(os.fsencode(c)) < FOLDER_BYTES_MAX and os.access(c, os.W_OK)]
+        self.path = Path(tempfile.mkdtemp(prefix="baton-", dir=next(iter(able), "/tmp")))
+
+    def socket(self) -> str:
+        return str(self.path / SOCKET_NAME)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.path)
+
+
+class LocalStore:
+    """This host's store node for the workers of a cluster, unless they are told of another one
+    (`store.socket`), or of none (`store.host_bytes` 0)."""
+
+    def __init__(self, config: Config, command: StoreCommand | None) -> None:
+        self._command, self._cluster = command, config.cluster
+        self._folder: RuntimeFolder | None = None
+        self._child: StoreChild | None = None
+        self.config = config
+        """As the workers shall see it: with the socket in it."""
+        if command is not None and config.store.host_bytes and not config.store.socket:
+            self._folder = RuntimeFolder()
+            store = config.store.model_copy(update={"socket": self._folder.socket()})
+            self.config = config.model_copy(update={"store": store})
+
+    def start(self, control_address: str) -> StoreChild | None:
+        """The child whose `run` is to be a task; None: there is none to run."""
+        if self._folder is None or self._command is None:
+            return None
+        log.info("store node for this host at %s", self.config.store.socket)
+        self._child = StoreChild(
+            self._command(control_address, self.config.store.socket),
+            environment=child_environment(self.config),
+            policy=restart_policy(self._cluster),
+            silence_s=self._cluster.router_silence_s,
+        )
+        return self._child
+
+    async def until_ready(self) -> None:
+        """A store that is late is waited for no longer than READY_S: the cluster serves without it. Raises
+        SetupError."""
+        if self._child is None:
+            return
+        ready = self._child.ready
+        await asyncio.wait({ready}, timeout=READY_S)
+        if not ready.done():
+            log.warning("no store node yet: everything is computed meanwhile")
+        else:
+            ready.result()
+
+    def text(self) -> str:
+        """For the cluster's ready line."""
+        store = self.config.store
+        if self._child is None:
+            return f"KV store at {store.socket}" if store.socket else "no KV store"
+        if not self._child.ready.done():
+            return "KV store not ready yet"
+        ssd = f" + {store.ssd_bytes / 2**30:.1f} GiB on SSD" if store.ssd_dir else ""
+        return f"KV store of {store.host_bytes / 2**30:.1f} GiB{ssd}"
+
+    async def stop(self) -> None:
+        """Let it offer its blocks to its peers, within the cluster's drain time."""
+        if self._child is not None:
+            await self._child.stop(self._cluster.drain_timeout_s + END_S)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+        if self._folder is not None:
+            self._folder.remove()
