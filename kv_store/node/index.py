@@ -180,11 +180,11 @@ class Index:
         if tier is None or tier is Tier.SSD:
             self.drop_ssd(entry, DropReason.CLEARED)
 
-    def expire(self, older_than_s: float) -> None:
-        """Drops what was not used since. A pinned block is in use."""
+    def expire(self, ttl_s: float) -> None:
+        """Drops what was not used for so long. A pinned block is in use."""
         for _ in range(_EXPIRED_MAX):
             entry = next(iter(self._entries.values()), None)
-            if entry is None or entry.used_s > older_than_s:
+            if entry is None or entry.used_s + ttl_s > self._context.now_s:  # as `next_tick_s` adds
                 return
             if (entry.host is not None and entry.host.pins) or (entry.ssd is not None and entry.ssd.reads):
                 entry.used_s = self._context.now_s
