@@ -19,6 +19,7 @@ ERRORS_IN_A_ROW_MAX = 5
 OFF_S = 60.0
 BACKLOG_MAX = 65_536
 """Blocks."""
+FULL_SHARE = 0.9
 FULL_PAUSE_S = 5.0
 """After the device was found full."""
 REGROW_S = 60.0
@@ -54,7 +55,7 @@ class SsdTier:
         self._reads: deque[Fill] = deque()
         self._writes: deque[HostCopy] = deque()
         self._backlog: OrderedDict[BlockHash, Space] = OrderedDict()
-        """Used again, and to be written as soon as little else waits; of too many the oldest are left out."""
+        """To be written as soon as little else waits; of too many the oldest are left out."""
         self._in_flight: dict[int, _Read | _Write] = {}
         self._read_count = 0
         self._writes_max = config.ssd_threads * 8
@@ -129,7 +130,9 @@ class SsdTier:
         entry = self._index.get(block_hash, copy.space)
         if not self._can_write(copy.space) or copy.is_transient or entry is None or entry.ssd is not None:
             return False
-        if copy.is_writing or not copy.space.host_policy.earns_next(block_hash):
+        if copy.is_writing:
+            return False
+        if not copy.space.host_policy.earns_next(block_hash) and not self._has_room_to_spare(copy.space):
             return False
         if len(self._writes) >= (self._writes_max if is_leaving else self._writes_max // 2):
             return False
@@ -138,15 +141,30 @@ class SsdTier:
         self._writes.append(copy)
         return True
 
+    def came(self, copy: HostCopy) -> None:
+        """New in host memory."""
+        if self._has_room_to_spare(copy.space):
+            self._remember(copy)
+
     def hit(self, entries: Sequence[Entry]) -> None:
         """What was used again goes down ahead of its leaving, while little waits."""
         for entry in entries:
             if entry.host is None or entry.ssd is not None or self.write_down(entry.host, is_leaving=False):
                 continue
-            if self._can_write(entry.space) and not entry.host.is_writing:
-                self._backlog[entry.facts.block_hash] = entry.space
-                if len(self._backlog) > BACKLOG_MAX:
-                    self._backlog.popitem(last=False)
+            if not entry.host.is_writing:
+                self._remember(entry.host)
+
+    def _remember(self, copy: HostCopy) -> None:
+        if not self._can_write(copy.space):
+            return
+        self._backlog[copy.facts.block_hash] = copy.space
+        if len(self._backlog) > BACKLOG_MAX:
+            self._backlog.popitem(last=False)
+
+    def _has_room_to_spare(self, space: Space) -> bool:
+        """Then every block goes down: nothing has to leave for it, and what was used once may come back after
+        a restart. A device that is nearly full takes what has earned it by being used again."""
+        return self._index.ssd_bytes + space.ssd_slot_bytes <= self.limit_bytes * FULL_SHARE
 
     def _write_backlog(self) -> None:
         while self._backlog and len(self._writes) < self._writes_max // 2:
