@@ -29,6 +29,7 @@ REQUEST_S = 600.0
 OUTPUT_TOKENS = 2
 SETTLE_S = 30.0
 """For blocks to be written through, and for a restarted process to be known."""
+WRITTEN_S = 10.0
 AIMS = {"pool": 0.10, "host memory": 0.15, "host memory, workers restarted": 0.15, "SSD": 0.35, "peer": 0.35}
 
 
@@ -229,8 +230,8 @@ async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]
 
 
 async def _settle(bench: _Bench) -> None:
-    """Until what was computed is written through, and down to SSD."""
-    await asyncio.sleep(3.0)
+    """Until what was computed is written through, and down to SSD, and a killed node's lease has lapsed."""
+    await asyncio.sleep(WRITTEN_S)
 
 
 def _drop_page_cache(folder: Path) -> None:
@@ -246,6 +247,9 @@ def _drop_page_cache(folder: Path) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those the system gives to connections: it must be free again after each restart."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port

@@ -22,7 +22,6 @@ _c10d: Any = dist
 
 PART_BYTES = 8 * 2**20
 """Staged and sent at a time."""
-POLL_S = 100e-6
 TAG = 0
 
 Spans = Sequence[tuple[int, int]]
@@ -193,13 +192,15 @@ class TorchPair:
     def _synchronise(self, deadline_s: float) -> None:
         if self._stream is None:
             return
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        while not done.query():
-            if time.monotonic() > deadline_s:
-                self.abort()
-                raise TimeoutError("out of time")
-            time.sleep(POLL_S)
+        # A wait for the device has no time limit: the watchdog makes NCCL's kernels end instead.
+        watchdog = threading.Timer(max(0.0, deadline_s - time.monotonic()), self.abort)
+        watchdog.start()
+        try:
+            self._stream.synchronize()
+        finally:
+            watchdog.cancel()
+        if self._is_aborted:
+            raise TimeoutError("out of time")
 
     def abort(self) -> None:
         with self._lock:
