@@ -92,13 +92,14 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: Annotated[tuple[Literal["cma", "nixl", "tcp"], ...], Field(min_length=1)] = (
+    backends: Annotated[tuple[Literal["cma", "nixl", "nccl", "tcp"], ...], Field(min_length=1)] = (
         "cma",
         "nixl",
         "tcp",
     )
     """How KV bytes move between workers, most preferred first; one that cannot start is left out, and each
-    peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host."""
+    peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host. nccl:
+    process groups of torch.distributed, NCCL between GPUs and gloo between pools in host memory."""
     lease_s: Seconds = 5.0
     """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5

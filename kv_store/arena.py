@@ -7,6 +7,7 @@ memory is *reserved* with an error code first, and given back by a hole punched 
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -15,20 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from baton.core.errors import BatonError, SetupError
+from kv_store.extents import punch_hole
 from kv_store.host_memory import available_bytes
 
 PAGE_BYTES = mmap.PAGESIZE
 SLAB_BYTES = 64 * 2**20
-"""Reserved or mapped in one call: some 20 ms, so that a thread that does it can be stopped in between."""
+"""Reserved or mapped in one call: 20 to 40 ms, so that a thread that does it can stop in between."""
 
 _SHMEM_THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _MADV_POPULATE_WRITE = 23
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """No one who has the descriptor can take pages away from under the others."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -54,6 +54,7 @@ class Arena:
         self._view = memoryview(self._memory)
         self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._is_reserved = bytearray(slot_count)
+        self._granted_bytes = 0
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -153,10 +154,7 @@ class Arena:
         """The slot's memory goes back to the system; it reads as zeros. Nobody may be using it."""
         with self._lock:
             self._is_reserved[slot] = 0
-            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-            if _libc.fallocate(self.fd, mode, self._start(slot), self.slot_bytes):
-                error = ctypes.get_errno()
-                raise OSError(error, os.strerror(error))
+            punch_hole(self.fd, self._start(slot), self.slot_bytes)
 
     def resident_bytes(self) -> int:
         """Memory the arena takes now, all processes together."""
@@ -183,16 +181,31 @@ class Arena:
         return limit if found < 0 else found
 
     def _take(self, first: int, end: int) -> None:
-        size = (end - first) * self.slot_bytes
-        if size > available_bytes():
-            raise NoHostMemory(f"no {size} bytes of memory left for the store's arena")
-        try:
-            os.posix_fallocate(self.fd, first * self.slot_bytes, size)
-        except OSError as error:
-            raise NoHostMemory(
-                f"no {size} bytes of memory for the store's arena: {error.strerror}"
-            ) from error
+        start, size = self._start(first), (end - first) * self.slot_bytes
+        self._check_room(size)
+        # By the mapping and not by fallocate, which takes 4 KiB pages whatever was advised for the mapping.
+        if _libc.madvise(self.base_address + start, size, _MADV_POPULATE_WRITE):
+            error = ctypes.get_errno()
+            if error != errno.EINVAL:
+                raise NoHostMemory(f"no {size} bytes for the store's arena: {os.strerror(error)}")
+            self._allocate(start, size)  # Linux before 5.14
         self._is_reserved[first:end] = b"\1" * (end - first)
+
+    def _check_room(self, size: int) -> None:
+        """The kernel kills somebody rather than to refuse a control group's memory, so the group is asked
+        before; for small sizes not every time."""
+        if size > self._granted_bytes:
+            room = available_bytes()
+            if size > room:
+                raise NoHostMemory(f"no {size} bytes of memory left for the store's arena: {room} available")
+            self._granted_bytes = min(room, size + SLAB_BYTES)
+        self._granted_bytes -= size
+
+    def _allocate(self, start: int, size: int) -> None:
+        try:
+            os.posix_fallocate(self.fd, start, size)
+        except OSError as error:
+            raise NoHostMemory(f"no {size} bytes for the store's arena: {error.strerror}") from error
 
     def _advise_huge_pages(self) -> str:
         failed = _libc.madvise(self.base_address, len(self._memory), mmap.MADV_HUGEPAGE)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCAB = 768, 12, 12, 4, 2048, 8192
-CONTEXT_TOKENS = 4096
+CONTEXT_TOKENS = 16_384
 FIRST_TOKEN = 100
 """Lower ids are special or bytes."""
 _MADE = "made"

@@ -12,7 +12,9 @@ from baton.bench import handover as handover_bench
 from baton.bench.engine_cli import engine
 from baton.bench.kernels_cli import kernels
 from baton.bench.quality_cli import quality
+from baton.bench.reuse_cli import reuse
 from baton.bench.speculation_cli import speculation
+from baton.bench.store_cli import store
 
 app = typer.Typer(
     name="bench",
@@ -27,6 +29,8 @@ app.command("engine")(engine)
 app.command("quality")(quality)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
+app.command("store")(store)
+app.command("reuse")(reuse)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -166,6 +166,61 @@ TRANSFER = Metric(
     "baton_transfer_seconds", "histogram", "seconds", "One read from a peer.", ("worker",), SHORT_BUCKETS
 )
 
+# --- worker: the store ------------------------------------------------------------------------------
+
+STORE_JOINED = Metric(
+    "baton_store_joined_ratio",
+    "gauge",
+    "ratio",
+    "1 while the worker has a session with a store.",
+    ("worker",),
+)
+OFFERED_BLOCKS = Metric(
+    "baton_store_offered_blocks_total", "counter", "blocks", "Sealed blocks offered.", ("worker",)
+)
+WRITTEN_BLOCKS = Metric(
+    "baton_store_written_blocks_total", "counter", "blocks", "Blocks copied into the store.", ("worker",)
+)
+SKIPPED_BLOCKS = Metric(
+    "baton_store_skipped_blocks_total",
+    "counter",
+    "blocks",
+    "Sealed blocks that were not offered or not written: too many at once, or reused before their turn.",
+    ("worker",),
+)
+LOADED_BLOCKS = Metric(
+    "baton_store_used_blocks_total",
+    "counter",
+    "blocks",
+    "Blocks of prompts that came from the store, by where it had them: host, ssd, peer.",
+    ("worker", "tier"),
+)
+RECOMPUTED_BLOCKS = Metric(
+    "baton_store_recomputed_blocks_total",
+    "counter",
+    "blocks",
+    "Blocks of prompts that were computed: absent, faster (to compute), late, failed, corrupt.",
+    ("worker", "reason"),
+)
+LOADS_STARTED = Metric(
+    "baton_store_started_loads_total", "counter", "events", "Loads that sequences asked for.", ("worker",)
+)
+STORE_COPY = Metric(
+    "baton_store_copy_seconds",
+    "histogram",
+    "seconds",
+    "One copy of some blocks between KV pool and store, by direction: in (to the store), out.",
+    ("worker", "direction"),
+    SHORT_BUCKETS,
+)
+STORE_COPIED_BLOCKS = Metric(
+    "baton_store_copied_blocks_total",
+    "counter",
+    "blocks",
+    "Blocks copied between KV pool and store, by direction.",
+    ("worker", "direction"),
+)
+
 # --- control plane ----------------------------------------------------------------------------------
 
 REPLICAS = Metric(

@@ -8,7 +8,14 @@ from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
 from baton.telemetry.catalogue import Metric
 from baton.telemetry.metrics import Meter
-from baton.worker.events import ToRouter, WorkerAction, WorkerEvent
+from baton.worker.events import (
+    CopyDone,
+    CopyFromStore,
+    CopyToStore,
+    ToRouter,
+    WorkerAction,
+    WorkerEvent,
+)
 from kv_transfer.manager import ReadOutcome, TransferCounters
 
 GAUGES: dict[str, Metric] = {
@@ -30,6 +37,18 @@ COUNTERS: dict[str, Metric] = {
 }
 """The same for accounts that only rise."""
 
+STORE_COUNTERS: dict[str, Metric] = {
+    "store.offered_blocks": catalogue.OFFERED_BLOCKS,
+    "store.written_blocks": catalogue.WRITTEN_BLOCKS,
+    "store.skipped_blocks": catalogue.SKIPPED_BLOCKS,
+    "store.loads_started": catalogue.LOADS_STARTED,
+}
+BY_LABEL: dict[str, tuple[Metric, str]] = {
+    "store.loaded_blocks.": (catalogue.LOADED_BLOCKS, "tier"),
+    "store.recomputed_blocks.": (catalogue.RECOMPUTED_BLOCKS, "reason"),
+}
+"""Accounts that begin so: what follows is the label's value."""
+
 
 class WorkerMetrics:
     """Labelled with the replica's stable name, so that a restart continues its series."""
@@ -38,6 +57,8 @@ class WorkerMetrics:
         self.meter = Meter()
         self._worker = replica_name(worker_id)
         self._totals_seen: dict[str, float] = {}
+        self._copies: dict[int, tuple[str, int]] = {}
+        """Copies to and from the store under way |-> direction and blocks."""
 
     def totals(self) -> dict[str, float]:
         """For the worker's accounts: what it has computed, by kind of work."""
@@ -49,10 +70,18 @@ class WorkerMetrics:
         return {**totals, "prefix_hit_tokens": value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)}
 
     def saw(self, event: WorkerEvent) -> None:
-        """Nothing is counted by what comes in."""
+        if isinstance(event, CopyDone) and (copy := self._copies.pop(event.copy_id, None)):
+            direction, block_count = copy
+            labels = {"worker": self._worker, "direction": direction}
+            self.meter.observe(catalogue.STORE_COPY, event.seconds, **labels)
+            self.meter.inc(catalogue.STORE_COPIED_BLOCKS, 0 if event.error else block_count, **labels)
 
     def did(self, action: WorkerAction) -> None:
         match action:
+            case CopyToStore(copy_id, blocks):
+                self._copies[copy_id] = ("in", len(blocks))
+            case CopyFromStore(copy_id, slots):
+                self._copies[copy_id] = ("out", len(slots))
             case ToRouter(_, StepOutput(outputs)):
                 cached = sum(output.cached_token_count or 0 for output in outputs)
                 if cached:
@@ -81,9 +110,21 @@ class WorkerMetrics:
             self.meter.set(metric, accounts.get(name, 0.0), worker=self._worker)
         for name, metric in COUNTERS.items():
             self.meter.inc(metric, self._risen(name, accounts[name]), worker=self._worker)
+        self._store_accounts(accounts)
         for backend, counters in transfer.items():
             new_bytes = self._risen(backend, counters.bytes_read)
             self.meter.inc(catalogue.TRANSFER_BYTES, new_bytes, worker=self._worker, backend=backend)
+
+    def _store_accounts(self, accounts: Mapping[str, float]) -> None:
+        self.meter.set(catalogue.STORE_JOINED, accounts.get("store.joined", 0.0), worker=self._worker)
+        for name, metric in STORE_COUNTERS.items():
+            self.meter.inc(metric, self._risen(name, accounts.get(name, 0.0)), worker=self._worker)
+        for name, total in accounts.items():
+            prefix = name[: name.rfind(".") + 1]
+            if prefix in BY_LABEL:
+                metric, label = BY_LABEL[prefix]
+                labels = {"worker": self._worker, label: name.removeprefix(prefix)}
+                self.meter.inc(metric, self._risen(name, total), **labels)
 
     def _risen(self, name: str, total: float) -> float:
         """By how much since the last call."""

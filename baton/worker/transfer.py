@@ -8,10 +8,12 @@ from typing import Any
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
+from baton.engine.kv_pairs import TorchPairs
 from baton.engine.kv_pool import KVPool
 from baton.worker.grant_checksums import GrantChecksums, Send
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.backends.cma import CmaBackend
+from kv_transfer.backends.nccl import NcclBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.checksums import checksum_blocks
@@ -41,6 +43,9 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
                 backends.append(CmaBackend(worker_id, memory))
             case "nixl":
                 backends.append(NixlBackend(worker_id, memory))
+            case "nccl":
+                pairs = TorchPairs(pool.memory, host=host)
+                backends.append(NcclBackend(worker_id, memory, pairs, host=host))
             case "tcp":
                 backends.append(TcpBackend(worker_id, memory, host=host))
     return TransferManager(backends, block_bytes=pool.block_bytes, memory=memory)

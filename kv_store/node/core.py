@@ -91,7 +91,7 @@ class NodeCore:
         self._context.run_due()
         ttl_s = self._context.config.ttl_s
         if ttl_s > 0:
-            self._parts.index.expire(self._context.now_s - ttl_s)
+            self._parts.index.expire(ttl_s)
         self._dispatch(event)
         self._parts.settle()
         return self._context.take_actions()

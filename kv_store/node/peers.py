@@ -129,10 +129,15 @@ class PeerFetches:
 
     def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
         """Reads under way end by themselves."""
-        for fetch in list(self._fetches.values()):
-            if fetch.peer.node_id == node_id and fetch.space.block_bytes == space:
-                fetch.is_lost = True
-                self._fail(fetch, f"{node_id}: {message}")
+        lost = [
+            fetch
+            for fetch in self._fetches.values()
+            if fetch.peer.node_id == node_id and fetch.space.block_bytes == space
+        ]
+        for fetch in lost:
+            fetch.is_lost = True
+        for fetch in lost:
+            self._fail(fetch, f"{node_id}: {message}")
 
     def pinned(self, node_id: NodeId, answer: PinnedBlocks) -> None:
         fetch = self._fetch_from(node_id, answer.fetch_id)

@@ -1,6 +1,6 @@
 """The SSD tier: what is read from it, what is written to it, and when it is left alone."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +17,9 @@ from kv_store.node.spaces import Entry, HostCopy, Space
 ERRORS_IN_A_ROW_MAX = 5
 """So many, and nothing is written for a while."""
 OFF_S = 60.0
+BACKLOG_MAX = 65_536
+"""Blocks."""
+FULL_SHARE = 0.9
 FULL_PAUSE_S = 5.0
 """After the device was found full."""
 REGROW_S = 60.0
@@ -51,6 +54,8 @@ class SsdTier:
         self._quota_bytes = int(self.limit_bytes * config.tenant_share_max)
         self._reads: deque[Fill] = deque()
         self._writes: deque[HostCopy] = deque()
+        self._backlog: OrderedDict[BlockHash, Space] = OrderedDict()
+        """To be written as soon as little else waits; of too many the oldest are left out."""
         self._in_flight: dict[int, _Read | _Write] = {}
         self._read_count = 0
         self._writes_max = config.ssd_threads * 8
@@ -125,7 +130,9 @@ class SsdTier:
         entry = self._index.get(block_hash, copy.space)
         if not self._can_write(copy.space) or copy.is_transient or entry is None or entry.ssd is not None:
             return False
-        if copy.is_writing or not copy.space.host_policy.earns_next(block_hash):
+        if copy.is_writing:
+            return False
+        if not copy.space.host_policy.earns_next(block_hash) and not self._has_room_to_spare(copy.space):
             return False
         if len(self._writes) >= (self._writes_max if is_leaving else self._writes_max // 2):
             return False
@@ -134,10 +141,36 @@ class SsdTier:
         self._writes.append(copy)
         return True
 
+    def came(self, copy: HostCopy) -> None:
+        """New in host memory."""
+        if self._has_room_to_spare(copy.space):
+            self._remember(copy)
+
     def hit(self, entries: Sequence[Entry]) -> None:
         """What was used again goes down ahead of its leaving, while little waits."""
         for entry in entries:
-            if entry.host is not None and entry.ssd is None:
+            if entry.host is None or entry.ssd is not None or self.write_down(entry.host, is_leaving=False):
+                continue
+            if not entry.host.is_writing:
+                self._remember(entry.host)
+
+    def _remember(self, copy: HostCopy) -> None:
+        if not self._can_write(copy.space):
+            return
+        self._backlog[copy.facts.block_hash] = copy.space
+        if len(self._backlog) > BACKLOG_MAX:
+            self._backlog.popitem(last=False)
+
+    def _has_room_to_spare(self, space: Space) -> bool:
+        """Then every block goes down: nothing has to leave for it, and what was used once may come back after
+        a restart. A device that is nearly full takes what has earned it by being used again."""
+        return self._index.ssd_bytes + space.ssd_slot_bytes <= self.limit_bytes * FULL_SHARE
+
+    def _write_backlog(self) -> None:
+        while self._backlog and len(self._writes) < self._writes_max // 2:
+            block_hash, space = self._backlog.popitem(last=False)
+            entry = self._index.get(block_hash, space)
+            if entry is not None and entry.host is not None and entry.ssd is None:
                 self.write_down(entry.host, is_leaving=False)
 
     def _can_write(self, space: Space) -> bool:
@@ -267,11 +300,13 @@ class SsdTier:
             if not fill.is_reading:
                 self._skip(fill)
         write_count = len(self._in_flight) - self._read_count
+        self._write_backlog()
         while self._writes and write_count < threads:
             copy = self._writes.popleft()
             before = len(self._in_flight)
             self._start_write(copy)
             write_count += len(self._in_flight) - before
+            self._write_backlog()
 
     def _start_read(self, fill: Fill) -> bool:
         """False: later, there is no slot just now."""

@@ -1,5 +1,6 @@
 """Sealed blocks come in from the workers of this host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
@@ -8,6 +9,7 @@ from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
 from kv_store.node.host import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.shares import Shares
+from kv_store.node.spaces import HostCopy
 from kv_store.node.workers import ProtocolError, Worker
 
 
@@ -22,7 +24,16 @@ class Write:
 class Writes:
     """From offer to `BlocksWritten`, or to the worker's end: the slots belong to it."""
 
-    def __init__(self, context: Context, index: Index, host: HostTier, shares: Shares) -> None:
+    def __init__(
+        self,
+        context: Context,
+        index: Index,
+        host: HostTier,
+        shares: Shares,
+        *,
+        on_stored: Callable[[HostCopy], None],
+    ) -> None:
+        self._on_stored = on_stored
         self._context = context
         self._index = index
         self._host = host
@@ -73,7 +84,7 @@ class Writes:
             if checksum is None or is_here or not self._index.may_be_of(facts.block_hash, worker.space):
                 self._index.free_slot(worker.space, write.slot)
             else:
-                self._index.add_host(worker.space, facts, write.slot, checksum)
+                self._on_stored(self._index.add_host(worker.space, facts, write.slot, checksum))
 
     def worker_lost(self, worker: Worker) -> None:
         """Whatever is in its slots may be torn."""

@@ -15,10 +15,11 @@ from baton.core.errors import SetupError
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
 from kv_store.checksum import checksum as checksum_of
+from kv_store.extents import allocate, punch_hole
 from kv_store.node.events import Recovered
 from kv_store.ssd import recovery
-from kv_store.ssd.device import AlignedBuffers, is_aligned
-from kv_store.ssd.eraser import Eraser, punch_hole
+from kv_store.ssd.device import AlignedBuffers, IoMode, is_aligned
+from kv_store.ssd.eraser import Eraser
 from kv_store.ssd.errors import CorruptBlock, DiskError
 from kv_store.ssd.folder import SpaceFile, open_space_file
 from kv_store.ssd.layout import (
@@ -32,6 +33,8 @@ from kv_store.ssd.layout import (
 
 IoChoice = Literal["auto", "direct", "buffered"]
 SCAN_THREADS = 4
+_ALLOCATED_AHEAD_BYTES = 16 * 2**20
+"""More than a node may hold by so much at most, where several spaces share its disk space."""
 
 
 class BlockFile:
@@ -40,18 +43,17 @@ class BlockFile:
 
     def __init__(self, file: SpaceFile, slot_count: int) -> None:
         """Use `open`."""
-        self.path, self.slot_count, self.io, self.notes = (
-            file.device.path,
-            slot_count,
-            file.device.mode,
-            file.notes,
-        )
+        self.path, self.notes, self.slot_count = file.device.path, file.notes, slot_count
+        self.io: IoMode = file.device.mode
         self.space, self.slot_bytes = file.title.space, file.title.slot_bytes
         self._file, self._device, self._title = file, file.device, file.title
         self._buffers = AlignedBuffers()
         self._sequence = itertools.count(1)
         self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.space}")
         self._calls = _CallsUnderWay()
+        self._allocated_slots = 0
+        """Below it the file has disk space, or had."""
+        self._allocating = threading.Lock()
 
     @classmethod
     def open(
@@ -83,6 +85,7 @@ class BlockFile:
         opened = cls(file, slot_count)
         kept, superseded = recovery.newest_of_each(labels)
         opened._sequence = itertools.count(max((label.sequence for label in labels), default=0) + 1)
+        opened._allocated_slots = max((label.slot for label in labels), default=-1) + 1
         for slot in superseded:
             opened.forget(slot)
         return opened, [recovery.recovered(label) for label in kept]
@@ -117,6 +120,7 @@ class BlockFile:
             offset = payload_offset(self._checked(ssd_slot), self.slot_bytes)
             checksum = checksum or checksum_of(source[: self.space])
             self._eraser.take_off(ssd_slot)
+            self._allocate_ahead(ssd_slot)
             try:
                 payload, is_copied = self._io_buffer(source)
                 if is_copied:
@@ -158,6 +162,21 @@ class BlockFile:
         """Disk space the file takes now; its length says nothing, as it is sparse."""
         with self._calls:
             return os.fstat(self._device.fd).st_blocks * 512
+
+    def _allocate_ahead(self, slot: int) -> None:
+        """Takes disk space in long pieces: writes into a new file are half as fast again.
+
+        A hint: what fails here fails in the write, with the right name.
+        """
+        if slot < self._allocated_slots:
+            return
+        with self._allocating:
+            count = max(1, _ALLOCATED_AHEAD_BYTES // (self.slot_bytes + PAGE_BYTES))
+            end = min(self.slot_count, slot + count)
+            offset = payload_offset(slot, self.slot_bytes)
+            if slot >= self._allocated_slots:
+                allocate(self._device.fd, offset, payload_offset(end, self.slot_bytes) - offset)
+                self._allocated_slots = end
 
     def _label_page(self, slot: int, facts: BlockFacts, checksum: int) -> bytes:
         try:

@@ -48,7 +48,8 @@ class Device:
 
     def __init__(self, path: Path, mode: IoMode) -> None:
         """Raises OSError, EINVAL where the file system has no direct IO."""
-        self.path, self.mode = path, mode
+        self.path = path
+        self.mode: IoMode = mode
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if mode == "direct" else 0)
         self.fd = os.open(path, flags)
         self._flags = 0

@@ -5,8 +5,6 @@ write covers it: then erasing would only cost a second write. So what is to be e
 and a write that comes first takes it off the list.
 """
 
-import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +12,6 @@ from collections.abc import Callable
 from kv_store.ssd.errors import DiskError
 
 ERASE_DELAY_S = 0.25
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Eraser:
@@ -94,10 +88,3 @@ class Eraser:
                 elif self._is_closing:
                     return None
                 self._changed.wait(wait_s)
-
-
-def punch_hole(fd: int, offset: int, size: int) -> None:
-    """The bytes read as zeros and take no disk space. Raises OSError."""
-    if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))

@@ -38,6 +38,7 @@ from kv_transfer.backends.tcp_frames import (
     WELCOME,
     Line,
     Malformed,
+    PoolIO,
     pool_io,
 )
 from kv_transfer.backends.tcp_server import TcpServer
@@ -101,6 +102,7 @@ class TcpBackend:
     """See `kv_transfer.backend.TransferBackend`. `host`: the address of this machine that peers reach."""
 
     name = "tcp"
+    read_threads = READ_THREADS
 
     def __init__(
         self, worker_id: WorkerId, memory: KVMemory, *, host: str, staging: BlockStaging | None = None
@@ -116,9 +118,13 @@ class TcpBackend:
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        self._io = pool_io(self._memory, self._staging)
-        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kv tcp read")
+        self._io = await asyncio.to_thread(self._make_io)
+        self._threads = ThreadPoolExecutor(self.read_threads, thread_name_prefix=f"kv {self.name} read")
         self._server = TcpServer(self._memory, self._io, host=self._host, token=self._token)
+
+    def _make_io(self) -> PoolIO:
+        """Raises SetupError."""
+        return pool_io(self._memory, self._staging)
 
     async def close(self) -> None:
         server, self._server = self._server, None
@@ -153,7 +159,7 @@ class TcpBackend:
         await self.remove_peer(peer)
         fresh = _Peer(peer, parsed)
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        line = await self._run(_Call(fresh, frozenset()), lambda call: connect(call, deadline_s))
+        line = await self._run(_Call(fresh, frozenset()), lambda call: connect(call, self._io, deadline_s))
         fresh.idle.append(line)
         self._peers[peer] = fresh
 
@@ -289,7 +295,7 @@ class TcpBackend:
         with self._idle_lock:
             line = call.peer.idle.pop() if call.peer.idle else None
         if line is None:
-            return connect(call, deadline_s)
+            return connect(call, self._io, deadline_s)
         line.deadline_s = deadline_s
         try:
             call.use(line)
@@ -300,13 +306,13 @@ class TcpBackend:
 
     def _keep(self, peer: _Peer, line: Line) -> None:
         with self._idle_lock:
-            if not peer.is_removed and len(peer.idle) < READ_THREADS:
+            if not peer.is_removed and len(peer.idle) < self.read_threads:
                 peer.idle.append(line)
                 return
         line.close()
 
 
-def connect(call: _Call, deadline_s: float) -> Line:
+def connect(call: _Call, io: PoolIO, deadline_s: float) -> Line:
     """A line on which both sides have greeted. Raises OSError, and Malformed for another protocol."""
     offer = call.peer.offer
     left_s = max(1e-3, deadline_s - time.monotonic())
@@ -317,6 +323,7 @@ def connect(call: _Call, deadline_s: float) -> Line:
         line.send(HELLO.pack(MAGIC, VERSION, offer.token))
         if (welcome := WELCOME.unpack(line.take(WELCOME.size))) != (MAGIC, VERSION):
             raise Malformed(f"{offer.host}:{offer.port} greets with {welcome}")
+        io.greeted(line, is_source=False)
     except BaseException:
         call.let_go()
         line.close()

@@ -49,20 +49,34 @@ class Malformed(ConnectionError):
     """The other side does not speak this protocol."""
 
 
+class Companion(Protocol):
+    """What a line has beside its socket, and takes along when it ends."""
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Line:
     """A connected socket whose every operation ends by `deadline_s` (monotonic) with TimeoutError."""
 
     def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
         self.sock = sock
         self.deadline_s = deadline_s
+        self.companion: Companion | None = None
+        self.is_aborted = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
-    def _arm(self) -> None:
+    def left_s(self, at_most_s: float) -> float:
+        """Raises TimeoutError when it is none."""
         left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("out of time")
-        self.sock.settimeout(left_s)
+        return min(left_s, at_most_s)
+
+    def _arm(self) -> None:
+        self.sock.settimeout(self.left_s(float("inf")))
 
     def send(self, data: bytes | memoryview) -> None:
         self._arm()
@@ -84,15 +98,24 @@ class Line:
 
     def abort(self) -> None:
         """From any thread: whoever is in `send` or `fill` gets an OSError."""
+        self.is_aborted = True
         with contextlib.suppress(OSError):  # not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)
+        if self.companion is not None:
+            self.companion.abort()
 
     def close(self) -> None:
         self.sock.close()
+        if self.companion is not None:
+            self.companion.close()
 
 
 class PoolIO(Protocol):
-    """Blocks of the pool over a line, in the given order."""
+    """Blocks of the pool over a line, in the given order. Raises OSError."""
+
+    def greeted(self, line: Line, *, is_source: bool) -> None:
+        """Both sides of a new line have greeted."""
+        ...
 
     def send(self, line: Line, blocks: Sequence[int]) -> None: ...
 
@@ -105,6 +128,9 @@ class PoolIO(Protocol):
 
 class HostPoolIO:
     """Straight between the pool and the kernel."""
+
+    def greeted(self, line: Line, *, is_source: bool) -> None:
+        pass
 
     def __init__(self, memory: KVMemory) -> None:
         raw = (ctypes.c_char * memory.pool_bytes).from_address(memory.base_address)
@@ -140,6 +166,9 @@ class HostPoolIO:
 
 class StagedPoolIO:
     """Through a bounded piece of host memory."""
+
+    def greeted(self, line: Line, *, is_source: bool) -> None:
+        pass
 
     def __init__(self, memory: KVMemory, staging: BlockStaging) -> None:
         self._staging = staging

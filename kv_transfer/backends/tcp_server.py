@@ -93,6 +93,7 @@ class TcpServer:
     def _serve(self, line: Line) -> None:
         try:
             self._greet(line)
+            self._io.greeted(line, is_source=True)
             while True:
                 line.deadline_s = time.monotonic() + IDLE_S
                 head = line.take(REQUEST.size)

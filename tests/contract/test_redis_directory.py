@@ -1,6 +1,7 @@
 """The directory in Redis when Redis fails, and the kinds of Redis there are. Real servers throughout."""
 
 import asyncio
+import itertools
 import re
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from tests.contract.directory_worlds import RedisWorld, redis_world
 from tests.contract.redis_groups import certificates, redis_cluster, sentinel_group, tls_before
 from tests.contract.redis_servers import RedisServer, free_port
 from tests.contract.test_store_directory import LEASE_S, h, holders, holding, join, member, snapshot, stored
+from tests.unit.kv_store.directory.dull_node import running
 
 QUICK_S = 0.3
 """The directory's own deadline in these tests."""
@@ -152,6 +154,37 @@ async def test_many_at_once_wait_for_the_few_connections(world):
     found = await asyncio.gather(*(holders(directory, number) for number in range(200)))
     assert found == [(holding("a"),) if number % 2 == 0 else () for number in range(200)]
     assert (await world.raw.info("clients"))["connected_clients"] < 20
+
+
+async def changing(node, until):
+    """A node's blocks change all the time, until the condition holds."""
+    async with asyncio.timeout(20):
+        for number in itertools.count():
+            if until():
+                return
+            node.store(number % 50)
+            if h(number % 7) in node.blocks:
+                node.remove(number % 7)
+            await asyncio.sleep(0)
+
+
+async def test_a_node_goes_on_while_redis_dies_forgets_and_freezes_and_then_tells_all(server, world):
+    directory, other = await world.client(QUICK_S), await world.client()
+    numbers = range(60)
+    async with running(directory, lease_s=0.3) as node:
+        registration = node.registration
+        await changing(node, lambda: registration.forgot_count == 1)
+        await world.forget()
+        await changing(node, lambda: registration.forgot_count == 2)
+        for stop, go_on in ((server.kill, server.start), (server.freeze, server.thaw)):
+            stop()
+            await changing(node, lambda: registration.trouble)
+            go_on()
+            await changing(node, lambda: not registration.trouble)
+        held, found = [h(number) in node.blocks for number in numbers], []
+        async with asyncio.timeout(20):
+            while found != held:
+                found = [bool(x) for x in await until_answered(lambda: other.look_up(list(map(h, numbers))))]
 
 
 # --- what it costs, and whose it is -------------------------------------------------------------------

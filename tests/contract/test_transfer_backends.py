@@ -12,7 +12,7 @@ from kv_transfer.backends.loopback import LoopbackFabric
 from kv_transfer.layout import RangeCopy
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 
-KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "loopback"]
+KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "nccl", "loopback"]
 KERNEL_COPIES = ("cma", "nixl")
 """Within one host the kernel copies, and asks no peer."""
 FABRIC = LoopbackFabric()

@@ -105,7 +105,7 @@ async def test_every_rank_gets_what_it_would_have_computed_itself(geometry, sour
         assert torch.equal(torch.cat(outputs), attention(whole[source], geometry))
 
 
-@pytest.mark.parametrize("kind", ["nixl", "tcp"])
+@pytest.mark.parametrize("kind", ["nixl", "tcp", "nccl"])
 async def test_other_backends_do_the_same(kind):
     whole = content(SEED, GQA.block_bytes, BLOCK_COUNT)
     shards = await asyncio.to_thread(Shards, kind, GQA, 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import multiprocessing as mp
 import os
 import signal
@@ -13,6 +14,7 @@ from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.backends.cma import CmaBackend
 from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
+from kv_transfer.backends.nccl import NcclBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.tcp import TcpBackend
 
@@ -58,10 +60,23 @@ def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBac
             return CmaBackend(worker_id, memory)
         case "tcp":
             return TcpBackend(worker_id, memory, host="127.0.0.1")
+        case "nccl":
+            from baton.engine.kv_pairs import TorchPairs  # torch takes seconds to import
+
+            size = memory.pool_bytes
+            pool = torch_bytes(memory.base_address, size).view(memory.block_count, memory.block_bytes)
+            pairs = TorchPairs(pool, host="127.0.0.1")
+            return NcclBackend(worker_id, memory, pairs, host="127.0.0.1")
         case "loopback":
             return LoopbackBackend(worker_id, memory, fabric)
         case _:
             raise AssertionError(kind)
+
+
+def torch_bytes(address, size):
+    import torch
+
+    return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
 def _serve(conn: Connection, kind, worker_id, options):

@@ -184,7 +184,7 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("m") / "tiny", "llama", seed=5)
 
 
-@pytest.mark.parametrize("backend", ["cma", "nixl", "tcp"])
+@pytest.mark.parametrize("backend", ["cma", "nixl", "nccl", "tcp"])
 async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(model, backend):
     prompt = prompt_of(300, seed=1)
     with workers(model, **{"transfer.backends": backend}) as (prefill, decode):

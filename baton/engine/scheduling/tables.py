@@ -124,10 +124,11 @@ class Tables:
         """Counts blocks that came from elsewhere as computed, as soon as computing got to where they begin.
         Whether there were any."""
         incoming = seq.incoming
-        if incoming is None or seq.steps_open or incoming.first >= incoming.ready:
+        if incoming is None or incoming.first >= incoming.ready:
             return False
         if seq.computed_count < incoming.first * self._block_tokens:
             return False
+        assert seq.computed_count == seq.planned_count, "planned past what is awaited"
         if seq.cached_token_count is not None and not seq.was_preempted:
             token_count = (incoming.ready - incoming.first) * self._block_tokens
             seq.cached_token_count = min(seq.cached_token_count + token_count, seq.prompt_token_count)

@@ -11,7 +11,7 @@ from baton.worker.core_loads import PREFETCH_HOLD_S
 from baton.worker.core_offers import GATHER_S
 from baton.worker.events import FromRouter, RouterJoined
 from tests.unit.worker.dull_store import DullStore
-from tests.unit.worker.worker_pair import ROUTER, Cluster, Machine, collected, expected_tokens, start
+from tests.unit.worker.worker_pair import ROOT, ROUTER, Cluster, Machine, collected, expected_tokens, start
 
 PROMPT = tuple(range(100, 123))  # five full blocks and three tokens
 
@@ -305,6 +305,26 @@ def test_a_corrupt_block_is_computed_and_reported():
     assert bad in node.slot_of, "it was computed, and offered again"
 
 
+def test_nothing_is_computed_into_blocks_that_a_copy_still_writes():
+    """The first of two copies is corrupt; what the second brings is of no use, and not yet there."""
+    machine, node = pair()
+    filled(machine, node)
+    for facts in node.facts.values():
+        if facts.parent == ROOT or facts.depth == 3:
+            node.spoil(facts.block_hash)
+    load_id = wait_for_load(machine, node)
+    node.bring(load_id, 2)
+    node.bring(load_id, 3)
+    first, second = machine.copies
+    node.finish_copy(first)
+    assert machine.plan is None
+    node.finish_copy(second)
+    compute(machine, node)
+    assert right("b", machine)
+    assert machine.outputs("b")[0].cached_token_count == 0
+    at_rest(machine, node)
+
+
 def test_losing_the_store_leaves_what_is_not_copied_to_be_computed():
     machine, node = pair()
     filled(machine, node)
@@ -317,6 +337,7 @@ def test_losing_the_store_leaves_what_is_not_copied_to_be_computed():
     assert right("b", machine)
     assert machine.outputs("b")[0].cached_token_count == 12
     assert machine.core.is_idle
+    assert not machine.to_store, "the next session knows nothing of this one's loads"
 
 
 def test_blocks_stay_held_until_a_copy_into_them_is_done():
@@ -327,7 +348,7 @@ def test_blocks_stay_held_until_a_copy_into_them_is_done():
     machine.handle(FromRouter(ROUTER, CancelSequence("b", 0)), node.now_s)
     assert machine.core.status().held_blocks == 3
     assert not machine.core.is_idle
-    assert not heard(node, EndLoad)
+    assert not machine.to_store, "slots stay as long as they are read"
     node.finish_copy(next(iter(machine.copies)))
     at_rest(machine, node)
     assert len(heard(node, EndLoad)) == 1

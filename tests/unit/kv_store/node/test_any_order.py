@@ -1,5 +1,7 @@
 """Whatever happens in whatever order: accounts balance, and no reader's slot has another block than his."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -43,7 +45,8 @@ workers = st.sampled_from(WORKERS)
 peers = st.sampled_from(PEERS)
 chains = st.sampled_from("ab")
 lengths = st.integers(1, CHAIN_BLOCKS)
-seconds = st.sampled_from([0.001, 0.05, 0.3, 1.0, 4.0, 30.0])
+seconds = st.sampled_from([0.001, 0.01, 0.05, 0.3, 1.0, 4.0])
+rarely = st.sampled_from([False] * 7 + [True])
 
 
 def chain(space: int, name: str) -> tuple[BlockFacts, ...]:
@@ -63,7 +66,7 @@ class NodeMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["lru", "serving", "s3fifo", "sieve", "lfu"]),
         has_ssd=st.booleans(),
         tenant_share=st.sampled_from([1.0, 0.6]),
-        ttl_s=st.sampled_from([0.0, 5.0]),
+        ttl_s=st.sampled_from([0.0, 0.0, 10.0]),
         rate=st.sampled_from([0, 20_000, 10**9]),
     )
     def begin(self, policy, has_ssd, tenant_share, ttl_s, rate):
@@ -84,19 +87,27 @@ class NodeMachine(RuleBasedStateMachine):
         self.opened = set()
         self.has_drained = False
 
+    def open(self, space):
+        if space not in self.opened and space in self.world.ssd_slots and self.world.config.ssd_dir:
+            self.opened.add(space)
+            self.world.open(space)
+
     def worker(self, worker_id):
         found = self.world.workers.get(worker_id)
         return None if found is None or found.is_dropped else found
 
     # --- workers --------------------------------------------------------------------------------
 
-    @rule(worker_id=workers, space=spaces)
-    def join(self, worker_id, space):
-        self.world.join(worker_id, space)
+    @rule(worker_id=workers, space=spaces, is_again=rarely)
+    def join(self, worker_id, space, is_again):
+        if self.worker(worker_id) is None or is_again:
+            self.world.join(worker_id, space)
+            if not is_again:
+                self.open(space)
 
-    @rule(worker_id=workers)
-    def lose(self, worker_id):
-        if worker_id in self.world.workers:
+    @rule(worker_id=workers, is_due=rarely)
+    def lose(self, worker_id, is_due):
+        if worker_id in self.world.workers and is_due:
             self.world.lose(worker_id)
 
     @rule(worker_id=workers, name=chains, first=lengths, count=lengths)
@@ -142,11 +153,11 @@ class NodeMachine(RuleBasedStateMachine):
             corrupt = worker.loads[load_id].hashes[:1] if is_corrupt else ()
             self.world.end_load(worker, load_id, corrupt)
 
-    @rule(worker_id=workers, what=st.sampled_from(["hello", "written", "facts"]))
-    def nonsense(self, worker_id, what):
+    @rule(worker_id=workers, what=st.sampled_from(["hello", "written", "facts"]), is_due=rarely)
+    def nonsense(self, worker_id, what, is_due):
         """It is dropped, and writes on until it hears of it."""
         worker = self.worker(worker_id)
-        if worker is None:
+        if worker is None or not is_due:
             return
         said = {
             "hello": StoreHello(worker_id, "x", SMALL),
@@ -156,22 +167,30 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.handle(FromWorker(worker_id, said))
         assert worker.is_dropped
 
-    # --- the device -----------------------------------------------------------------------------
+    @rule(worker_id=workers)
+    def worker_catches_up(self, worker_id):
+        worker = self.worker(worker_id)
+        if worker is not None:
+            for offer_id in [i for i, (_, taken) in worker.offers.items() if taken.places]:
+                self.world.write(worker, offer_id, [True])
+            for load_id in list(worker.loads):
+                self.world.end_load(worker, load_id)
 
-    @rule(space=spaces)
-    def open(self, space):
-        if space not in self.opened and space in self.world.ssd_slots and self.world.config.ssd_dir:
-            self.opened.add(space)
-            self.world.open(space)
+    # --- the device -----------------------------------------------------------------------------
 
     @rule(data=st.data(), how=st.sampled_from(["", "", "", "error", "corrupt", "full"]))
     def io_ends(self, data, how):
         if self.world.io:
             self.world.io_ends(data.draw(st.sampled_from(list(self.world.io))), how)
 
+    @rule()
+    def device_catches_up(self):
+        while self.world.io:
+            self.world.io_ends(next(iter(self.world.io)), "")
+
     # --- peers ----------------------------------------------------------------------------------
 
-    @rule(count=st.integers(0, 2))
+    @rule(count=st.sampled_from([0, 1, 2, 2, 2]))
     def peers_change(self, count):
         self.world.handle(PeersChanged(tuple(PEERS[:count])))
 
@@ -180,7 +199,7 @@ class NodeMachine(RuleBasedStateMachine):
         lookup_ids = list(self.world.lookups)
         if lookup_ids:
             lookup = self.world.lookups.pop(data.draw(st.sampled_from(lookup_ids)))
-            some = st.sampled_from([(), (PEERS[0],), (PEERS[1],), tuple(PEERS)])
+            some = st.sampled_from([(), (PEERS[0],), (PEERS[0],), (PEERS[1],), tuple(PEERS)])
             holdings = tuple(
                 tuple(Holding(peer, Tier.HOST) for peer in data.draw(some)) for _ in lookup.hashes
             )
@@ -195,42 +214,62 @@ class NodeMachine(RuleBasedStateMachine):
     )
     def peer_answers(self, data, count, skip, how):
         """`skip`: blocks that it has told of already are told again."""
-        (node_id, fetch_id), (space, pin) = data.draw(st.sampled_from(list(self.world.asked.items())))
-        peer = next(peer for peer in PEERS if peer.node_id == node_id)
-        first = min(skip, len(pin.hashes))
+        key = data.draw(st.sampled_from(list(self.world.asked)))
+        if how == "fail":
+            node = next(peer for peer in PEERS if peer.node_id == key[0])
+            space, pin = self.world.asked[key]
+            first = min(skip, len(pin.hashes))
+            self.world.handle(FromPeer(space, node, PinFailed(key[1], first, "gone")))
+        else:
+            self.answer(key, skip, count, is_lying=how == "lie")
+
+    def answer(self, key, first, count, *, is_lying):
+        node = next(peer for peer in PEERS if peer.node_id == key[0])
+        space, pin = self.world.asked[key]
         hashes = pin.hashes[first : first + count]
         known = {f.block_hash: f for name in "ab" for f in chain(space, name)}
-        if how == "fail":
-            answer = PinFailed(fetch_id, first, "gone")
-        else:
-            facts = tuple(known[h] for h in hashes)
-            if how == "lie":
-                facts = facts[1:]
-            numbers = tuple(fetch_id * 100 + first + i for i in range(len(hashes)))
-            self.world.at_peers.update(zip(numbers, hashes, strict=True))
-            answer = PinnedBlocks(fetch_id, first, numbers, numbers, facts, numbers, 3.0, pin.pin_number)
-        self.world.handle(FromPeer(space, peer, answer))
+        facts = tuple(known[h] for h in hashes)[is_lying:]
+        numbers = tuple(key[1] * 100 + first + i for i in range(len(hashes)))
+        self.world.at_peers.update(zip(numbers, hashes, strict=True))
+        answer = PinnedBlocks(key[1], first, numbers, numbers, facts, numbers, 3.0, pin.pin_number)
+        self.world.handle(FromPeer(space, node, answer))
 
     @precondition(lambda self: self.world.reads)
     @rule(data=st.data(), how=st.sampled_from(["", "", "", "stale", "error", "unsettled", "corrupt"]))
     def peer_read_ends(self, data, how):
-        read = self.world.reads.pop(data.draw(st.sampled_from(list(self.world.reads))))
-        wanted = [self.world.at_peers[slot] for slot in read.source_slots]
+        self.read_ends(data.draw(st.sampled_from(list(self.world.reads))), how)
+
+    def read_ends(self, read_id, how):
+        read = self.world.reads.pop(read_id)
         corrupt = (0,) if how == "corrupt" else ()
         if how in ("", "corrupt"):
             for i, slot in enumerate(read.slots):
                 if i not in corrupt:
-                    self.world.arena[read.space, slot] = wanted[i]
+                    self.world.arena[read.space, slot] = self.world.at_peers[read.source_slots[i]]
         if how == "unsettled":
-            self.world.unsettled[read.read_id] = read
+            self.world.unsettled[read_id] = read
         done = PeerReadDone(
-            read.read_id,
+            read_id,
             error="gone" if how in ("error", "unsettled") else "",
             is_settled=how != "unsettled",
             is_stale=how == "stale",
             corrupt=corrupt,
         )
         self.world.handle(done)
+
+    @precondition(lambda self: self.world.asked or self.world.lookups)
+    @rule(peer=peers)
+    def peer_serves(self, peer):
+        """It has everything, and is fast."""
+        for lookup_id in list(self.world.lookups):
+            lookup = self.world.lookups.pop(lookup_id)
+            holding = (Holding(peer, Tier.HOST),)
+            self.world.handle(LookedUp(lookup_id, (holding,) * len(lookup.hashes)))
+        for key in list(self.world.asked):
+            if key in self.world.asked:
+                self.answer(key, first=0, count=CHAIN_BLOCKS, is_lying=False)
+        while self.world.reads:
+            self.read_ends(next(iter(self.world.reads)), "")
 
     @precondition(lambda self: self.world.unsettled)
     @rule(data=st.data())
@@ -239,8 +278,10 @@ class NodeMachine(RuleBasedStateMachine):
         read = self.world.unsettled.pop(read_id)
         self.world.handle(PeerReadSettled(read.read_id))
 
-    @rule(peer=peers, space=spaces)
-    def peer_lost(self, peer, space):
+    @rule(peer=peers, space=spaces, is_due=rarely)
+    def peer_lost(self, peer, space, is_due):
+        if not is_due:
+            return
         lost = [k for k, (of, _) in self.world.asked.items() if k[0] == peer.node_id and of == space]
         for key in lost:
             del self.world.asked[key]
@@ -269,9 +310,17 @@ class NodeMachine(RuleBasedStateMachine):
     def time_passes(self, passed_s):
         self.world.wait(passed_s)
 
-    @rule(tier=st.sampled_from([None, Tier.HOST, Tier.SSD]), tenant=st.sampled_from([None, "a"]))
-    def clear(self, tier, tenant):
-        self.world.handle(Clear(tier, tenant))
+    @rule(passed_s=st.sampled_from([10.0, 70.0]), is_due=rarely)
+    def nothing_happens_for_long(self, passed_s, is_due):
+        if is_due:
+            self.world.wait(passed_s)
+
+    @rule(
+        tier=st.sampled_from([None, Tier.HOST, Tier.HOST]), tenant=st.sampled_from([None, "a"]), is_due=rarely
+    )
+    def clear(self, tier, tenant, is_due):
+        if is_due:
+            self.world.handle(Clear(tier, tenant))
 
     @rule()
     def directory_forgot(self):
@@ -284,9 +333,9 @@ class NodeMachine(RuleBasedStateMachine):
         self.world.handle(PeerReadSettled(99_999))
         self.world.handle(LookedUp(99_999, ()))
 
-    @rule(chance=st.integers(0, 9))
-    def drain(self, chance):
-        if chance == 0:
+    @rule(is_due=rarely, is_really_due=rarely)
+    def drain(self, is_due, is_really_due):
+        if is_due and is_really_due:
             self.has_drained = True
             self.world.handle(Drain(40_000))
 
@@ -316,7 +365,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 NodeMachine.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=int(os.environ.get("NODE_EXAMPLES", "120")),
     stateful_step_count=60,
     deadline=None,
     report_multiple_bugs=False,

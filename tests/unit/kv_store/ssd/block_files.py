@@ -1,0 +1,48 @@
+"""A file of a few blocks, and what was written into it."""
+
+import hashlib
+import mmap
+
+from baton.core.ids import BlockHash
+from baton.core.store import BlockFacts
+from kv_store.ssd.block_file import BlockFile
+
+PAGE = 4096
+
+
+def facts_of(index, tenant="tenant"):
+    block_hash = BlockHash(hashlib.sha256(b"%d" % index).digest())
+    parent = BlockHash(hashlib.sha256(b"%d" % (index - 1)).digest())
+    return BlockFacts(block_hash, parent, index, recompute_s=0.25, tenant=tenant, is_generated=index % 2 == 1)
+
+
+def payload_of(index, size):
+    return hashlib.shake_128(b"payload %d" % index).digest(size)
+
+
+def slot_bytes_of(space):
+    return -(-space // PAGE) * PAGE
+
+
+def aligned(payload):
+    """A whole slot at a page's address, as the arena has it."""
+    view = memoryview(mmap.mmap(-1, slot_bytes_of(len(payload))))
+    view[: len(payload)] = payload
+    return view
+
+
+def open_file(directory, space, slot_count=8, io="direct", **options):
+    return BlockFile.open(
+        directory, space=space, slot_bytes=slot_bytes_of(space), slot_count=slot_count, io=io, **options
+    )
+
+
+def write(file, slot, index):
+    return file.write(slot, aligned(payload_of(index, file.space)), facts_of(index))
+
+
+def read(file, slot, index):
+    """The payload's bytes. Raises CorruptBlock."""
+    view = memoryview(mmap.mmap(-1, file.slot_bytes))
+    file.read(slot, view, facts_of(index).block_hash)
+    return bytes(view[: file.space])

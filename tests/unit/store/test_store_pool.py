@@ -1,0 +1,79 @@
+"""Copies between a real KV pool and a real arena."""
+
+import os
+
+import pytest
+import torch
+
+from baton.core.geometry import KVGeometry
+from baton.core.ids import NodeId
+from baton.core.store import StoreWelcome
+from baton.engine.kv_pool import KVPool
+from baton.worker.store_pool import copies_of
+from kv_store.arena import Arena, slot_bytes_for
+from kv_store.checksum import checksum
+
+GEOMETRY = KVGeometry(layer_count=2, kv_head_count=3, head_dim=8, block_tokens=4, dtype="float32")
+BLOCKS, SLOTS = 6, 9
+SLOT_BYTES = slot_bytes_for(GEOMETRY.block_bytes)
+WELCOME = StoreWelcome(NodeId("n"), SLOT_BYTES, SLOTS, has_checksums=True)
+
+
+@pytest.fixture
+def pool():
+    pool = KVPool(GEOMETRY, kv_bytes=BLOCKS * GEOMETRY.block_bytes, device=torch.device("cpu"))
+    pool.memory.random_(0, 256, generator=torch.Generator().manual_seed(1))
+    return pool
+
+
+@pytest.fixture
+def arena():
+    arena = Arena.create(SLOT_BYTES, SLOTS, name="test")
+    yield arena
+    arena.close()
+
+
+def block(pool, index):
+    return bytes(pool.block_view(index).tolist())
+
+
+def test_blocks_go_to_their_slots_and_back(pool, arena):
+    copies = copies_of(pool)(arena.fd, WELCOME)
+    sums = copies.to_slots((4, 0, 1), (7, 2, 3))
+    for slot, index, made in zip((7, 2, 3), (4, 0, 1), sums, strict=True):
+        assert bytes(arena.view(slot)[: GEOMETRY.block_bytes]) == block(pool, index)
+        assert made == checksum(block(pool, index))
+    kept = [block(pool, index) for index in (4, 0, 1)]
+    untouched = block(pool, 2)
+    pool.memory[[0, 1, 3, 4, 5]] = 0
+    assert copies.from_slots((7, 2, 3), (5, 3, 0), sums) == ()
+    assert [block(pool, index) for index in (5, 3, 0)] == kept
+    assert block(pool, 2) == untouched
+    copies.close()
+
+
+def test_a_flipped_byte_is_found(pool, arena):
+    copies = copies_of(pool)(arena.fd, WELCOME)
+    sums = copies.to_slots((0, 1, 2), (0, 1, 2))
+    arena.view(1)[17] ^= 1
+    assert copies.from_slots((0, 1, 2), (3, 4, 5), sums) == (1,)
+    assert copies.from_slots((0, 1, 2), (3, 4, 5), (sums[0], 0, sums[2])) == (), "none was asked for"
+    copies.close()
+
+
+def test_without_checksums_none_are_made(pool, arena):
+    copies = copies_of(pool)(arena.fd, StoreWelcome(NodeId("n"), SLOT_BYTES, SLOTS, has_checksums=False))
+    assert copies.to_slots((0, 1), (0, 1)) == (0, 0)
+    assert copies.from_slots((0, 1), (2, 3), (0, 0)) == ()
+    assert block(pool, 3) == block(pool, 1)
+    copies.close()
+
+
+def test_what_is_no_such_arena_is_refused(pool, arena):
+    wrong = StoreWelcome(NodeId("n"), SLOT_BYTES, SLOTS + 1, has_checksums=True)
+    with pytest.raises(ValueError, match="bytes"):
+        copies_of(pool)(arena.fd, wrong)
+    small = StoreWelcome(NodeId("n"), GEOMETRY.block_bytes // 2, SLOTS, has_checksums=True)
+    with pytest.raises(ValueError, match="blocks of"):
+        copies_of(pool)(arena.fd, small)
+    os.fstat(arena.fd)  # still ours
