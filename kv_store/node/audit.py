@@ -100,21 +100,17 @@ def status(parts: Parts) -> NodeStatus:
 
 def _tier(parts: Parts, tier: Tier) -> TierStatus:
     counts, index = parts.context.counts, parts.index
-    block_count = taken_bytes = limit_bytes = pinned_count = 0
+    taken_bytes = limit_bytes = 0
     if tier is Tier.HOST:
-        block_count = sum(1 for entry in index if entry.host is not None)
         taken_bytes = sum(s.arena.held_count * s.slot_bytes for s in index.spaces.values())
         limit_bytes = parts.context.config.host_bytes
-        pinned_count = sum(1 for s in index.spaces.values() for copy in s.host_blocks if copy.pins)
     elif tier is Tier.SSD:
-        block_count = sum(1 for entry in index if entry.ssd is not None)
         taken_bytes, limit_bytes = index.ssd_bytes, parts.ssd.limit_bytes
-        pinned_count = sum(1 for entry in index if entry.ssd is not None and entry.ssd.reads)
     return TierStatus(
-        block_count=block_count,
+        block_count=index.block_counts[tier],
         bytes=taken_bytes,
         limit_bytes=limit_bytes,
-        pinned_count=pinned_count,
+        pinned_count=index.pinned_counts[tier],
         hit_blocks=counts.hit_blocks[tier],
         hit_bytes=counts.hit_bytes[tier],
         stored_blocks=counts.stored[tier],

@@ -64,6 +64,8 @@ class Fill:
     """Position of the block in each."""
     source: SsdCopy | None = None
     """SSD: what is read."""
+    is_requested: bool = False
+    """Its source knows of it."""
     is_reading: bool = False
     is_late: bool = False
     """It was being read when the last deadline passed: what arrives is not used."""
@@ -251,8 +253,11 @@ class Bringer:
             else:
                 self._fail(demand, position, NOT_HERE)
                 break
-        for tier, fills in asked.items():
-            self._sources[tier].request([fill for fill in fills if fill.waiters])
+        for tier, fills in asked.items():  # one that fails at once may end the need for the others
+            wanted = [fill for fill in fills if fill.waiters]
+            for fill in wanted:
+                fill.is_requested = True
+            self._sources[tier].request(wanted)
 
     def _new_fill(self, demand: Demand, position: int, source: SsdCopy | None) -> Fill:
         block_hash = demand.hashes[position]
@@ -295,7 +300,9 @@ class Bringer:
         if fill is None or demand not in fill.waiters:
             return
         del fill.waiters[demand]
-        if not fill.waiters:
+        if not fill.is_requested and not fill.waiters:
+            self.forget(fill)
+        elif not fill.waiters:
             fill.is_late = self._context.now_s >= demand.deadline_s
             self._sources[fill.tier].cancel(fill)
 

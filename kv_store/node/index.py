@@ -27,6 +27,10 @@ class Index:
         self.host_tenants: Counter[str] = Counter()
         """Bytes of slots held for each."""
         self.ssd_tenants: Counter[str] = Counter()
+        self.block_counts: Counter[Tier] = Counter()
+        """Blocks that can be found in each."""
+        self.pinned_counts: Counter[Tier] = Counter()
+        """Slots with pins, or reads under way."""
         self.was_freed = False
         """A pin ended or a slot came back since the last look: whoever waits for room may try again."""
 
@@ -112,6 +116,7 @@ class Index:
         copy = HostCopy(space, facts, slot, checksum, is_transient=is_transient)
         entry.host = copy
         space.host_blocks.add(copy)
+        self.block_counts[Tier.HOST] += 1
         if not is_transient:
             space.host_policy.insert(facts, now_s=self._context.now_s)
             self._context.counts.stored[Tier.HOST] += 1
@@ -133,6 +138,7 @@ class Index:
         assert entry.ssd is None
         copy = SsdCopy(space, facts, ssd_slot)
         entry.ssd = copy
+        self.block_counts[Tier.SSD] += 1
         space.ssd_policy.insert(facts, now_s=self._context.now_s)
         self._context.counts.stored[Tier.SSD] += 1
         self._tell(entry)
@@ -146,6 +152,7 @@ class Index:
         if copy is None:
             return
         entry.host = None
+        self.block_counts[Tier.HOST] -= 1
         copy.is_gone = True
         if not copy.is_transient:
             assert reason is not None
@@ -162,6 +169,7 @@ class Index:
         if copy is None:
             return
         entry.ssd = None
+        self.block_counts[Tier.SSD] -= 1
         copy.is_gone = True
         block_hash, now_s = copy.facts.block_hash, self._context.now_s
         copy.space.ssd_policy.remove(block_hash, now_s=now_s, was_evicted=reason in _MADE_ROOM)
@@ -200,12 +208,14 @@ class Index:
     # --- pins -----------------------------------------------------------------------------------
 
     def pin(self, copy: HostCopy) -> None:
+        self.pinned_counts[Tier.HOST] += copy.pins == 0
         copy.pins += 1
 
     def unpin(self, copy: HostCopy) -> None:
         assert copy.pins > 0
         copy.pins -= 1
         if copy.pins == 0:
+            self.pinned_counts[Tier.HOST] -= 1
             self.was_freed = True
             if copy.is_transient and not copy.is_gone:
                 self.drop_host(self._entries[copy.facts.block_hash], None)
@@ -213,11 +223,13 @@ class Index:
                 self._free_if_over(copy)
 
     def read_begins(self, copy: SsdCopy) -> None:
+        self.pinned_counts[Tier.SSD] += copy.reads == 0
         copy.reads += 1
 
     def read_ended(self, copy: SsdCopy) -> None:
         assert copy.reads > 0
         copy.reads -= 1
+        self.pinned_counts[Tier.SSD] -= copy.reads == 0
         if copy.reads == 0 and copy.is_gone:
             self.free_ssd_slot(copy.space, copy.ssd_slot)
 
@@ -237,6 +249,11 @@ class Index:
             assert len(slots) == len(set(slots))
             assert space.arena.held_slots().issuperset(slots)
             assert all(copy.pins > 0 for copy in space.host_blocks if copy.is_gone)
+        entries = self._entries.values()
+        assert self.block_counts[Tier.HOST] == sum(1 for entry in entries if entry.host is not None)
+        assert self.block_counts[Tier.SSD] == sum(1 for entry in entries if entry.ssd is not None)
+        copies = [copy for space in self.spaces.values() for copy in space.host_blocks]
+        assert self.pinned_counts[Tier.HOST] == sum(1 for copy in copies if copy.pins)
         assert self.resident_bytes <= self._context.config.host_bytes
         held = sum(s.arena.held_count * s.slot_bytes for s in self.spaces.values())
         assert sum(self.host_tenants.values()) == held

@@ -53,7 +53,9 @@ def chain_of(count: int, chain: str = "a") -> tuple[BlockHash, ...]:
 
 
 class Driver:
-    def __init__(self, slots: int = 16, *, ssd_slots: int = 0, policy: str = "lru", **config: Any) -> None:
+    def __init__(
+        self, slots: int = 16, *, ssd_slots: int = 0, policy: str = "lru", ref: NodeRef = SELF, **config: Any
+    ) -> None:
         settings = {"host_bytes": slots * SLOT_BYTES, "load_timeout_s": 1.0, "policy": policy, **config}
         if ssd_slots:
             settings |= {"ssd_dir": "/ssd", "ssd_bytes": ssd_slots * (SLOT_BYTES + 4096)}
@@ -61,12 +63,14 @@ class Driver:
         self.now_s = 100.0
         self.generations: dict[int, list[int]] = {}
         self.core = NodeCore(
-            SELF,
+            ref,
             self.config,
             make_generations=self._generations,
             now_s=self.now_s,
         )
         self.published: list[Publish] = []
+        self.performed: list[NodeAction] = []
+        """All actions, until a test clears them."""
         self._ids = 0
 
     def _generations(self, space: int, slot_count: int) -> list[int]:
@@ -76,6 +80,7 @@ class Driver:
     def handle(self, event: NodeEvent) -> list[NodeAction]:
         actions = self.core.handle(event, now_s=self.now_s)
         self.core.check()
+        self.performed += actions
         self.published += [a for a in actions if isinstance(a, Publish)]
         return [a for a in actions if not isinstance(a, Publish)]
 

@@ -1,0 +1,212 @@
+"""Blocks go down to SSD, survive there, and come up again."""
+
+from baton.core.store import DropReason, Tier
+from kv_store.node.events import (
+    ForgetSsd,
+    IoDone,
+    ReadSsd,
+    Recovered,
+    SpaceOpened,
+    WorkerLost,
+    WriteSsd,
+)
+from tests.unit.kv_store.node.driver import (
+    BLOCK_BYTES,
+    SLOT_BYTES,
+    W0,
+    W1,
+    Driver,
+    block_hash,
+    chain_of,
+    facts,
+    failed,
+    ready,
+)
+
+
+def reads(actions):
+    return [a for a in actions if isinstance(a, ReadSsd)]
+
+
+def writes(actions):
+    return [a for a in actions if isinstance(a, WriteSsd)]
+
+
+def filled(slots=4, blocks=4, **config):
+    """A node whose host memory is full of chain a."""
+    node = Driver(slots=slots, ssd_slots=config.pop("ssd_slots", 8), pinned_share_max=0.75, **config)
+    node.join()
+    for i in range(blocks):
+        node.store(facts(i))
+    return node
+
+
+def recovered(*numbers, **config):
+    """A node that finds these blocks of chain a on its SSD at the start."""
+    node = Driver(ssd_slots=8, **config)
+    found = tuple(Recovered(slot, facts(i), 7) for slot, i in enumerate(numbers))
+    node.handle(SpaceOpened(BLOCK_BYTES, found))
+    node.join()
+    return node
+
+
+def test_a_block_is_written_before_its_slot_is_given_out_and_is_found_on_ssd_then():
+    node = filled()
+    _, taken = node.offer(facts(0, "b"))
+    (write, *_) = writes(node.performed)
+    assert write.slot not in [place.slot for place in taken.places]
+    node.io([write])
+    assert node.found((write.facts.block_hash,)) == [("ssd", 1)]
+
+
+def test_blocks_found_at_the_start_are_loaded_several_at_a_time_in_order():
+    node = recovered(0, 1, 2, 3, ssd_threads=1)
+    assert node.found(chain_of(5)) == [("ssd", 4)]
+    load_id, actions = node.load(chain_of(4))
+    first, second = reads(actions)
+    assert (first.block_hash, second.block_hash) == (block_hash(0), block_hash(1))
+    later = node.handle(IoDone(second.op_id))
+    assert ready(later) == []  # in order
+    now = node.handle(IoDone(first.op_id))
+    assert ready(now) == [(0, (first.slot, second.slot))]
+    assert [read.block_hash for read in reads(later + now)] == [block_hash(2), block_hash(3)]
+    node.io(later + now)
+    assert node.core.status().loaded_blocks == {Tier.SSD: 4}
+    node.end(load_id)
+    assert node.found(chain_of(4)) == [("host", 4)]
+
+
+def test_two_loads_share_one_read():
+    node = recovered(0)
+    _, actions = node.load(chain_of(1))
+    _, again = node.load(chain_of(1))
+    assert len(reads(actions)) == 1
+    assert reads(again) == []
+    assert len(ready(node.io(actions))) == 2
+
+
+def test_a_corrupt_block_is_dropped_and_counted_and_what_came_before_it_is_good():
+    node = recovered(0, 1, 2)
+    _, actions = node.load(chain_of(3))
+    first, second, third = reads(actions)
+    said = node.handle(IoDone(second.op_id, error="checksum", is_corrupt=True))
+    assert ForgetSsd(BLOCK_BYTES, second.ssd_slot) in said
+    assert failed(said) == []  # the last word comes after what is ready
+    said = node.io([first])
+    assert [r[0] for r in ready(said)] == [0]
+    assert failed(said) == [(1, "checksum")]
+    node.io([third])
+    assert node.found(chain_of(3)) == [("host", 1)]
+    status = node.core.status()
+    assert status.corrupt == {Tier.SSD: 1}
+    assert status.dropped == {(Tier.SSD, DropReason.CORRUPT): 1}
+
+
+def test_a_read_too_slow_for_everybody_fails_the_load_and_drops_the_block():
+    node = recovered(0, 1)
+    _, actions = node.load(chain_of(2), time_left_s=0.5)
+    (first, second) = reads(actions)
+    node.io([first])
+    assert failed(node.wait(1.0)) == [(1, "not there in time")]
+    assert node.found(chain_of(2)) == [("host", 1)]
+    assert node.store(facts(1)) == [0]  # computed anew, and stored beside the read that still runs
+    node.handle(IoDone(second.op_id))
+    assert node.found(chain_of(2)) == [("host", 2)]
+
+
+def test_a_cancelled_load_does_not_begin_reads_that_nobody_wants():
+    node = recovered(0, 1, 2, 3, ssd_threads=1)
+    load_id, actions = node.load(chain_of(4))
+    assert len(reads(actions)) == 2
+    assert reads(node.end(load_id)) == []
+    assert reads(node.io(actions)) == []
+    assert node.core.is_idle
+
+
+def test_a_lost_worker_leaves_the_devices_slot_alone_until_the_read_ended():
+    node = recovered(0, slots=4)
+    _, actions = node.load(chain_of(1))
+    (read,) = reads(actions)
+    node.handle(WorkerLost(W0))
+    node.join(W1)
+    for i in range(6):
+        _, taken = node.offer(facts(i, "b"), worker=W1)
+        assert read.slot not in [place.slot for place in taken.places]
+    node.io([read])
+
+
+def test_a_full_device_makes_the_tier_smaller_for_a_while():
+    node = filled()
+    node.offer(facts(0, "b"))
+    operations = writes(node.performed)
+    assert operations
+    node.handle(IoDone(operations[0].op_id, error="no space left on device", is_full=True))
+    status = node.core.status()
+    assert status.ssd_full == 1
+    assert status.tiers[Tier.SSD].limit_bytes < node.config.ssd_bytes
+    assert "no space" in " ".join(status.notes)
+    for operation in operations[1:]:
+        node.handle(IoDone(operation.op_id))
+    node.wait(61.0)
+    assert node.core.status().tiers[Tier.SSD].limit_bytes == node.config.ssd_bytes
+
+
+def test_repeated_errors_switch_writes_off_and_good_blocks_are_still_read():
+    node = recovered(0, slots=4, pinned_share_max=0.75, ssd_threads=4)
+    error_count = 0
+    for i in range(20):
+        node.performed.clear()
+        node.store(facts(i, "b"))
+        for operation in writes(node.performed):
+            error_count += 1
+            node.handle(IoDone(operation.op_id, error="input/output error"))
+    assert 5 <= error_count < 12
+    assert any("nothing is written" in note for note in node.core.status().notes)
+    _, actions = node.load(chain_of(1))
+    assert len(ready(node.io(actions))) == 1
+
+
+def test_the_ssd_tier_never_exceeds_its_bytes_and_a_slot_is_forgotten_before_it_is_reused():
+    node = filled(blocks=4, ssd_slots=3)
+    used: dict[int, bool] = {}
+    for i in range(20):
+        node.performed.clear()
+        node.store(facts(i, "b"))
+        for operation in list(node.performed):
+            if isinstance(operation, ForgetSsd):
+                used.pop(operation.ssd_slot)
+            elif isinstance(operation, WriteSsd):
+                assert operation.ssd_slot not in used
+                used[operation.ssd_slot] = True
+                node.io([operation])
+    status = node.core.status()
+    assert status.tiers[Tier.SSD].bytes <= 3 * (SLOT_BYTES + 4096)
+    assert status.dropped[Tier.SSD, DropReason.EVICTED] > 0
+
+
+def test_what_does_not_fit_todays_configuration_is_forgotten():
+    node = Driver(ssd_slots=2)
+    found = (Recovered(0, facts(0), 7), Recovered(1, facts(0), 7), Recovered(9, facts(1), 7))
+    actions = node.handle(SpaceOpened(BLOCK_BYTES, found))
+    assert {a.ssd_slot for a in actions if isinstance(a, ForgetSsd)} == {1, 9}
+    node.join()
+    assert node.found(chain_of(2)) == [("ssd", 1)]
+
+
+def test_a_file_that_cannot_be_used_leaves_the_host_memory_and_a_note():
+    node = Driver(ssd_slots=2)
+    node.handle(SpaceOpened(BLOCK_BYTES, error="read-only file system"))
+    node.join()
+    assert node.store(facts(0)) == [0]
+    assert "read-only" in " ".join(node.core.status().notes)
+
+
+def test_predictions_follow_what_is_measured():
+    node = recovered(0, 1, 2, ssd_threads=1)
+    before = node.find(chain_of(3)).spans[0]
+    _, actions = node.load(chain_of(1))
+    node.now_s += 0.5
+    node.io(actions)
+    after = node.find(chain_of(3)).spans[1]
+    assert after.block_s > 100 * before.block_s > 0
+    assert abs(after.block_s - 0.5) < 0.01
