@@ -15,6 +15,7 @@ from baton.bench.quality_cli import quality
 from baton.bench.reuse_cli import reuse
 from baton.bench.speculation_cli import speculation
 from baton.bench.store_cli import store
+from baton.bench.store_policies_cli import policies
 
 app = typer.Typer(
     name="bench",
@@ -29,6 +30,7 @@ app.command("engine")(engine)
 app.command("quality")(quality)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
+app.command("policies")(policies)
 app.command("store")(store)
 app.command("reuse")(reuse)
 

@@ -26,7 +26,9 @@ def run(
     host_bytes: Annotated[int | None, typer.Option(help="Host memory to use.")] = None,
     ssd_bytes: Annotated[int | None, typer.Option(help="Disk space to use, with --dir.")] = None,
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Control plane to join.")] = "",
-    directory: Annotated[str | None, typer.Option(metavar="URL", help="Redis to join instead.")] = None,
+    directory: Annotated[
+        str | None, typer.Option("--store", metavar="URL", help="Redis to join instead of the control plane.")
+    ] = None,
     exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:

@@ -12,6 +12,9 @@ from kv_store.directory.book import BookChange, DirectoryBook
 PAUSE_S = 0.25
 """A timer later than this means that this process was held up (a suspended machine, a busy core)."""
 
+HEARD_AGAIN_S = 1.5
+"""After that, nodes whose calls failed meanwhile have tried again (`registration.RETRY_S`)."""
+
 
 class MemoryDirectory:
     """Implements `kv_store.directory.interface.Directory`; never raises DirectoryLost.
@@ -76,5 +79,5 @@ class MemoryDirectory:
     def _timer_fired(self) -> None:
         late_s = self._clock() - self._due_s
         if late_s > PAUSE_S:
-            self.book.paused(late_s)
+            self.book.paused(late_s + HEARD_AGAIN_S)
         self.tick()

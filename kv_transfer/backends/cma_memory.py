@@ -18,6 +18,10 @@ from kv_transfer.layout import Ranges
 IOV_MAX = 1024
 """Ranges per call and side (limits.h)."""
 
+LAST_STEP_BYTES = 2 * 2**20
+STEPS_AHEAD = 8
+"""A step is at most this part of what is left."""
+
 Vectors = npt.NDArray[np.uint64]
 """Rows of (address, length): an array of `struct iovec`."""
 
@@ -100,11 +104,14 @@ class CopyPlan:
         self._cuts = self._cut(step_bytes)
 
     def _cut(self, step_bytes: int) -> list[int]:
-        """Where steps begin, and the end of the last."""
+        """Where steps begin, and the end of the last. Towards the end they get shorter: a thread that shares
+        its core with others then keeps the read waiting for a short one only."""
         ends = np.cumsum(self._lengths)
         cuts, begun_bytes = [0], 0
         while cuts[-1] < len(ends):
-            fits = int(np.searchsorted(ends, begun_bytes + step_bytes, side="right"))
+            left_bytes = int(ends[-1]) - begun_bytes
+            size = min(step_bytes, max(LAST_STEP_BYTES, left_bytes // STEPS_AHEAD))
+            fits = int(np.searchsorted(ends, begun_bytes + size, side="right"))
             cuts.append(min(max(fits, cuts[-1] + 1), cuts[-1] + IOV_MAX))
             begun_bytes = int(ends[cuts[-1] - 1])
         return cuts
