@@ -31,7 +31,7 @@ SCORE_MAX = 4.0
 KINDS = 2
 """Used once; used more often."""
 MARGIN = 0.6
-LOSS_SHARE = 0.0005
+LOSS_SHARE = 0.001
 LOSS_FREE_BLOCKS = 8
 LABEL_AGE = 3
 """Times the capacity, in uses: a block not used by then counts as not returned when chances are learnt."""
@@ -39,9 +39,10 @@ GHOSTS_PER_BLOCK = 15
 GHOSTS_MORE = 65_536
 """A large tier remembers so many ghosts above its own number of blocks."""
 GHOSTS_LEAST = 4096
+LEARN_FIRST = 64
 LEARN_EVERY = 2000
 LEARN_SHARE = 50
-"""Worth is computed anew after so many uses, and at most so often as this fraction of all uses passes."""
+"""Worth is computed anew after so many uses: from LEARN_FIRST on in ever longer steps."""
 COSTS = 5
 COST_MIDDLE = 2
 EARN_SCORE = -2.2
@@ -354,7 +355,8 @@ class ServingPolicy(ParkingPolicy):
         return max(0, min(COSTS - 1, COST_MIDDLE + steps))
 
     def _learn(self) -> None:
-        self._learn_at = self._uses + max(LEARN_EVERY, self._uses // LEARN_SHARE)
+        later = max(LEARN_EVERY, self._uses // LEARN_SHARE)
+        self._learn_at = self._uses + min(later, max(LEARN_FIRST, self._uses // 8))
         classes, since = np.array(self._alive_class), np.array(self._alive_since)
         alive = classes >= 0
         worth = self._times.worth(classes[alive], (self._uses - since[alive]).astype(np.float64))
