@@ -20,8 +20,8 @@ from kv_store.extents import punch_hole
 from kv_store.host_memory import available_bytes
 
 PAGE_BYTES = mmap.PAGESIZE
-SLAB_BYTES = 64 * 2**20
-"""Reserved or mapped in one call: 20 to 40 ms, so that a thread that does it can stop in between."""
+SLAB_BYTES = 16 * 2**20
+"""Reserved or mapped in one call: some 10 ms, for which others who reserve may wait."""
 
 _SHMEM_THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _MADV_POPULATE_WRITE = 23
@@ -115,8 +115,10 @@ class Arena:
         Raises NoHostMemory: they must not be touched.
         """
         assert 0 <= first_slot <= first_slot + slot_count <= self.slot_count, "slots beyond the end"
+        end = first_slot + slot_count
+        if self._is_reserved.find(0, first_slot, end) < 0:
+            return  # without waiting for a slab
         with self._lock:
-            end = first_slot + slot_count
             for slot in range(first_slot, end):
                 if not self._is_reserved[slot]:
                     self._take(slot, self._run_end(slot, end))

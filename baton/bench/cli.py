@@ -15,6 +15,8 @@ from baton.bench.quality_cli import quality
 from baton.bench.reuse_cli import reuse
 from baton.bench.speculation_cli import speculation
 from baton.bench.store_cli import store
+from baton.bench.store_policies_cli import policies
+from baton.bench.working_set_cli import store_cost, working_set
 
 app = typer.Typer(
     name="bench",
@@ -29,8 +31,11 @@ app.command("engine")(engine)
 app.command("quality")(quality)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
+app.command("policies")(policies)
 app.command("store")(store)
 app.command("reuse")(reuse)
+app.command("working-set")(working_set)
+app.command("store-cost")(store_cost)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

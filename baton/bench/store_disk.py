@@ -24,6 +24,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
 from kv_store.arena import Arena, slot_bytes_for
+from kv_store.checksum import checksum
 from kv_store.ssd.block_file import BlockFile, IoChoice
 from kv_store.ssd.device import AlignedBuffers, Device, IoMode
 from kv_store.ssd.layout import file_bytes, slot_disk_bytes
@@ -66,6 +67,10 @@ class DiskBench:
         self._arena.reserve(0, ARENA_SLOTS)
         for slot in range(ARENA_SLOTS):
             self._arena.view(slot)[:] = os.urandom(self._slot_bytes)
+        # The node writes with the checksum that the worker made.
+        self._checksums = [
+            checksum(self._arena.view(slot)[: plan.block_bytes]) for slot in range(ARENA_SLOTS)
+        ]
         self._facts = [_facts(index) for index in range(plan.block_count)]
         self._buffers = AlignedBuffers()
 
@@ -126,7 +131,8 @@ class DiskBench:
         return file, len(recovered)
 
     def _write(self, file: BlockFile, slot: int) -> None:
-        file.write(slot, self._arena.view(slot % ARENA_SLOTS), self._facts[slot])
+        place = slot % ARENA_SLOTS
+        file.write(slot, self._arena.view(place), self._facts[slot], self._checksums[place])
 
     def _read(self, file: BlockFile, slot: int) -> None:
         # Into memory of the thread's own: two may be at slots that share a place in the arena.

@@ -90,6 +90,7 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
     yield from _compatibility(workers)
     yield from _remote_prefill(workers)
     yield from _caches(workers)
+    yield from _store(workers)
 
 
 def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
@@ -194,6 +195,39 @@ def _caches(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
         yield Finding("ok", f"prefix caches are in use: {hits} prompt tokens were not computed again")
     else:
         yield Finding("note", "no cache hit yet: no prompt has shared a block with an earlier one")
+
+
+def _store(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    """Workers without a store say why in their notes."""
+    joined = [w for w in workers if w.status is not None and w.status.accounts.get("store.joined")]
+    if not joined:
+        yield Finding("note", "no KV store: what leaves the KV pools is computed again")
+        return
+    if len(joined) < len(workers):
+        yield Finding("note", f"{len(joined)} of {len(workers)} workers have a KV store")
+    sums = _sums(joined)
+    written, loaded = int(sums.get("store.written_blocks", 0)), _by_reason(sums, "store.loaded_blocks.")
+    if loaded:
+        blocks = ", ".join(f"{count} from {tier}" for tier, count in loaded.items())
+        yield Finding("ok", f"the KV store is in use: {written} blocks written, loaded: {blocks}")
+    elif written:
+        yield Finding("note", f"the KV store has {written} blocks of these workers and was of no use yet")
+    elif sums.get("step_tokens.prefill", 0):
+        yield Finding("note", "nothing was written to the KV store: prompts were shorter than a block so far")
+    yield from _store_troubles(sums)
+
+
+def _store_troubles(sums: Mapping[str, float]) -> Iterator[Finding]:
+    computed = _by_reason(sums, "store.recomputed_blocks.")
+    if corrupt := computed.get("corrupt", 0):
+        yield Finding("bad", f"{corrupt} blocks came damaged from the KV store and were computed again")
+    if in_vain := computed.get("late", 0) + computed.get("failed", 0):
+        yield Finding("note", f"{in_vain} blocks did not come from the KV store in time and were computed")
+
+
+def _by_reason(sums: Mapping[str, float], prefix: str) -> dict[str, int]:
+    found = {name.removeprefix(prefix): int(n) for name, n in sorted(sums.items()) if name.startswith(prefix)}
+    return {name: count for name, count in found.items() if count}
 
 
 def _sums(workers: Sequence[KnownWorker]) -> dict[str, float]:

@@ -34,7 +34,7 @@ from baton.engine.scheduling.incoming import Incoming
 from baton.engine.scheduling.sequence import Sequence
 from baton.worker.core_copies import Copies
 from baton.worker.events import CopyDone, ToStore, WorkerAction
-from kv_store.planner import Paths, PathTimes, Plan, Prompt, Recompute, plan_load
+from kv_store.planner import SMOOTHING, Paths, PathTimes, Plan, Prompt, Recompute, plan_load
 
 FIND_BLOCKS_MAX = 4096
 """A longer prompt's end is computed."""
@@ -47,6 +47,9 @@ ANSWER_S_MAX = 0.05
 ANSWER_S_MIN = 0.01
 WAIT_SHARE = 0.5
 """A sequence waits for the answer no longer than this share of what computing its prompt would take."""
+HIT_SHARE_MIN = 0.02
+"""An answer is waited for if this share of the prompt, or what share is found lately, takes longer to compute
+than the store takes to answer: without reuse in the traffic only long prompts wait."""
 PREFETCH_SHARE = 8
 """Sequences that wait for admission may have 1/8 of the arena brought for them."""
 PREFETCH_HOLD_S = 5.0
@@ -79,6 +82,8 @@ class Load:
     held_count: int
     load_id: int
     """Of the look-up, then of the load."""
+    asked_s: float
+    """When the look-up was sent."""
     phase: LoadPhase = LoadPhase.FINDING
     spans: tuple[FoundSpan, ...] = ()
     first: int = 0
@@ -176,6 +181,10 @@ class Loads:
         self._next_id = 0
         self._prefetch_max = 0
         self._arrived: dict[SeqKey, Sequence] = {}
+        self._hit_share = 0.5
+        """Of the blocks looked up, those found: lately."""
+        self._answer_s = 0.001
+        """Between a look-up and its answer: lately."""
         self.times = PathTimes()
         self.counts = LoadCounts()
 
@@ -217,23 +226,31 @@ class Loads:
         self._next_id += 1
         if held_count < usable_count:  # else the store only hears that they are used
             missing_s = self._scheduler.prompt_s(held_count * self._block_tokens, len(seq.tokens))
-            wait_s = min(
-                max(ANSWER_S_MIN, WAIT_SHARE * missing_s), self._config.lookup_timeout_s + ANSWER_S_MAX
-            )
-            seq.incoming = Incoming(wait_until_s=now_s + wait_s)
-            self._loads[self._next_id] = Load(seq, seq.incoming, hashes, held_count, self._next_id)
+            seq.incoming = Incoming(wait_until_s=now_s + self._patience_s(missing_s))
+            load = Load(seq, seq.incoming, hashes, held_count, self._next_id, asked_s=now_s)
+            self._loads[self._next_id] = load
         return [ToStore(FindBlocks(self._next_id, tuple(hashes), held_count, seq.fairness_key))]
 
-    def found(self, message: FoundBlocks) -> None:
+    def _patience_s(self, missing_s: float) -> float:
+        """How long an answer is worth waiting for, where computing what is missing takes `missing_s`."""
+        expected_s = max(HIT_SHARE_MIN, self._hit_share) * missing_s
+        if expected_s <= self._answer_s and self._config.load != "always":
+            return 0.0
+        limit_s = self._config.lookup_timeout_s + ANSWER_S_MAX
+        return min(max(ANSWER_S_MIN, WAIT_SHARE * missing_s), limit_s)
+
+    def found(self, message: FoundBlocks, *, now_s: float) -> None:
         """Also after the sequence was admitted: then what it has not come to yet may be brought."""
         load = self._loads.get(message.find_id)
         if load is None or load.phase is not LoadPhase.FINDING or not load.is_wanted:
             return
         load.incoming.wait_until_s = 0.0
-        plan = self._plan(load, message.spans)
         found_count = sum(span.block_count for span in message.spans)
-        absent_count = len(load.hashes) - load.held_count - found_count
-        self.counts.recomputed[Why.ABSENT] += max(0, absent_count)
+        asked_count = len(load.hashes) - load.held_count
+        self.counts.recomputed[Why.ABSENT] += max(0, asked_count - found_count)
+        self._hit_share += SMOOTHING * (min(1.0, found_count / asked_count) - self._hit_share)
+        self._answer_s += SMOOTHING * (now_s - load.asked_s - self._answer_s)
+        plan = self._plan(load, message.spans)
         if plan is None:
             self.counts.recomputed[Why.FASTER] += found_count
             self._over(load)

@@ -141,7 +141,7 @@ class StoreClient:
             case TakeBlocks():
                 return self._offers.taken(message)
             case FoundBlocks():
-                self._loads.found(message)
+                self._loads.found(message, now_s=self._now_s)
             case BlocksReady():
                 self._loads.ready(message, now_s=self._now_s)
             case LoadFailed():

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from baton.core.errors import SetupError
 from baton.core.store import StoreWelcome
 from baton.engine.kv_pool import KVPool
+from baton.engine.kv_staging import Staging
 from baton.worker.store_copier import Copies, OpenCopies
 from kv_store.arena import Arena
 from kv_store.copying import BlockCopier
+
+STAGING_BYTES = 32 * 2**20
+"""Pinned memory of a worker whose pool is on a GPU."""
 
 
 def copies_of(pool: KVPool) -> OpenCopies:
@@ -22,13 +26,14 @@ def copies_of(pool: KVPool) -> OpenCopies:
             arena = Arena.attach(os.dup(descriptor), welcome.slot_bytes, welcome.slot_count)
         except SetupError as error:
             raise ValueError(str(error)) from None
-        return HostCopies(pool, arena, has_checksums=welcome.has_checksums)
+        kind = HostCopies if pool.device.type == "cpu" else DeviceCopies
+        return kind(pool, arena, has_checksums=welcome.has_checksums)
 
     return open_copies
 
 
-class HostCopies:
-    """`store_copier.Copies` of a pool in host memory. Owns the arena's mapping."""
+class _ArenaCopies:
+    """What both kinds share: the mapped arena, owned, and the copier."""
 
     def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
         self._pool, self._arena, self._has_checksums = pool, arena, has_checksums
@@ -36,30 +41,6 @@ class HostCopies:
         self._is_closing = False
         self._mapping = threading.Thread(target=self._map, name="store-map", daemon=True)
         self._mapping.start()
-
-    def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
-        sums = self._copier.copy(
-            self._blocks_at(blocks),
-            self._slots_at(slots),
-            self._pool.block_bytes,
-            has_checksums=self._has_checksums,
-        )
-        return tuple(sums) if self._has_checksums else (0,) * len(blocks)
-
-    def from_slots(
-        self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
-    ) -> tuple[int, ...]:
-        found = self._copier.copy(
-            self._slots_at(slots),
-            self._blocks_at(blocks),
-            self._pool.block_bytes,
-            has_checksums=any(checksums),
-        )
-        return tuple(
-            index
-            for index, (actual, expected) in enumerate(zip(found, checksums, strict=False))
-            if expected and actual != expected
-        )
 
     def close(self) -> None:
         self._is_closing = True
@@ -73,9 +54,79 @@ class HostCopies:
             if self._is_closing:
                 return
 
+    def _slots_at(self, slots: Sequence[int]) -> list[int]:
+        return [self._arena.address(slot) for slot in slots]
+
+    def _copy(self, sources: list[int], destinations: list[int], *, has_checksums: bool) -> list[int]:
+        """The checksum of each as it arrived; 0 without."""
+        sums = self._copier.copy(sources, destinations, self._pool.block_bytes, has_checksums=has_checksums)
+        return sums if has_checksums else [0] * len(sources)
+
+
+class HostCopies(_ArenaCopies):
+    """`store_copier.Copies` of a pool in host memory."""
+
+    def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
+        sources, destinations = self._blocks_at(blocks), self._slots_at(slots)
+        return tuple(self._copy(sources, destinations, has_checksums=self._has_checksums))
+
+    def from_slots(
+        self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
+    ) -> tuple[int, ...]:
+        sources, destinations = self._slots_at(slots), self._blocks_at(blocks)
+        return _wrong(self._copy(sources, destinations, has_checksums=any(checksums)), checksums)
+
     def _blocks_at(self, blocks: Sequence[int]) -> list[int]:
         base, size = self._pool.base_address, self._pool.block_bytes
         return [base + block * size for block in blocks]
 
-    def _slots_at(self, slots: Sequence[int]) -> list[int]:
-        return [self._arena.address(slot) for slot in slots]
+
+class DeviceCopies(_ArenaCopies):
+    """`store_copier.Copies` of a pool on a GPU, by way of pinned memory of the worker's own, in halves: while
+    one is copied on the host, the other moves over the link.
+
+    The arena itself is not registered with the driver: pages that it gives back to the system
+    (`Arena.release`) would stay pinned to the mapping, and the GPU would go on to use what nobody sees.
+    """
+
+    def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
+        count = max(1, STAGING_BYTES // 2 // pool.block_bytes)
+        self._halves = (Staging(pool, count), Staging(pool, count))
+        super().__init__(pool, arena, has_checksums=has_checksums)
+
+    def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
+        parts, sums = self._parts(len(blocks)), list[int]()
+        for index, part in enumerate(parts):
+            if index == 0:
+                self._halves[0].fetch(blocks[part])
+            if index + 1 < len(parts):
+                self._halves[(index + 1) % 2].fetch(blocks[parts[index + 1]])
+            half, destinations = self._halves[index % 2], self._slots_at(slots[part])
+            half.wait()
+            sources = half.addresses(len(destinations))
+            sums += self._copy(sources, destinations, has_checksums=self._has_checksums)
+        return tuple(sums)
+
+    def from_slots(
+        self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
+    ) -> tuple[int, ...]:
+        sums: list[int] = []
+        for index, part in enumerate(self._parts(len(slots))):
+            half, sources = self._halves[index % 2], self._slots_at(slots[part])
+            half.wait()
+            destinations = half.addresses(len(sources))
+            sums += self._copy(sources, destinations, has_checksums=any(checksums))
+            half.fill(blocks[part])
+        for half in self._halves:
+            half.wait()
+        return _wrong(sums, checksums)
+
+    def _parts(self, count: int) -> list[slice]:
+        size = self._halves[0].block_count
+        return [slice(first, min(count, first + size)) for first in range(0, count, size)]
+
+
+def _wrong(found: Sequence[int], expected: Sequence[int]) -> tuple[int, ...]:
+    """Positions; 0 is expected where nothing is known."""
+    pairs = zip(found, expected, strict=True)
+    return tuple(index for index, (actual, wanted) in enumerate(pairs) if wanted and actual != wanted)

@@ -33,7 +33,8 @@ from kv_store.ssd.layout import (
 
 IoChoice = Literal["auto", "direct", "buffered"]
 SCAN_THREADS = 4
-_ALLOCATED_AHEAD_BYTES = 64 * 2**20
+_ALLOCATED_AHEAD_BYTES = 16 * 2**20
+"""More than a node may hold by so much at most, where several spaces share its disk space."""
 
 
 class BlockFile:

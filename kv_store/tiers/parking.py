@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.core.ids import BlockHash
 
@@ -20,6 +20,9 @@ class ParkingPolicy(ABC):
 
     def __init__(self) -> None:
         self._aside: OrderedDict[BlockHash, None] = OrderedDict()
+
+    def expect(self, chain: Sequence[BlockHash], *, now_s: float) -> None:  # noqa: B027  (a default)
+        """See `EvictionPolicy.expect`. Most orders know blocks only."""
 
     def victim(self, may_go: Callable[[BlockHash], bool]) -> BlockHash | None:
         """See `EvictionPolicy.victim`."""

@@ -1,6 +1,6 @@
 """The interface of an eviction policy of one tier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.core.ids import BlockHash
@@ -17,6 +17,12 @@ class EvictionPolicy(Protocol):
 
     name: str
 
+    def expect(self, chain: Sequence[BlockHash], *, now_s: float) -> None:
+        """A request asks for this chain, first block first. Said once per request, before the touches and
+        inserts that follow from it (which may take their time); a policy that is not told only decides with
+        less knowledge."""
+        ...
+
     def insert(self, block: BlockFacts, *, now_s: float) -> None:
         """It is in the tier now. Not in it before."""
         ...
@@ -32,7 +38,9 @@ class EvictionPolicy(Protocol):
 
     def victim(self, may_go: Callable[[BlockHash], bool]) -> BlockHash | None:
         """Who leaves next, of those for which `may_go` is true (not pinned, of that tenant); None: nobody.
-        The block stays until `remove`. Amortised cost well below O(blocks)."""
+        The block stays until `remove`. One whose turn comes while it may not go steps aside. It goes when
+        a later call finds that it may, or gets a place again when it is touched: the cost is O(1) amortised
+        as long as `may_go` is false for those in use only, and O(blocks) where there is nobody."""
         ...
 
     def earns_next(self, block_hash: BlockHash) -> bool:

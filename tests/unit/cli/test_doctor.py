@@ -75,3 +75,20 @@ def test_what_a_worker_left_out_is_said_with_its_reason():
     kernels = worker(Role.PREFILL, notes=(INFO_NOTE + "kernels: native",))
     assert "ok: all workers: kernels: native" in texts([kernels])
     assert f"note: prefill-0.a: {why}" in texts([prefill, worker(Role.DECODE)])
+
+
+def test_the_store_is_seen_to_work_or_said_not_to():
+    assert "note: no KV store" in texts([worker(Role.BOTH)])
+    idle = texts([worker(Role.BOTH, store__joined=1, store__written_blocks=5)])
+    assert "note: the KV store has 5 blocks of these workers and was of no use yet" in idle
+    used = {"store__joined": 1, "store__written_blocks": 5, "store__loaded_blocks__host": 3}
+    said = texts([worker(Role.PREFILL, **used, store__loaded_blocks__ssd=2), worker(Role.DECODE)])
+    assert "note: 1 of 2 workers have a KV store" in said
+    assert "ok: the KV store is in use: 5 blocks written, loaded: 3 from host, 2 from ssd" in said
+
+
+def test_damaged_blocks_are_bad_and_late_ones_are_noted():
+    workers = [worker(Role.BOTH, store__joined=1, store__recomputed_blocks__corrupt=2)]
+    assert any("2 blocks came damaged" in text for text in bad(HEALTH, workers))
+    late = texts([worker(Role.BOTH, store__joined=1, store__recomputed_blocks__late=7)])
+    assert "note: 7 blocks did not come from the KV store in time" in late

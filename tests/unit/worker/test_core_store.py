@@ -452,3 +452,18 @@ def test_embeddings_are_loaded_too():
     assert output.cached_token_count == 20
     assert output.embedding == tuple(map(float, PROMPT))
     at_rest(machine, node)
+
+
+def test_traffic_without_reuse_stops_waiting_for_answers():
+    machine, node = pair(store=StoreConfig())
+    waited = []
+    for i in range(20):
+        prompt = tuple(range(2000 + 100 * i, 2000 + 100 * i + 8))
+        submit(machine, node, f"s{i}", prompt, max_tokens=1)
+        waited.append(machine.plan is None)
+        node.now_s += 0.002
+        settle(machine, node)
+        assert right(f"s{i}", machine, prompt, 1)
+    assert waited[0]
+    assert not waited[-1]
+    at_rest(machine, node)
