@@ -16,6 +16,7 @@ from baton.bench.reuse_cli import reuse
 from baton.bench.speculation_cli import speculation
 from baton.bench.store_cli import store
 from baton.bench.store_policies_cli import policies
+from baton.bench.working_set_cli import store_cost, working_set
 
 app = typer.Typer(
     name="bench",
@@ -33,6 +34,8 @@ app.command("speculation")(speculation)
 app.command("policies")(policies)
 app.command("store")(store)
 app.command("reuse")(reuse)
+app.command("working-set")(working_set)
+app.command("store-cost")(store_cost)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

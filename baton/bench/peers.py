@@ -36,13 +36,18 @@ class Peer:
     dialect: Dialect = "vllm"
 
 
-def baton_peer(model: Path, *, name: str = "baton", settings: Sequence[str] = ()) -> Peer:
-    sets = [part for value in ("engine.threads={threads}", *settings) for part in ("--set", value)]
+def baton_peer(
+    model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False
+) -> Peer:
+    """`split`: one prefill and one decode worker, which share the cores, instead of one for both."""
+    workers = ("--prefill", "1", "--decode", "1") if split else ("--both", "1")
+    threads = "0" if split else "{threads}"
+    sets = [part for value in (f"engine.threads={threads}", *settings) for part in ("--set", value)]
     return Peer(
         name,
         (
             *(sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", "{port}"),
-            *("--both", "1", "--set", f"model.name={MODEL_NAME}", *sets),
+            *(*workers, "--set", f"model.name={MODEL_NAME}", *sets),
         ),
         {"OMP_WAIT_POLICY": "PASSIVE"},
     )
