@@ -1,5 +1,6 @@
 """One fetch: blocks of one peer, pinned there for us under a lease, and read."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -76,7 +77,8 @@ class Fetch:
             return "a slot below 0"
         for i in range(self.pinned_count - answer.first, count):
             fill, facts = self.fills[self.pinned_count], answer.facts[i]
-            if facts.block_hash != fill.block_hash or facts.depth < 0:
+            is_sound = facts.depth >= 0 and math.isfinite(facts.recompute_s)
+            if facts.block_hash != fill.block_hash or not is_sound:
                 return "another block than asked for"
             pinned = Pinned(fill, answer.slots[i], answer.generations[i], facts, answer.checksums[i])
             self.pinned_count += 1

@@ -33,7 +33,9 @@ class Parts:
         self.peers = PeerFetches(context, self.index, self.bringer, self.lookups, self.host)
         self.bringer.connect(Tier.SSD, self.ssd)
         self.bringer.connect(Tier.PEER, self.peers)
-        self.writes = Writes(context, self.index, self.host, self.shares, on_stored=self.ssd.came)
+        self.writes = Writes(
+            context, self.index, self.host, self.shares, self.bringer, on_stored=self.ssd.came
+        )
         self.finds = Finds(context, self.index, self.bringer, self.lookups, self.ssd, self.peers)
         self.loads = Loads(context, self.bringer)
         self.leases = Leases(context, self.shares, self.bringer)

@@ -30,6 +30,8 @@ FETCH_BLOCKS_MAX = 128
 READS_MAX = 8
 READ_BYTES_MAX = 64 * 2**20
 """Of one read, so that what it brings is told early."""
+STUCK_SHARE_MAX = 0.125
+"""Of the host memory, that reads which have not settled may keep aside before nothing is fetched any more."""
 AVOID_S = 10.0
 """A holder that failed us is not asked for so long, unless nobody else has the block."""
 
@@ -59,6 +61,8 @@ class PeerFetches:
         """The fetch, not over, that is to bring it."""
         self._reads: dict[int, PeerRead] = {}
         self._peers: dict[NodeId, _Peer] = {}
+        self._stuck_bytes: Counter[NodeId] = Counter()
+        """Of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
 
     @property
@@ -82,7 +86,10 @@ class PeerFetches:
 
     def has_holder(self, block_hash: BlockHash) -> bool:
         """Somebody who has not failed us just now."""
-        return any(self._is_trusted(holding) for holding in self._lookups.holders(block_hash))
+        return any(
+            self._is_usable(holding) and self._is_trusted(holding)
+            for holding in self._lookups.holders(block_hash)
+        )
 
     # --- as a path into host memory -------------------------------------------------------------
 
@@ -166,7 +173,7 @@ class PeerFetches:
 
     def pump(self) -> None:
         """Begins what may begin."""
-        while self._pending and len(self._fetches) < FETCHES_MAX:
+        while self._pending and self._open_count() < FETCHES_MAX:
             fill = self._pending.popleft()
             if not fill.waiters:
                 self._bringer.forget(fill)
@@ -289,6 +296,7 @@ class PeerFetches:
             self._fail(fetch, f"{fetch.peer.node_id}: {why}")
         else:
             self._over_if_done(fetch)
+        self._stuck_bytes[fetch.peer.node_id] += len(read.slots) * fetch.space.slot_bytes
         if done.is_settled:
             self.read_settled(done.read_id)
 
@@ -298,6 +306,7 @@ class PeerFetches:
         if read is None or not read.is_done:
             return
         del self._reads[read_id]
+        self._stuck_bytes[read.fetch.peer.node_id] -= len(read.slots) * read.fetch.space.slot_bytes
         for slot in read.slots:
             self._index.free_slot(read.fetch.space, slot)
         read.fetch.reads_open -= 1
@@ -414,6 +423,12 @@ class PeerFetches:
         peer = self._peers.get(holding.node.node_id)
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
+    def _is_usable(self, holding: Holding) -> bool:
+        """A frozen peer gets no more slots of ours than it has already."""
+        if self._stuck_bytes[holding.node.node_id] > 0:
+            return False
+        return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
+
     def _choose(self, fill: Fill) -> Holding | None:
         """From host memory rather than from SSD, from whom least is under way, from the fastest."""
 
@@ -423,7 +438,7 @@ class PeerFetches:
             per_byte_s = peer.meter.second_per_byte
             return not self._is_trusted(holding), is_slow, peer.fetch_count, per_byte_s, holding.node.node_id
 
-        return min(fill.holdings, key=cost, default=None)
+        return min((h for h in fill.holdings if self._is_usable(h)), key=cost, default=None)
 
     def _also_from(self, node: NodeRef, first: Fill) -> list[Fill]:
         """The blocks that follow in the queue, as long as this peer has them too."""
@@ -440,6 +455,9 @@ class PeerFetches:
                 self._bringer.forget(fill)
         return fills
 
+    def _open_count(self) -> int:
+        return sum(1 for fetch in self._fetches.values() if not fetch.is_over)
+
     def _reading_count(self) -> int:
         return sum(1 for read in self._reads.values() if not read.is_done)
 
@@ -450,5 +468,8 @@ class PeerFetches:
             assert fetch.reads_open == open_reads[fetch.fetch_id]
             assert not fetch.is_over or fetch.reads_open
             assert fetch.end <= len(fetch.fills)
-        assert len(self._fetches) <= FETCHES_MAX
+        assert self._open_count() <= FETCHES_MAX
+        assert self._stuck_bytes.total() == sum(
+            len(read.slots) * read.fetch.space.slot_bytes for read in self._reads.values() if read.is_done
+        )
         assert self._reading_count() <= READS_MAX

@@ -25,6 +25,8 @@ class Shares:
         self.limit_bytes = limit_bytes
         self.holders: dict[str, Holder] = {}
         self.total_bytes = 0
+        self.write_bytes = 0
+        """Of these, being written by workers."""
         """A block held by two counts once."""
         self._counts: dict[BlockHash, int] = {}
 
@@ -79,13 +81,15 @@ class Shares:
     def begin_write(self, holder: Holder, slot_bytes: int) -> None:
         holder.bytes += slot_bytes
         self.total_bytes += slot_bytes
+        self.write_bytes += slot_bytes
 
     def end_write(self, holder: Holder, slot_bytes: int) -> None:
         holder.bytes -= slot_bytes
         self.total_bytes -= slot_bytes
+        self.write_bytes -= slot_bytes
         assert holder.bytes >= 0
 
     def check(self) -> None:
-        assert 0 <= self.total_bytes <= self.limit_bytes
+        assert 0 <= self.write_bytes <= self.total_bytes <= self.limit_bytes
         assert self.total_bytes <= sum(holder.bytes for holder in self.holders.values())
         assert all(count > 0 for holder in self.holders.values() for count in holder.counts.values())

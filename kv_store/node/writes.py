@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, StoreToWorker, TakeBlocks
+from kv_store.node.bringing import Bringer
 from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
 from kv_store.node.host import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
@@ -30,6 +31,7 @@ class Writes:
         index: Index,
         host: HostTier,
         shares: Shares,
+        bringer: Bringer,
         *,
         on_stored: Callable[[HostCopy], None],
     ) -> None:
@@ -38,6 +40,7 @@ class Writes:
         self._index = index
         self._host = host
         self._shares = shares
+        self._bringer = bringer
         self._writing: dict[BlockHash, Write] = {}
         self.is_closed = False
         """Draining: nothing new."""
@@ -119,9 +122,12 @@ class Writes:
             return "being written"
         if not self._index.may_be_of(facts.block_hash, worker.space):
             return "another size"
-        slot_bytes = worker.space.slot_bytes
+        slot_bytes, shares = worker.space.slot_bytes, self._shares
+        if self._bringer.waiting_count and shares.write_bytes + slot_bytes > shares.limit_bytes // 8:
+            return "loads wait"  # which would never find room among a steady stream of writes
         return "" if self._shares.fits(worker.holder, slot_bytes, slot_bytes) else "share"
 
     def _end(self, worker: Worker, write: Write) -> None:
         del self._writing[write.facts.block_hash]
         self._shares.end_write(worker.holder, worker.space.slot_bytes)
+        self._index.was_freed = True

@@ -312,6 +312,14 @@ async def test_a_cluster_without_one_of_its_servers_is_lost_until_it_is_back(tmp
             for name in names:
                 await join(directory, name, 1)
             assert await holders(directory, 1) == tuple(map(holding, names))
+            servers[2].freeze()
+            with pytest.raises(DirectoryLost):
+                await holders(directory, 1)
+            servers[2].thaw()
+            assert await until_answered(lambda: directory.look_up([h(2), h(1)])) == [
+                (),
+                tuple(map(holding, names)),
+            ]
             servers[1].kill()
             async with asyncio.timeout(20):
                 with pytest.raises(DirectoryLost):

@@ -20,7 +20,7 @@ class Moody:
 
     def __init__(self):
         self.forget()
-        self.is_away = self.answers_get_lost = self.hangs = False
+        self.is_away = self.answers_get_lost = self.hangs = self.hears_no_news = False
         self.heard = []
 
     def forget(self):
@@ -30,7 +30,7 @@ class Moody:
         async def call(*args, **kwargs):
             if self.hangs:
                 await asyncio.Event().wait()
-            if self.is_away and name != "close":
+            if (self.is_away and name != "close") or (self.hears_no_news and name == "publish"):
                 raise DirectoryLost("away")
             self.heard.append((name, *args))
             answer = await getattr(self.inner, name)(*args, **kwargs)
@@ -107,17 +107,29 @@ async def test_a_message_whose_answer_was_lost_is_told_again_and_does_no_harm():
 
 async def test_too_much_to_tell_becomes_a_snapshot():
     directory = Moody()
-    async with running(directory, changes_max=4) as node:
+    async with running(directory, changes_max=4, lease_s=60) as node:
         await until(lambda: node.forgot_count())
         await until(lambda: not len(node.registration._backlog))
         directory.is_away = True
-        for number in range(10):
-            node.store(number)
+        node.store(0)
         await until(lambda: node.registration.trouble)
+        for number in range(1, 10):
+            node.store(number)
         assert len(node.registration._backlog) == 0
         directory.is_away = False
         await until(listed(directory, node))
         assert node.forgot_count() == 2
+
+
+async def test_a_snapshot_that_still_waits_is_not_asked_for_again():
+    directory = Moody()
+    directory.hears_no_news = True
+    async with running(directory, lease_s=0.03) as node:
+        node.store(1)
+        await until(lambda: [call[0] for call in directory.heard].count("renew") > 3)
+        assert node.forgot_count() == 1
+        directory.hears_no_news = False
+        await until(listed(directory, node))
 
 
 async def test_a_node_that_left_does_not_keep_the_directory_busy():

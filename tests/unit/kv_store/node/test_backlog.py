@@ -28,7 +28,7 @@ def test_while_the_device_has_room_everything_goes_down():
 
 
 def test_a_full_device_takes_what_is_used_again():
-    node = Driver(slots=400, ssd_slots=100, policy="serving")
+    node = Driver(slots=500, ssd_slots=100, policy="serving")  # nothing leaves
     node.join()
     assert 90 <= len(store_and_write(node, *(facts(i) for i in range(300)))) <= 110
     hashes = chain_of(100, "b")

@@ -221,6 +221,21 @@ def test_slots_of_a_read_that_has_not_settled_are_set_aside_and_the_pins_kept():
     assert len(said(pair.here.handle(PeerReadSettled(read.read_id)), UnpinBlocks)) == 1
 
 
+def test_a_frozen_peer_gets_no_more_slots_of_ours():
+    pair = Pair()
+    pair.read_result = {"error": "timed out", "is_settled": False}
+    pair.load(3)
+    pair.here.wait(60.0)
+    _, actions = pair.here.load(chain_of(2, "b"))
+    actions = pair.look_up(actions, OTHER)
+    assert said(actions, PinBlocks) == []
+    assert len(failed(actions)) == 1
+    pair.here.handle(PeerReadSettled(pair.reads[0].read_id))
+    pair.here.wait(60.0)
+    _, actions = pair.here.load(chain_of(2, "b"))
+    assert len(said(pair.look_up(actions, OTHER), PinBlocks)) == 1
+
+
 def test_a_read_that_ends_after_the_lease_counts_as_bad():
     pair = Pair(lease_s=0.5)
     _, actions = pair.here.load(chain_of(3))

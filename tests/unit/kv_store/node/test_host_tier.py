@@ -143,6 +143,20 @@ def test_blocks_of_one_load_are_counted_once_for_all_loads_of_a_worker():
     assert all(len(ready(actions)) == 1 for _, actions in loads)
 
 
+def test_a_stream_of_writes_leaves_room_for_loads_that_wait():
+    node = Driver(slots=16, pinned_share_max=0.5)
+    node.join()
+    for i in range(8):
+        node.store(facts(i))
+    offers = [node.offer(facts(i, "b"))[0] for i in range(4)]
+    _, actions = node.load(chain_of(6))
+    assert ready(actions) == []
+    for i, offer_id in enumerate(offers[:2]):
+        node.offer(facts(i, "c"))
+        actions = node.say(BlocksWritten(offer_id, (1,)))
+    assert len(ready(actions)) == 1
+
+
 def test_a_hole_fails_the_load_from_there_on():
     node = Driver()
     node.join()

@@ -1,6 +1,6 @@
 """Blocks go down to SSD, survive there, and come up again."""
 
-from baton.core.store import DropReason, Tier
+from baton.core.store import BlocksWritten, DropReason, Tier
 from kv_store.node.events import (
     ForgetSsd,
     IoDone,
@@ -32,12 +32,18 @@ def writes(actions):
     return [a for a in actions if isinstance(a, WriteSsd)]
 
 
+def store_and_write(node, *blocks):
+    before = len(node.performed)
+    node.store(*blocks)
+    node.io(node.performed[before:])
+
+
 def filled(slots=4, blocks=4, **config):
     """A node whose host memory is full of chain a."""
     node = Driver(slots=slots, ssd_slots=config.pop("ssd_slots", 8), pinned_share_max=0.75, **config)
     node.join()
     for i in range(blocks):
-        node.store(facts(i))
+        store_and_write(node, facts(i))
     return node
 
 
@@ -50,13 +56,22 @@ def recovered(*numbers, **config):
     return node
 
 
-def test_a_block_is_written_before_its_slot_is_given_out_and_is_found_on_ssd_then():
+def test_a_slot_is_not_given_out_while_its_block_is_being_written():
     node = filled()
-    _, taken = node.offer(facts(0, "b"))
-    (write, *_) = writes(node.performed)
-    assert write.slot not in [place.slot for place in taken.places]
-    node.io([write])
-    assert node.found((write.facts.block_hash,)) == [("ssd", 1)]
+    node.performed.clear()
+    for i in range(6):
+        busy = {write.slot for write in writes(node.performed)}
+        _, taken = node.offer(facts(i, "b"))
+        assert not busy & {place.slot for place in taken.places}
+        node.say(BlocksWritten(taken.offer_id, (7,) * len(taken.places)))
+    assert writes(node.performed)
+
+
+def test_what_left_host_memory_is_found_on_ssd():
+    node = filled()
+    for i in range(4):
+        store_and_write(node, facts(i, "b"))
+    assert node.found(chain_of(4)) == [("ssd", 4)]
 
 
 def test_blocks_found_at_the_start_are_loaded_several_at_a_time_in_order():
@@ -137,9 +152,9 @@ def test_a_lost_worker_leaves_the_devices_slot_alone_until_the_read_ended():
 
 def test_a_full_device_makes_the_tier_smaller_for_a_while():
     node = filled()
-    node.offer(facts(0, "b"))
+    node.performed.clear()
+    node.store(facts(0, "b"))
     operations = writes(node.performed)
-    assert operations
     node.handle(IoDone(operations[0].op_id, error="no space left on device", is_full=True))
     status = node.core.status()
     assert status.ssd_full == 1
@@ -168,17 +183,15 @@ def test_repeated_errors_switch_writes_off_and_good_blocks_are_still_read():
 
 def test_the_ssd_tier_never_exceeds_its_bytes_and_a_slot_is_forgotten_before_it_is_reused():
     node = filled(blocks=4, ssd_slots=3)
-    used: dict[int, bool] = {}
     for i in range(20):
-        node.performed.clear()
-        node.store(facts(i, "b"))
-        for operation in list(node.performed):
-            if isinstance(operation, ForgetSsd):
-                used.pop(operation.ssd_slot)
-            elif isinstance(operation, WriteSsd):
-                assert operation.ssd_slot not in used
-                used[operation.ssd_slot] = True
-                node.io([operation])
+        store_and_write(node, facts(i, "b"))
+    used: set[int] = set()
+    for action in node.performed:
+        if isinstance(action, ForgetSsd):
+            used.remove(action.ssd_slot)
+        elif isinstance(action, WriteSsd):
+            assert action.ssd_slot not in used
+            used.add(action.ssd_slot)
     status = node.core.status()
     assert status.tiers[Tier.SSD].bytes <= 3 * (SLOT_BYTES + 4096)
     assert status.dropped[Tier.SSD, DropReason.EVICTED] > 0
