@@ -59,8 +59,8 @@ def details(status: NodeStatus) -> Iterator[str]:
         yield "SSD: " + ", ".join(
             f"{count} {kind.replace('_', ' ')}" for kind, count in errors.items() if count
         )
-    for tenant, host_blocks, ssd_blocks in status.tenants:
-        yield f"tenant {tenant or '(none)'}: {host_blocks} blocks in host memory, {ssd_blocks} on SSD"
+    for tenant, host_bytes, ssd_bytes in status.tenants:
+        yield f"tenant {tenant or '(none)'}: {size(host_bytes)} of host memory, {size(ssd_bytes)} of SSD"
     for node_id, address in status.peers:
         yield f"peer {node_id} at {address}"
     for note in status.notes:

@@ -53,7 +53,7 @@ class NodeStatus(msgspec.Struct, frozen=True, tag=True):
     accounts: dict[str, float]
     """Occupancy, hits, bytes and more; see `docs/operations.md`."""
     tenants: tuple[tuple[str, int, int], ...] = ()
-    """(tenant, blocks in host memory, blocks on SSD) of those that hold most."""
+    """(tenant, bytes of host memory, bytes of SSD) of those that hold most."""
     peers: tuple[tuple[str, str], ...] = ()
     """(node id, address)"""
     notes: tuple[str, ...] = ()

@@ -295,6 +295,7 @@ class StoreProcess:
             is_draining=core.is_draining,
             is_drained=self._core.is_drained,
             accounts={**accounts(core), "pid": os.getpid()},
+            tenants=core.tenants,
             peers=tuple((peer.node_id, peer.address) for peer in self._registration.peers),
             notes=self._notes(),
         )

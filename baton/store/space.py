@@ -1,6 +1,7 @@
 """One block size's arena, SSD file and transfer connections, as the process holds them."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -8,6 +9,7 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.errors import SetupError
 from baton.core.ids import NodeId
 from baton.core.store import NodeHello, NodeRef
 from baton.store.peers import Spawn
@@ -55,7 +57,8 @@ class Space:
             self._reserving.cancel()
             await asyncio.wait({self._reserving})
         if self._transfer is not None:
-            await (await self._transfer).close()
+            with contextlib.suppress(SetupError):
+                await (await self._transfer).close()
         self.arena.close()
 
     # --- memory -----------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """Whether a node's accounts balance, and what they say."""
 
+import heapq
 from collections import Counter
 
 from baton.core.store import Tier
 from kv_store.node.counts import NodeStatus, TierStatus
 from kv_store.node.parts import Parts
 from kv_store.node.spaces import HostCopy
+
+TENANTS_TOLD = 10
 
 
 def check(parts: Parts) -> None:
@@ -94,8 +97,15 @@ def status(parts: Parts) -> NodeStatus:
         leases_open=parts.leases.count,
         io_in_flight=parts.ssd.io_count,
         is_draining=parts.drainer.is_draining,
+        tenants=_tenants(parts),
         notes=tuple(note for note in (parts.ssd.note,) if note),
     )
+
+
+def _tenants(parts: Parts) -> tuple[tuple[str, int, int], ...]:
+    host, ssd = parts.index.host_tenants, parts.index.ssd_tenants
+    largest = heapq.nlargest(TENANTS_TOLD, host.keys() | ssd.keys(), key=lambda t: (host[t] + ssd[t], t))
+    return tuple((tenant, host[tenant], ssd[tenant]) for tenant in largest)
 
 
 def _tier(parts: Parts, tier: Tier) -> TierStatus:

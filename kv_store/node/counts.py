@@ -132,5 +132,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     leases_open: int
     io_in_flight: int
     is_draining: bool
+    tenants: tuple[tuple[str, int, int], ...]
+    """(tenant, bytes of host memory, bytes of SSD) of those that hold most."""
     notes: tuple[str, ...]
     """What an operator should know, in words."""

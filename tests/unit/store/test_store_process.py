@@ -228,6 +228,7 @@ async def test_an_operator_clears_and_drains(tmp_path):
     async with Node("n.1", config(tmp_path / "s")) as node, worker(node) as client:
         await client.store(chain[:2], tenant="a")
         await client.store(hashes(2, of="b"), tenant="b")
+        assert set((await node.status()).tenants) == {("a", 2 * SLOT_BYTES, 0), ("b", 2 * SLOT_BYTES, 0)}
         assert (await ask_store(node.config.store.socket, AskClear(tenant="a"))).text.startswith("2 blocks")
         assert await client.find(chain) == {}
         assert await client.find(hashes(2, of="b")) == {Tier.HOST: 2}

@@ -1,0 +1,69 @@
+"""This host's store node under supervision: what is checked before, what the workers are told."""
+
+import asyncio
+import os
+import stat
+import sys
+
+import pytest
+
+from baton.config import Config, StoreConfig
+from baton.core.errors import SetupError
+from control_plane.store_child import LocalStore, check_store
+
+READY = "print('ready {socket} h:1 127.0.0.1:9', flush=True); import signal; signal.pause()"
+
+
+def config(**store):
+    return Config(store=store, cluster={"router_silence_s": 60.0, "drain_timeout_s": 5.0})
+
+
+def command(script):
+    return lambda control, socket: [sys.executable, "-c", script.format(control=control, socket=socket)]
+
+
+def test_memory_and_folders_that_are_not_to_be_had_are_named(tmp_path):
+    with pytest.raises(SetupError, match=r"store\.host_bytes=\d+ is more than"):
+        check_store(StoreConfig(host_bytes=2**60))
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match=r"store\.ssd_dir=.*file/below"):
+        check_store(StoreConfig(ssd_dir=str(tmp_path / "file" / "below")))
+    check_store(StoreConfig(ssd_dir=str(tmp_path / "new")))
+    assert (tmp_path / "new").is_dir()
+
+
+def test_workers_are_told_of_another_node_or_of_none():
+    elsewhere = LocalStore(config(socket="/run/s"), command(READY))
+    assert elsewhere.start("h:1") is None
+    assert elsewhere.config.store.socket == "/run/s"
+    assert elsewhere.text() == "KV store at /run/s"
+    without = LocalStore(config(host_bytes=0), command(READY))
+    assert without.start("h:1") is None
+    assert without.text() == "no KV store"
+
+
+async def test_a_node_of_its_own_has_a_folder_that_goes_with_the_cluster():
+    store = LocalStore(config(host_bytes=2**30), command(READY))
+    socket = store.config.store.socket
+    folder = os.path.dirname(socket)
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert len(socket) < 100
+    child = store.start("h:1")
+    running = asyncio.create_task(child.run())
+    assert store.text() == "KV store not ready yet"
+    async with asyncio.timeout(30):
+        await store.until_ready()
+    assert child.ready.result().split()[0] == socket
+    assert store.text() == "KV store of 1.0 GiB"
+    await store.stop()
+    await running
+    store.close()
+    assert not os.access(folder, os.F_OK)
+
+
+async def test_what_the_node_cannot_start_for_ends_the_start_of_the_cluster():
+    store = LocalStore(config(), command("print('setup error no memfd here'); raise SystemExit(2)"))
+    await asyncio.wait_for(store.start("h:1").run(), 20)
+    with pytest.raises(SetupError, match=r"^no memfd here$"):
+        await store.until_ready()
+    store.close()
