@@ -356,7 +356,7 @@ class ServingPolicy(ParkingPolicy):
 
     def _learn(self) -> None:
         later = max(LEARN_EVERY, self._uses // LEARN_SHARE)
-        self._learn_at = self._uses + min(later, max(LEARN_FIRST, self._uses // 8))
+        self._learn_at = self._uses + min(later, max(LEARN_FIRST, self._capacity // 5, self._uses // 8))
         classes, since = np.array(self._alive_class), np.array(self._alive_since)
         alive = classes >= 0
         worth = self._times.worth(classes[alive], (self._uses - since[alive]).astype(np.float64))

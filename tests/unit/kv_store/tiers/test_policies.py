@@ -137,9 +137,9 @@ def test_serving_is_never_much_below_lru_and_nobody_beats_the_optimum(make: obje
 
 
 def test_serving_keeps_part_of_a_loop_of_which_lru_keeps_nothing() -> None:
-    requests = loop(0)
-    assert run_policy(requests, make_policy("lru", 20), 20).hit_blocks == 0
-    assert run_policy(requests, make_policy("serving", 20), 20).ratio > 0.2
+    requests = loop(40)
+    assert run_policy(requests, make_policy("lru", 60), 60).hit_blocks == 0
+    assert run_policy(requests, make_policy("serving", 60), 60).ratio > 0.2
 
 
 def brute_force(chains: Sequence[Sequence[int]], capacity: int) -> int:
