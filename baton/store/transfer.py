@@ -26,4 +26,6 @@ def transfer_manager(
                 from kv_transfer.backends.tcp import TcpBackend
 
                 backends.append(TcpBackend(name, memory, host=host))
+            case "nccl":
+                pass  # a group of workers, which nodes are not in
     return TransferManager(backends, block_bytes=memory.block_bytes)
