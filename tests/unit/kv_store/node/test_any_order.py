@@ -1,7 +1,5 @@
 """Whatever happens in whatever order: accounts balance, and no reader's slot has another block than his."""
 
-import os
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -365,7 +363,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 NodeMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("NODE_EXAMPLES", "120")),
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     report_multiple_bugs=False,
