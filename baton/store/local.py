@@ -112,8 +112,10 @@ class WorkerSessions:
             session.frames.end_writing()
 
     def hang_up(self) -> None:
-        for worker_id in list(self._sessions):
-            self.drop(worker_id, "this node ends")
+        """This node ends."""
+        for session in self._sessions.values():
+            session.is_dropped = True
+            session.frames.end_writing()
 
     async def _predecessor_ended(self, worker_id: WorkerId) -> bool:
         predecessor = self._sessions.get(worker_id)

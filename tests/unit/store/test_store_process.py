@@ -5,7 +5,11 @@ import contextlib
 import mmap
 import os
 
+import msgspec
+import pytest
+
 from baton.config import Config
+from baton.core.errors import IncompatiblePeer
 from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.store import (
@@ -17,15 +21,19 @@ from baton.core.store import (
     FoundBlocks,
     LoadBlocks,
     LoadFailed,
+    NodeHello,
+    NodeRef,
     OfferBlocks,
+    PinFailed,
     StoreHello,
     TakeBlocks,
     Tier,
 )
 from baton.core.store_admin import AskClear, AskDrain, AskStatus, NodeStatus
 from baton.store.process import StoreProcess
+from baton.wire.link import LinkBroken
 from baton.wire.local import ask_store, store_session
-from baton.wire.store_nodes import ask_node
+from baton.wire.store_nodes import ask_node, node_session
 from kv_store.checksum import checksum
 from kv_store.directory.memory import MemoryDirectory
 
@@ -221,6 +229,35 @@ async def test_a_node_that_leaves_hands_its_blocks_to_a_peer(tmp_path):
             await one.until(lambda s: s.peers)
             await two.until(lambda s: s.peers)
         assert await far.loads(chain) == {Tier.HOST}
+
+
+def hello_of(**fields):
+    ours = NodeHello(NodeRef(NodeId("x.1"), "127.0.0.1:9"), SLOT_BYTES, BLOCK_BYTES, {})
+    return msgspec.structs.replace(ours, **fields)
+
+
+async def refusal(node, hello):
+    with pytest.raises(IncompatiblePeer) as caught:
+        async with node_session(node.address, hello):
+            pass
+    return str(caught.value)
+
+
+async def test_peers_that_do_not_agree_part_and_nonsense_ends_a_session_only(tmp_path):
+    async with Node("n.1", config(tmp_path / "s")) as node:
+        assert "no blocks of 6000 bytes" in await refusal(node, hello_of())
+        async with worker(node) as client:
+            await client.store(hashes(2))
+            assert "in slots of 12288" in await refusal(node, hello_of(slot_bytes=12288))
+            assert "store version 99" in await refusal(node, hello_of(wire_version=99))
+            async with node_session(node.address, hello_of()) as (theirs, link):
+                assert theirs.node.node_id == "n.1"
+                link.send(PinFailed(1, 0, "an answer to nothing"))
+                async with asyncio.timeout(10):
+                    with contextlib.suppress(LinkBroken):
+                        async for _ in link:
+                            pass
+            assert await client.loads(hashes(2)) == {Tier.HOST}
 
 
 async def test_an_operator_clears_and_drains(tmp_path):
