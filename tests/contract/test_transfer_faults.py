@@ -17,7 +17,8 @@ SOURCE, LOCAL = [5, 3, 4, 60, 0, 1], [9, 20, 21, 22, 63, 0]
 @pytest.mark.parametrize("kind", ["cma", "tcp"])
 async def test_a_read_called_good_is_right_and_a_wrong_one_is_read_again(kind):
     peer = await asyncio.to_thread(PeerProcess, kind, "p.1")
-    sums = checksum_blocks(Pool(1).memory, SOURCE)  # the peer's content, hashed here
+    same = Pool(1)  # as the peer's; it owns what `memory` points to
+    sums = checksum_blocks(same.memory, SOURCE)
     granted = [100 + block for block in SOURCE]
     pool = Pool(0)
     plan = FaultPlan(seed=4, probability=0.6, faults=(*FAULTS, *SILENT), delay_s=0.001)
