@@ -51,6 +51,10 @@ from kv_transfer.manager import TransferManager
 
 log = logging.getLogger(__name__)
 
+PEERS_OPEN_MAX = 8
+"""Sessions with so many peers are kept open; with others they are opened at need."""
+DIAL_S = 3.0
+"""Between attempts at those that are not open."""
 DRAIN_LOOK_S = 0.1
 """Between two looks whether the peers have taken what they want."""
 
@@ -102,6 +106,7 @@ class StoreProcess:
             self._spawn(local.run())
             stack.push_async_callback(self._registration.leave)
             stack.callback(self._spawn(self._registration.run()).cancel)
+            stack.callback(self._spawn(self._keep_peers_open()).cancel)
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()
@@ -140,6 +145,14 @@ class StoreProcess:
             lease_s=self._config.cluster.member_lease_s,
         )
         self._driver.ports = self
+
+    async def _keep_peers_open(self) -> None:
+        """So that the first fetch from a peer is as quick as the next."""
+        while True:
+            for space in list(self._spaces):
+                for peer in self._registration.peers[:PEERS_OPEN_MAX]:
+                    self._asking.open(space, peer)
+            await asyncio.sleep(DIAL_S)
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
