@@ -70,16 +70,25 @@ class Asking:
     def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
         """In order. If it cannot be delivered, PeerLost says so."""
         key = (space, peer.node_id)
-        session = self._sessions.get(key)
-        if session is None:
-            session = self._sessions[key] = _Session()
-            session.task = self._spawn(self._run(key, peer, session, self._ending.get(key)))
+        session = self._session(key, peer)
+        session.was_used = True
         if session.link is not None:
             self._send(key, session, session.link, message)
         elif len(session.waiting) < WAITING_MESSAGES_MAX:
             session.waiting.append(message)
         else:
             self._lost(key, session, f"{WAITING_MESSAGES_MAX} messages before it answered")
+
+    def warm(self, space: int, peer: NodeRef) -> None:
+        """Open the session before it is needed: the first read does not wait for it. Failing is no loss."""
+        self._session((space, peer.node_id), peer)
+
+    def _session(self, key: Key, peer: NodeRef) -> "_Session":
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = _Session()
+            session.task = self._spawn(self._run(key, peer, session, self._ending.get(key)))
+        return session
 
     def close(self) -> None:
         """Hang up on everybody, without further reports."""
@@ -134,8 +143,9 @@ class Asking:
             self._ending[key] = session.task
             if session.task is not asyncio.current_task():
                 session.task.cancel()
-        log.warning("store node %s lost: %s", key[1], message)
-        self._post(e.PeerLost(key[0], key[1], message))
+        if session.was_used:
+            log.warning("store node %s lost: %s", key[1], message)
+            self._post(e.PeerLost(key[0], key[1], message))
 
 
 @dataclass(slots=True)
@@ -144,6 +154,8 @@ class _Session:
     """None while it is being opened."""
     waiting: deque[NodeToNode] = field(default_factory=deque[NodeToNode])
     task: asyncio.Task[None] | None = None
+    was_used: bool = False
+    """Somebody spoke in it, and must hear of its loss."""
 
 
 async def _introduce(peer: NodeRef, theirs: NodeHello, transfer: TransferManager) -> None:

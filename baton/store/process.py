@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 DRAIN_LOOK_S = 0.1
 """Between two looks whether the peers have taken what they want."""
 
+WARM_PEERS_MAX = 64
+"""Peers that a session is kept with; others are met when they are needed."""
+
 
 class StoreCrashed(Exception):
     """A bug, or no memory left: the process must end. The cause is chained."""
@@ -124,7 +127,7 @@ class StoreProcess:
         self._core = NodeCore(
             self._node, store, make_generations=self._make_generations, now_s=time.monotonic()
         )
-        self._driver = NodeDriver(self._core, observers=(self._metrics,))
+        self._driver = NodeDriver(self._core, observers=(self._metrics, self))
         post = self._driver.post
         self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
@@ -185,6 +188,29 @@ class StoreProcess:
 
     def _arena_of(self, hello: StoreHello) -> int:
         return self._spaces[hello.block_bytes].arena.fd
+
+    # --- observer: connections are made before they are needed ------------------------------------
+
+    def saw(self, event: e.NodeEvent) -> None:
+        if isinstance(event, e.PeersChanged):
+            for space in self._spaces:
+                self._spawn(self._warm(space, event.peers))
+
+    def did(self, action: e.NodeAction) -> None:
+        if isinstance(action, e.OpenSpace):
+            self._spawn(self._warm(action.space, self._registration.peers))
+
+    async def _warm(self, space: int, peers: tuple[NodeRef, ...]) -> None:
+        """Starting a transfer backend and meeting a peer take longer than a load may wait."""
+        if not peers:
+            return
+        try:
+            await self._spaces[space].transfer()
+        except SetupError as error:
+            log.warning("blocks of %d bytes stay on this host: %s", space, error)
+            return
+        for peer in peers[:WARM_PEERS_MAX]:
+            self._asking.warm(space, peer)
 
     # --- actions ----------------------------------------------------------------------------------
 
