@@ -49,8 +49,8 @@ class PeerSpace(Protocol):
 
 
 class Asking:
-    """Sessions that we opened, in order to read. One per peer and space, opened when first spoken to, and not
-    again: one that breaks is reported as a lost peer, and the next message opens a new one."""
+    """Sessions that we opened, in order to read: one per peer and space, opened ahead or when first used.
+    One that breaks after that is reported as a lost peer, and the next message opens a new one."""
 
     def __init__(
         self,
@@ -67,11 +67,16 @@ class Asking:
     def count(self) -> int:
         return sum(session.link is not None for session in self._sessions.values())
 
+    def open(self, space: int, peer: NodeRef) -> None:
+        """Ahead of need: dialling and the first transfer connection take longer than a fetch may. Nobody is
+        told if it fails. Open already: nothing happens."""
+        self._session(space, peer)
+
     def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
         """In order. If it cannot be delivered, PeerLost says so."""
         key = (space, peer.node_id)
-        session = self._session(key, peer)
-        session.was_used = True
+        session = self._session(space, peer)
+        session.is_used = True
         if session.link is not None:
             self._send(key, session, session.link, message)
         elif len(session.waiting) < WAITING_MESSAGES_MAX:
@@ -79,11 +84,8 @@ class Asking:
         else:
             self._lost(key, session, f"{WAITING_MESSAGES_MAX} messages before it answered")
 
-    def warm(self, space: int, peer: NodeRef) -> None:
-        """Open the session before it is needed: the first read does not wait for it. Failing is no loss."""
-        self._session((space, peer.node_id), peer)
-
-    def _session(self, key: Key, peer: NodeRef) -> "_Session":
+    def _session(self, space: int, peer: NodeRef) -> "_Session":
+        key = (space, peer.node_id)
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = _Session()
@@ -143,9 +145,11 @@ class Asking:
             self._ending[key] = session.task
             if session.task is not asyncio.current_task():
                 session.task.cancel()
-        if session.was_used:
+        if session.is_used:
             log.warning("store node %s lost: %s", key[1], message)
             self._post(e.PeerLost(key[0], key[1], message))
+        else:
+            log.debug("store node %s is not reached ahead of need: %s", key[1], message)
 
 
 @dataclass(slots=True)
@@ -154,8 +158,8 @@ class _Session:
     """None while it is being opened."""
     waiting: deque[NodeToNode] = field(default_factory=deque[NodeToNode])
     task: asyncio.Task[None] | None = None
-    was_used: bool = False
-    """Somebody spoke in it, and must hear of its loss."""
+    is_used: bool = False
+    """Something was said in it."""
 
 
 async def _introduce(peer: NodeRef, theirs: NodeHello, transfer: TransferManager) -> None:

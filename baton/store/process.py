@@ -51,11 +51,12 @@ from kv_transfer.manager import TransferManager
 
 log = logging.getLogger(__name__)
 
+PEERS_OPEN_MAX = 8
+"""Sessions with so many peers are kept open; with others they are opened at need."""
+DIAL_S = 3.0
+"""Between attempts at those that are not open."""
 DRAIN_LOOK_S = 0.1
 """Between two looks whether the peers have taken what they want."""
-
-WARM_PEERS_MAX = 64
-"""Peers that a session is kept with; others are met when they are needed."""
 
 
 class StoreCrashed(Exception):
@@ -105,6 +106,7 @@ class StoreProcess:
             self._spawn(local.run())
             stack.push_async_callback(self._registration.leave)
             stack.callback(self._spawn(self._registration.run()).cancel)
+            stack.callback(self._spawn(self._keep_peers_open()).cancel)
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()
@@ -127,7 +129,7 @@ class StoreProcess:
         self._core = NodeCore(
             self._node, store, make_generations=self._make_generations, now_s=time.monotonic()
         )
-        self._driver = NodeDriver(self._core, observers=(self._metrics, self))
+        self._driver = NodeDriver(self._core, observers=(self._metrics,))
         post = self._driver.post
         self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
@@ -143,6 +145,14 @@ class StoreProcess:
             lease_s=self._config.cluster.member_lease_s,
         )
         self._driver.ports = self
+
+    async def _keep_peers_open(self) -> None:
+        """So that the first fetch from a peer is as quick as the next."""
+        while True:
+            for space in list(self._spaces):
+                for peer in self._registration.peers[:PEERS_OPEN_MAX]:
+                    self._asking.open(space, peer)
+            await asyncio.sleep(DIAL_S)
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
@@ -188,29 +198,6 @@ class StoreProcess:
 
     def _arena_of(self, hello: StoreHello) -> int:
         return self._spaces[hello.block_bytes].arena.fd
-
-    # --- observer: connections are made before they are needed ------------------------------------
-
-    def saw(self, event: e.NodeEvent) -> None:
-        if isinstance(event, e.PeersChanged):
-            for space in self._spaces:
-                self._spawn(self._warm(space, event.peers))
-
-    def did(self, action: e.NodeAction) -> None:
-        if isinstance(action, e.OpenSpace):
-            self._spawn(self._warm(action.space, self._registration.peers))
-
-    async def _warm(self, space: int, peers: tuple[NodeRef, ...]) -> None:
-        """Starting a transfer backend and meeting a peer take longer than a load may wait."""
-        if not peers:
-            return
-        try:
-            await self._spaces[space].transfer()
-        except SetupError as error:
-            log.warning("blocks of %d bytes stay on this host: %s", space, error)
-            return
-        for peer in peers[:WARM_PEERS_MAX]:
-            self._asking.warm(space, peer)
 
     # --- actions ----------------------------------------------------------------------------------
 

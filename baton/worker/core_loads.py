@@ -55,8 +55,9 @@ PREFETCH_SHARE = 8
 PREFETCH_HOLD_S = 5.0
 """After so long without admission what was brought is let go, and asked for again at admission."""
 OVERDUE = 2.0
-"""An admitted sequence computes itself when a load takes this many times what was predicted, and longer than
-computing would have taken."""
+"""An admitted sequence computes itself when a load takes this many times what was predicted, …"""
+PATIENCE_SHARE = 0.5
+"""… and this share of what computing would take: a load that never comes costs half as much again at most."""
 OVERDUE_S_MIN = 0.05
 GRACE_S = 1.0
 """Beyond `load_timeout_s` for the node to say that a load failed."""
@@ -412,7 +413,7 @@ class Loads:
         left_s = max(0.0, load.loading_s + load.bring_s - now_s)
         left_s += self.times.copy_block_s * (load.end - load.first)
         computing_s = self._scheduler.prompt_s(load.first * self._block_tokens, load.end * self._block_tokens)
-        patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, computing_s)
+        patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, PATIENCE_SHARE * computing_s)
         return now_s + min(patience_s, self._config.load_timeout_s + GRACE_S)
 
     def _start_copies(self, load: Load) -> list[WorkerAction]:
