@@ -77,6 +77,10 @@ class SsdTier:
         """No block that leaves can be written first: they leave without."""
         return len(self._writes) >= self._writes_max
 
+    def is_writing_of(self, tenant: str) -> bool:
+        """Whether blocks of this tenant can't leave only because they are being written."""
+        return any(copy.facts.tenant == tenant for copy in self.write_pins())
+
     @property
     def io_count(self) -> int:
         return len(self._in_flight)
