@@ -1,5 +1,5 @@
 """Messages of the store in MessagePack and back. Each codec is of one closed union; what it lets through has
-block hashes and checksums of the right size."""
+block hashes of the right size."""
 
 from typing import Any, Generic, TypeVar
 
@@ -9,8 +9,6 @@ from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash
 from baton.core.store import (
     BlockFacts,
-    BlocksReady,
-    BlocksWritten,
     EndLoad,
     FindBlocks,
     LoadBlocks,
@@ -29,8 +27,6 @@ from baton.wire.vocabulary import WireError
 
 T = TypeVar("T")
 
-CHECKSUM_MAX = 2**64 - 1
-
 Opening = StoreHello | StoreRequest
 """What may come first on a local connection."""
 
@@ -44,16 +40,13 @@ class Codec(Generic[T]):
         return self._encoder.encode(message)
 
     def decode(self, payload: bytes) -> T:
-        """Raises WireError for what is no message of the union, or has something else where a block hash or a
-        checksum belongs."""
+        """Raises WireError for what is no message of the union, or names a block by no block hash."""
         try:
             message = self._decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
             raise WireError(f"malformed message: {error}") from None
         if any(len(block_hash) != HASH_BYTES for block_hash in _hashes_of(message)):
             raise WireError(f"{type(message).__name__} names a block by something that is no block hash")
-        if any(not 0 <= (checksum or 0) <= CHECKSUM_MAX for checksum in _checksums_of(message)):
-            raise WireError(f"{type(message).__name__} has something that is no checksum")
         return message
 
 
@@ -69,14 +62,6 @@ def _hashes_of(message: object) -> list[BlockHash]:
             return list(message.corrupt)
         case _:
             return []
-
-
-def _checksums_of(message: object) -> tuple[int | None, ...]:
-    match message:
-        case BlocksWritten() | BlocksReady() | PinnedBlocks():
-            return message.checksums
-        case _:
-            return ()
 
 
 def _named_by(blocks: tuple[BlockFacts, ...]) -> list[BlockHash]:
