@@ -37,6 +37,8 @@ def cluster(tmp_path_factory):
         "store__host_bytes": int(2.6 * PROMPT_BLOCKS) * BLOCK_BYTES,
         "store__ssd_dir": folder / "ssd",
         "store__ssd_io": "buffered",
+        # What a load costs beside computing is another test's business, and a busy machine's mood.
+        "store__load": "always",
     }
     with Cluster(make_model(folder / "llama", "llama", seed=3), **settings) as running:
         yield running
