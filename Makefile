@@ -58,16 +58,16 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
 
 unit: $(VENV)/.installed ## Unit, contract and tidy tests
-	$(BIN)/pytest tests/unit tests/contract tests/tidy
+	$(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract tests/tidy
 
 sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
-	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest tests/sim)
+	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/sim)
 
 integration: $(VENV)/.installed ## Real processes
 	$(BIN)/pytest tests/integration
 
 explore: $(VENV)/.installed ## Unit and contract tests with cases that are new in each run
-	BATON_EXPLORE=1 $(BIN)/pytest tests/unit tests/contract
+	BATON_EXPLORE=1 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract
 
 fmt: $(VENV)/.installed ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -15,6 +15,7 @@ from baton.config import Config, StoreConfig
 from baton.core.errors import SetupError
 from control_plane.child import LIVE_PATH, Child, child_environment
 from control_plane.plane import restart_policy
+from kv_store.ssd.folder import own_folder
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,7 @@ def check_store(config: StoreConfig) -> None:
             f"store.host_bytes={config.host_bytes} is more than this machine's memory of {total} bytes"
         )
     if config.ssd_dir:
-        _check_folder(Path(config.ssd_dir))
-
-
-def _check_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"store.ssd_dir={folder}: {error.strerror or error}") from None
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise SetupError(f"store.ssd_dir={folder}: not ours to write in")
+        own_folder(config.ssd_dir).release()
 
 
 class StoreChild(Child):

@@ -41,6 +41,16 @@ def slot_bytes_for(block_bytes: int) -> int:
     return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
+def check_room(size: int) -> None:
+    """Raises SetupError if a store of so many bytes has no room now."""
+    room = available_bytes()
+    if size > room:
+        raise SetupError(
+            f"the store's {size} bytes of host memory (store.host_bytes) do not fit: "
+            f"{room} bytes are available here, by the machine's memory and this process's limits"
+        )
+
+
 class Arena:
     """`slot_count` slots of `slot_bytes`, mapped for reading and writing; slot i begins at i * slot_bytes.
 
@@ -69,19 +79,21 @@ class Arena:
         assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
         assert slot_count > 0, "an arena without slots"
         size = slot_bytes * slot_count
-        needed, room = size if room_bytes is None else room_bytes, available_bytes()
-        if needed > room:
-            raise SetupError(
-                f"the store's {size} bytes of host memory (store.host_bytes) do not fit: "
-                f"{room} bytes are available here, by the machine's memory and this process's limits"
-            )
+        check_room(size if room_bytes is None else room_bytes)
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise SetupError(f"no shared memory for the store (memfd_create): {error.strerror}") from error
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        arena = cls(fd, slot_bytes, slot_count)
+        try:
+            arena = cls(fd, slot_bytes, slot_count)
+        except OSError as error:  # a limit on the address space
+            os.close(fd)
+            raise SetupError(
+                f"the store's {size} bytes of host memory (store.host_bytes) cannot be mapped, "
+                f"see `ulimit -v`: {error.strerror}"
+            ) from error
         arena.notes = (arena._advise_huge_pages(),)
         return arena
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+import msgspec
+
 from baton.core.store import FoundSpan, Tier
 
 ENDS_MAX = 8
@@ -163,6 +165,27 @@ def plan_load(
     if best.total_s + max(GAIN_MIN_S, GAIN_SHARE_MIN * missing_s) >= best.computing_s:
         return Recompute("computing is as fast", best.computing_s)
     return best
+
+
+def first_blocks(spans: Sequence[FoundSpan], count: int) -> tuple[FoundSpan, ...]:
+    """No more than these, whatever a node says."""
+    left: list[FoundSpan] = []
+    for span in spans:
+        if (taken := min(count, span.block_count)) > 0:
+            left.append(msgspec.structs.replace(span, block_count=taken))
+            count -= taken
+    return tuple(left)
+
+
+def from_block(spans: Sequence[FoundSpan], count: int) -> tuple[FoundSpan, ...]:
+    """Without the first `count` blocks."""
+    left: list[FoundSpan] = []
+    for span in spans:
+        skip = min(count, span.block_count)
+        count -= skip
+        if skip < span.block_count:
+            left.append(msgspec.structs.replace(span, block_count=span.block_count - skip))
+    return tuple(left)
 
 
 @dataclass(frozen=True, slots=True)

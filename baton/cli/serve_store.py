@@ -25,7 +25,7 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
     node_id = NodeId(f"{socket.gethostname()}.{secrets.token_hex(4)}")
     configure_logs("store", config.telemetry)
     try:
-        run_on_uvloop(_store(node_id, config, control_address))
+        run_on_uvloop(_store(node_id, config, control_address, is_child=exit_with_parent))
     except SetupError as error:
         if not exit_with_parent:
             raise
@@ -33,10 +33,11 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
-async def _store(node_id: NodeId, config: Config, control_address: str) -> None:
+async def _store(node_id: NodeId, config: Config, control_address: str, *, is_child: bool) -> None:
     from baton.store.process import StoreProcess
     from control_plane.child import READY_PREFIX
     from kv_store.directory.connect import connect
+    from kv_store.ssd.folder import own_folder
 
     if not config.store.socket:
         raise SetupError("no socket for the workers: name one with --socket")
@@ -44,6 +45,8 @@ async def _store(node_id: NodeId, config: Config, control_address: str) -> None:
         raise SetupError(
             "store.host_bytes=0: a store node needs some host memory, for example --host-bytes 1073741824"
         )
+    if config.store.ssd_dir and not is_child:  # `baton serve` has looked; later on it costs that tier only
+        own_folder(config.store.ssd_dir).release()
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from baton.core.errors import SetupError
@@ -26,6 +26,9 @@ HELLO_S = 5.0
 
 CONNECTIONS_MAX = 512
 """One more is closed."""
+
+ACCEPT_AGAIN_S = 1.0
+"""After a connection could not be accepted."""
 
 PATH_BYTES_MAX = 107
 """Of a Unix socket's address on Linux."""
@@ -112,8 +115,10 @@ class WorkerSessions:
             session.frames.end_writing()
 
     def hang_up(self) -> None:
-        for worker_id in list(self._sessions):
-            self.drop(worker_id, "this node ends")
+        """This node ends."""
+        for session in self._sessions.values():
+            session.is_dropped = True
+            session.frames.end_writing()
 
     async def _predecessor_ended(self, worker_id: WorkerId) -> bool:
         predecessor = self._sessions.get(worker_id)
@@ -157,7 +162,7 @@ class LocalServer:
         path: str,
         *,
         sessions: WorkerSessions,
-        answer: Callable[[StoreRequest], StoreReply],
+        answer: Callable[[StoreRequest], Awaitable[StoreReply]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._path, self._sessions, self._answer, self._spawn = path, sessions, answer, spawn
@@ -181,7 +186,12 @@ class LocalServer:
         assert self._listener is not None, "open first"
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor left, most likely; some will be closed
+                log.warning("store.socket=%s: no further connection for now: %s", self._path, error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             if len(self._connections) >= CONNECTIONS_MAX:
                 connection.close()
                 continue
@@ -207,7 +217,7 @@ class LocalServer:
             if isinstance(opening, StoreHello):
                 await self._sessions.serve(opening, frames)
             elif opening is not None:
-                await frames.write(REPLY.encode(self._answer(opening)))
+                await frames.write(REPLY.encode(await self._answer(opening)))
         except (OSError, WireError) as error:
             log.debug("local connection: %s", error)
         finally:

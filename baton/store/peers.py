@@ -49,8 +49,8 @@ class PeerSpace(Protocol):
 
 
 class Asking:
-    """Sessions that we opened, in order to read. One per peer and space, opened when first spoken to, and not
-    again: one that breaks is reported as a lost peer, and the next message opens a new one."""
+    """Sessions that we opened, in order to read: one per peer and space, opened ahead or when first used.
+    One that breaks after that is reported as a lost peer, and the next message opens a new one."""
 
     def __init__(
         self,
@@ -67,19 +67,30 @@ class Asking:
     def count(self) -> int:
         return sum(session.link is not None for session in self._sessions.values())
 
+    def open(self, space: int, peer: NodeRef) -> None:
+        """Ahead of need: dialling and the first transfer connection take longer than a fetch may. Nobody is
+        told if it fails. Open already: nothing happens."""
+        self._session(space, peer)
+
     def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
         """In order. If it cannot be delivered, PeerLost says so."""
         key = (space, peer.node_id)
-        session = self._sessions.get(key)
-        if session is None:
-            session = self._sessions[key] = _Session()
-            session.task = self._spawn(self._run(key, peer, session, self._ending.get(key)))
+        session = self._session(space, peer)
+        session.is_used = True
         if session.link is not None:
             self._send(key, session, session.link, message)
         elif len(session.waiting) < WAITING_MESSAGES_MAX:
             session.waiting.append(message)
         else:
             self._lost(key, session, f"{WAITING_MESSAGES_MAX} messages before it answered")
+
+    def _session(self, space: int, peer: NodeRef) -> "_Session":
+        key = (space, peer.node_id)
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = _Session()
+            session.task = self._spawn(self._run(key, peer, session, self._ending.get(key)))
+        return session
 
     def close(self) -> None:
         """Hang up on everybody, without further reports."""
@@ -134,8 +145,11 @@ class Asking:
             self._ending[key] = session.task
             if session.task is not asyncio.current_task():
                 session.task.cancel()
-        log.warning("store node %s lost: %s", key[1], message)
-        self._post(e.PeerLost(key[0], key[1], message))
+        if session.is_used:
+            log.warning("store node %s lost: %s", key[1], message)
+            self._post(e.PeerLost(key[0], key[1], message))
+        else:
+            log.debug("store node %s is not reached ahead of need: %s", key[1], message)
 
 
 @dataclass(slots=True)
@@ -144,6 +158,8 @@ class _Session:
     """None while it is being opened."""
     waiting: deque[NodeToNode] = field(default_factory=deque[NodeToNode])
     task: asyncio.Task[None] | None = None
+    is_used: bool = False
+    """Something was said in it."""
 
 
 async def _introduce(peer: NodeRef, theirs: NodeHello, transfer: TransferManager) -> None:

@@ -28,7 +28,7 @@ from baton.core.store import (
     TakeBlocks,
     WorkerToStore,
 )
-from baton.core.store_admin import AskClear, AskDrain, AskStatus, Done, StoreReply, StoreRequest
+from baton.core.store_admin import AskClear, AskDrain, AskStatus, Declined, Done, StoreReply, StoreRequest
 from baton.core.store_admin import NodeStatus as StatusReply
 from baton.store.driver import NodeDriver
 from baton.store.local import LocalServer, WorkerSessions
@@ -42,15 +42,23 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.store_nodes import NodeEnd
+from kv_store.arena import check_room
 from kv_store.directory.interface import Directory
 from kv_store.directory.registration import StoreRegistration
 from kv_store.node import events as e
 from kv_store.node.core import NodeCore
+from kv_store.ssd.errors import DiskError
 from kv_transfer.backend import KVMemory
 from kv_transfer.manager import TransferManager
 
 log = logging.getLogger(__name__)
 
+PEERS_OPEN_MAX = 8
+"""Sessions with so many peers are kept open; with others they are opened at need."""
+DIAL_S = 3.0
+"""Between attempts at those that are not open."""
+CLEAR_S = 4.0
+"""For the disk, when an operator clears; then the answer says that it goes on."""
 DRAIN_LOOK_S = 0.1
 """Between two looks whether the peers have taken what they want."""
 
@@ -84,6 +92,7 @@ class StoreProcess:
 
         Raises SetupError (socket, port, folder, memory) before `on_ready`; StoreCrashed afterwards.
         """
+        check_room(self._config.store.host_bytes)
         async with AsyncExitStack() as stack:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.push_async_callback(self._close_spaces)
@@ -97,11 +106,12 @@ class StoreProcess:
                 self._config.store.socket, sessions=self._workers, answer=self.answer, spawn=self._spawn
             )
             local.open()
-            self._disks.open_found()
             stack.callback(local.close)
+            self._disks.open_found()
             self._spawn(local.run())
             stack.push_async_callback(self._registration.leave)
             stack.callback(self._spawn(self._registration.run()).cancel)
+            stack.callback(self._spawn(self._keep_peers_open()).cancel)
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()
@@ -140,6 +150,14 @@ class StoreProcess:
             lease_s=self._config.cluster.member_lease_s,
         )
         self._driver.ports = self
+
+    async def _keep_peers_open(self) -> None:
+        """So that the first fetch from a peer is as quick as the next."""
+        while True:
+            for space in list(self._spaces):
+                for peer in self._registration.peers[:PEERS_OPEN_MAX]:
+                    self._asking.open(space, peer)
+            await asyncio.sleep(DIAL_S)
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
@@ -269,14 +287,12 @@ class StoreProcess:
 
     # --- what others ask --------------------------------------------------------------------------
 
-    def answer(self, request: StoreRequest) -> StoreReply:
+    async def answer(self, request: StoreRequest) -> StoreReply:
         match request:
             case AskStatus():
                 return self.status()
-            case AskClear(tier, tenant):
-                before = self._block_count()
-                self._driver.post(e.Clear(tier, tenant))
-                return Done(f"{before - self._block_count()} blocks are gone")
+            case AskClear():
+                return await self._clear(request)
             case AskDrain():
                 self._drain()
                 return Done("draining: nothing new is taken")
@@ -299,6 +315,22 @@ class StoreProcess:
             peers=tuple((peer.node_id, peer.address) for peer in self._registration.peers),
             notes=self._notes(),
         )
+
+    async def _clear(self, asked: AskClear) -> StoreReply:
+        """Waits for files that are still being read, and for what is forgotten to be erased."""
+        gone = 0
+        try:
+            async with asyncio.timeout(CLEAR_S):
+                await self._disks.until_open()
+                before = self._block_count()
+                self._driver.post(e.Clear(asked.tier, asked.tenant))
+                gone = before - self._block_count()
+                await self._disks.flush()
+        except TimeoutError:
+            return Declined(f"the disk is busy: {gone} blocks are gone so far; ask again in a moment")
+        except DiskError as error:
+            return Declined(f"{gone} blocks are gone, but may be found again after a crash: {error}")
+        return Done(f"{gone} blocks are gone")
 
     def _drain(self) -> None:
         self._is_draining = True

@@ -1,10 +1,12 @@
 """Reads and writes of SSD files on threads; those of one slot in the order in which they were asked for."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from baton.config import StoreConfig
 from baton.core.errors import SetupError
@@ -13,7 +15,8 @@ from kv_store.arena import Arena, slot_bytes_for
 from kv_store.node import events as e
 from kv_store.ssd.block_file import BlockFile
 from kv_store.ssd.errors import CorruptBlock, DiskError, DiskFull
-from kv_store.ssd.folder import spaces_in
+from kv_store.ssd.folder import own_folder, spaces_in
+from kv_store.ssd.folder_lock import FolderLock
 from kv_store.ssd.layout import PAGE_BYTES, slot_disk_bytes
 
 log = logging.getLogger(__name__)
@@ -47,7 +50,10 @@ class Disks:
         self._config, self._arena, self._post, self._spawn = config, arena, post, spawn
         self._threads = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="ssd")
         self._files: dict[int, BlockFile] = {}
+        self._lock: FolderLock | None = None
         self._opening: set[int] = set()
+        self._opens: set[asyncio.Task[None]] = set()
+        """Files that are being read."""
         self._last: dict[Slot, asyncio.Task[None]] = {}
         """Under way or waiting, by slot: the latest."""
 
@@ -60,14 +66,19 @@ class Disks:
         return tuple(note for file in self._files.values() for note in file.notes)
 
     def open_found(self) -> None:
-        """Those that an earlier life left. Beside the loop; each is told as it is read."""
+        """Those that an earlier life left. Beside the loop; each is told as it is read.
+
+        The folder is ours from here on; one that cannot be used costs this tier only; each space says so."""
+        if self._config.ssd_dir:
+            with contextlib.suppress(SetupError):
+                self._lock = own_folder(self._config.ssd_dir)
         found: list[tuple[int, int, int]] = []
         for space in sorted(spaces_in(self._config.ssd_dir) if self._config.ssd_dir else ()):
             slot_bytes = slot_bytes_for(space)
             if slot_count := self._config.ssd_bytes // slot_disk_bytes(slot_bytes):
                 self._opening.add(space)
                 found.append((space, slot_bytes, slot_count))
-        self._spawn(self._open_all(found))
+        self._spawn_open(self._open_all(found))
 
     async def _open_all(self, found: list[tuple[int, int, int]]) -> None:
         for space, slot_bytes, slot_count in found:
@@ -77,7 +88,17 @@ class Disks:
         """Beside the loop; answered by SpaceOpened, unless there is nothing to open or that is under way."""
         if opened.ssd_slot_count and opened.space not in self._opening:
             self._opening.add(opened.space)
-            self._spawn(self._open(opened.space, opened.slot_bytes, opened.ssd_slot_count))
+            self._spawn_open(self._open(opened.space, opened.slot_bytes, opened.ssd_slot_count))
+
+    async def until_open(self) -> None:
+        """What the files hold that are being read now has been told."""
+        if self._opens:
+            await asyncio.wait(self._opens)
+
+    def _spawn_open(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._spawn(coroutine)
+        self._opens.add(task)
+        task.add_done_callback(self._opens.discard)
 
     async def _open(self, space: int, slot_bytes: int, slot_count: int) -> None:
         def work() -> tuple[BlockFile, list[e.Recovered]]:
@@ -149,6 +170,13 @@ class Disks:
         if done is not None:
             self._post(done)
 
+    async def flush(self) -> None:
+        """What was to be forgotten by now is gone from the disk, whatever happens next. Raises DiskError."""
+        if self._last:
+            await asyncio.wait(set(self._last.values()))
+        for file in list(self._files.values()):
+            await asyncio.to_thread(file.flush)
+
     async def close(self) -> None:
         """After the tasks have ended. Waits for threads, and for what is to be forgotten."""
         await asyncio.to_thread(self._close)
@@ -160,6 +188,8 @@ class Disks:
                 file.close()
             except DiskError as error:
                 log.error("%s: %s", file.path, error)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _perform(op_id: int | None, work: Work) -> e.IoDone | None:

@@ -33,7 +33,7 @@ class StoreHandler(Protocol):
         """Runs until the peer's stream ends. LinkBroken may escape. Cancelled on loss."""
         ...
 
-    def answer(self, request: StoreRequest) -> StoreReply: ...
+    async def answer(self, request: StoreRequest) -> StoreReply: ...
 
 
 def _encode(message: NodeToNode) -> pb.StoreFrame:
@@ -84,7 +84,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        return pb.StoreFrame(payload=REPLY.encode(self._handler.answer(asked)))
+        return pb.StoreFrame(payload=REPLY.encode(await self._handler.answer(asked)))
 
 
 def add_store_node(handler: StoreHandler, server: grpc.aio.Server) -> None:

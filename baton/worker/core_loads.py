@@ -13,8 +13,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-import msgspec
-
 from baton.config import StoreConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, SeqKey
@@ -34,7 +32,17 @@ from baton.engine.scheduling.incoming import Incoming
 from baton.engine.scheduling.sequence import Sequence
 from baton.worker.core_copies import Copies
 from baton.worker.events import CopyDone, ToStore, WorkerAction
-from kv_store.planner import SMOOTHING, Paths, PathTimes, Plan, Prompt, Recompute, plan_load
+from kv_store.planner import (
+    SMOOTHING,
+    Paths,
+    PathTimes,
+    Plan,
+    Prompt,
+    Recompute,
+    first_blocks,
+    from_block,
+    plan_load,
+)
 
 FIND_BLOCKS_MAX = 4096
 """A longer prompt's end is computed."""
@@ -55,8 +63,9 @@ PREFETCH_SHARE = 8
 PREFETCH_HOLD_S = 5.0
 """After so long without admission what was brought is let go, and asked for again at admission."""
 OVERDUE = 2.0
-"""An admitted sequence computes itself when a load takes this many times what was predicted, and longer than
-computing would have taken."""
+"""An admitted sequence computes itself when a load takes this many times what was predicted, …"""
+PATIENCE_SHARE = 0.5
+"""… and this share of what computing would take: a load that never comes costs half as much again at most."""
 OVERDUE_S_MIN = 0.05
 GRACE_S = 1.0
 """Beyond `load_timeout_s` for the node to say that a load failed."""
@@ -179,7 +188,7 @@ class Loads:
         self._loads: dict[int, Load] = {}
         """By load id, oldest first."""
         self._next_id = 0
-        self._prefetch_max = 0
+        self._prefetch_max = self._prefetched_count = 0
         self._arrived: dict[SeqKey, Sequence] = {}
         self._hit_share = 0.5
         """Of the blocks looked up, those found: lately."""
@@ -245,12 +254,13 @@ class Loads:
         if load is None or load.phase is not LoadPhase.FINDING or not load.is_wanted:
             return
         load.incoming.wait_until_s = 0.0
-        found_count = sum(span.block_count for span in message.spans)
         asked_count = len(load.hashes) - load.held_count
-        self.counts.recomputed[Why.ABSENT] += max(0, asked_count - found_count)
-        self._hit_share += SMOOTHING * (min(1.0, found_count / asked_count) - self._hit_share)
+        spans = first_blocks(message.spans, asked_count)
+        found_count = sum(span.block_count for span in spans)
+        self.counts.recomputed[Why.ABSENT] += asked_count - found_count
+        self._hit_share += SMOOTHING * (found_count / asked_count - self._hit_share)
         self._answer_s += SMOOTHING * (now_s - load.asked_s - self._answer_s)
-        plan = self._plan(load, message.spans)
+        plan = self._plan(load, spans)
         if plan is None:
             self.counts.recomputed[Why.FASTER] += found_count
             self._over(load)
@@ -264,7 +274,7 @@ class Loads:
         """And remembers the spans, from where computing is."""
         seq = load.seq
         start = max(load.held_count, blocks_for(seq.planned_count, self._block_tokens))
-        load.spans = _from_block(spans, start - load.held_count)
+        load.spans = from_block(spans, start - load.held_count)
         load.held_count = start
         if not load.spans:
             return None
@@ -284,7 +294,8 @@ class Loads:
         load = self._loads.get(message.load_id)
         if load is None or load.phase is not LoadPhase.LOADING:
             return
-        if message.first != len(load.slots):
+        counts = {len(message.slots), len(message.checksums), len(message.tiers or message.slots)}
+        if message.first != len(load.slots) or len(counts) > 1:
             self._shrink(load, load.ready_end, Why.FAILED)  # a gap: what follows cannot be used
             return
         load.slots += message.slots
@@ -330,6 +341,8 @@ class Loads:
     def advance(self, *, now_s: float) -> list[WorkerAction]:
         """Everything that is possible, or due."""
         actions: list[WorkerAction] = []
+        loading = [load for load in self._loads.values() if load.phase is LoadPhase.LOADING]
+        self._prefetched_count = sum(load.end - load.first for load in loading if not load.is_admitted)
         for load in list(self._loads.values()):
             if not load.is_wanted:
                 actions += self._end(load)
@@ -337,7 +350,7 @@ class Loads:
                 if load.incoming.wait_until_s <= now_s:
                     load.incoming.wait_until_s = 0.0
             elif load.phase is LoadPhase.PARKED:
-                actions += self._ask(load, now_s=now_s)
+                actions += self._ask(load, loading, now_s=now_s)
             elif load.phase is LoadPhase.LOADING:
                 actions += (
                     self._admitted(load, now_s=now_s) if load.is_admitted else self._hold(load, now_s=now_s)
@@ -355,13 +368,16 @@ class Loads:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _ask(self, load: Load, *, now_s: float) -> list[WorkerAction]:
+    def _ask(self, load: Load, loading: list[Load], *, now_s: float) -> list[WorkerAction]:
         if load.is_admitted:  # what the pool has by now is left out
             load.first = max(load.first, load.incoming.first)
         if load.first >= load.end:
             return self._over(load)
-        if not load.is_admitted and not self._may_prefetch(load):
-            return []
+        if not load.is_admitted:
+            if not self._may_prefetch(load, loading):
+                return []
+            self._prefetched_count += load.end - load.first
+        loading.append(load)
         del self._loads[load.load_id]
         self._next_id += 1
         load.load_id, load.phase, load.loading_s = self._next_id, LoadPhase.LOADING, now_s
@@ -370,17 +386,15 @@ class Loads:
         wanted = tuple(load.hashes[load.first : load.end])
         return [ToStore(LoadBlocks(load.load_id, wanted, self._config.load_timeout_s, load.seq.fairness_key))]
 
-    def _may_prefetch(self, load: Load) -> bool:
-        """Within bounds, and not what another load brought or brings: that one's sequence is waited for."""
-        if load.was_prefetched or self._cache.has(load.hashes[load.first]):
+    def _may_prefetch(self, load: Load, loading: list[Load]) -> bool:
+        """Within bounds, and not what another load brought or brings: that one's sequence is waited for.
+        Asked of everybody who waits, at every event: the bound comes first."""
+        would_have = self._prefetched_count + load.end - load.first
+        if load.was_prefetched or (self._prefetched_count and would_have > self._prefetch_max):
             return False
-        others = [other for other in self._loads.values() if other.phase is LoadPhase.LOADING]
-        pinned_count = sum(other.end - other.first for other in others if not other.is_admitted)
-        if pinned_count and pinned_count + load.end - load.first > self._prefetch_max:
-            return False
-        return not any(
-            other.first <= load.first < other.end and other.hashes[load.first] == load.hashes[load.first]
-            for other in others
+        wanted = load.hashes[load.first]
+        return not self._cache.has(wanted) and not any(
+            other.first <= load.first < other.end and other.hashes[load.first] == wanted for other in loading
         )
 
     def _hold(self, load: Load, *, now_s: float) -> list[WorkerAction]:
@@ -412,7 +426,7 @@ class Loads:
         left_s = max(0.0, load.loading_s + load.bring_s - now_s)
         left_s += self.times.copy_block_s * (load.end - load.first)
         computing_s = self._scheduler.prompt_s(load.first * self._block_tokens, load.end * self._block_tokens)
-        patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, computing_s)
+        patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, PATIENCE_SHARE * computing_s)
         return now_s + min(patience_s, self._config.load_timeout_s + GRACE_S)
 
     def _start_copies(self, load: Load) -> list[WorkerAction]:
@@ -473,14 +487,3 @@ def _due_s(load: Load) -> float | None:
         case LoadPhase.LOADING:
             due_s = load.give_up_s if load.is_admitted else load.loading_s + PREFETCH_HOLD_S
             return due_s if due_s < math.inf else None
-
-
-def _from_block(spans: tuple[FoundSpan, ...], count: int) -> tuple[FoundSpan, ...]:
-    """Without the first `count` blocks."""
-    left: list[FoundSpan] = []
-    for span in spans:
-        skip = min(count, span.block_count)
-        count -= skip
-        if skip < span.block_count:
-            left.append(msgspec.structs.replace(span, block_count=span.block_count - skip))
-    return tuple(left)

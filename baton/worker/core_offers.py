@@ -107,7 +107,8 @@ class Offers:
         blocks: list[BlockId] = []
         slots: list[int] = []
         for place in message.places:
-            block = self._block_of(offer.blocks[place.index])
+            is_ours = 0 <= place.index < len(offer.blocks)  # else the node is another program's
+            block = self._block_of(offer.blocks[place.index]) if is_ours else None
             offer.written.append(block is not None)
             if block is not None:
                 blocks.append(block)

@@ -1,6 +1,7 @@
 """The one thread that touches the device."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,8 @@ class EngineThread:
 
         def wait() -> None:
             self._pool.shutdown(wait=True)
-            loop.call_soon_threadsafe(ended.set)
+            with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+                loop.call_soon_threadsafe(ended.set)
 
         # A daemon thread: a call that hangs for ever must not keep the process from ending.
         threading.Thread(target=wait, name="engine-close", daemon=True).start()

@@ -15,6 +15,9 @@ from kv_store.copying import BlockCopier
 STAGING_BYTES = 32 * 2**20
 """Pinned memory of a worker whose pool is on a GPU."""
 
+MAP_ROUNDS, MAP_ROUND_S = 20, 0.5
+"""How often, and how long apart, memory of the arena is mapped that the node has taken since."""
+
 
 def copies_of(pool: KVPool) -> OpenCopies:
     """For `StoreCopier`."""
@@ -38,20 +41,25 @@ class _ArenaCopies:
     def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
         self._pool, self._arena, self._has_checksums = pool, arena, has_checksums
         self._copier = BlockCopier()
-        self._is_closing = False
+        self._closing = threading.Event()
         self._mapping = threading.Thread(target=self._map, name="store-map", daemon=True)
         self._mapping.start()
 
     def close(self) -> None:
-        self._is_closing = True
+        self._closing.set()
         self._mapping.join()  # a slab's time at most
         self._arena.close()
         self._copier.close()
 
     def _map(self) -> None:
-        """A first copy into pages that this process has not mapped is several times slower."""
-        for _ in self._arena.map_slabs():
-            if self._is_closing:
+        """A first copy into pages that this process has not mapped is several times slower. The node takes
+        the arena's memory meanwhile, so it is looked for more than once."""
+        size, mapped_bytes = self._arena.slot_bytes * self._arena.slot_count, 0
+        for _ in range(MAP_ROUNDS):
+            for mapped_bytes in self._arena.map_slabs():  # noqa: B007 - the last one counts
+                if self._closing.is_set():
+                    return
+            if mapped_bytes >= size or self._closing.wait(MAP_ROUND_S):
                 return
 
     def _slots_at(self, slots: Sequence[int]) -> list[int]:

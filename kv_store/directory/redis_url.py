@@ -55,8 +55,8 @@ class RedisUrl(msgspec.Struct, frozen=True):
 
 def masked(url: str) -> str:
     """For people: without anything secret, whatever is wrong with it."""
-    shown = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+    shown = re.sub(r"^([a-z+]*:/*)?.*@", r"\1***@", url, flags=re.DOTALL | re.IGNORECASE)
+    return re.sub(r"(pass[^=&]*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
 
 
 def parse_redis_url(url: str) -> RedisUrl:

@@ -45,6 +45,10 @@ def _check_slots(parts: Parts) -> None:
         ssd_slots = [e.ssd.ssd_slot for e in parts.index if e.ssd is not None and e.space is space]
         assert len(ssd_slots) == len(set(ssd_slots))
         assert space.ssd.held.keys() >= set(ssd_slots)
+        for copy in space.host_blocks:
+            assert space.arena.tenant(copy.slot) == copy.facts.tenant, "charged to another tenant"
+        here = [entry.ssd for entry in parts.index if entry.ssd is not None and entry.space is space]
+        assert all(space.ssd.held[copy.ssd_slot] == copy.facts.tenant for copy in here)
 
 
 def _check_pins(parts: Parts) -> None:

@@ -49,6 +49,10 @@ class Context:
         self._last_id += 1
         return self._last_id
 
+    def ends_later(self, seconds: float) -> bool:
+        """Whether so many seconds from now is after now: not so for what a clock does not resolve."""
+        return self.now_s + seconds > self.now_s
+
     @property
     def next_tick_s(self) -> float | None:
         return self._timers[0][0] if self._timers else None

@@ -184,8 +184,7 @@ class NodeCore:
         try:
             answer = self._heard(worker, message)
         except ProtocolError as e:
-            worker.is_dropped = worker.is_gone = True
-            self._parts.loads.worker_lost(worker)
+            worker.is_dropped = worker.is_gone = True  # its pins stay: it may be copying out of them
             self._context.counts.workers_dropped += 1
             self._context.emit(DropWorker(worker.worker_id, str(e)))
         else:

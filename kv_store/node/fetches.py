@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, NodeRef, PinnedBlocks
 from kv_store.node.bringing import Fill
-from kv_store.node.spaces import Space
+from kv_store.node.spaces import Space, is_checksum
 
 LEASE_SLACK_SHARE = 0.1
 """Of a lease, left unused: clocks run differently."""
@@ -75,6 +75,8 @@ class Fetch:
             return f"an answer to pin {answer.answers_pin}, which was not sent"
         if any(slot < 0 for slot in answer.slots):
             return "a slot below 0"
+        if not all(is_checksum(number) for number in answer.checksums):
+            return "a checksum that is none"
         for i in range(self.pinned_count - answer.first, count):
             fill, facts = self.fills[self.pinned_count], answer.facts[i]
             is_sound = facts.depth >= 0 and math.isfinite(facts.recompute_s)

@@ -32,6 +32,10 @@ class TierBelow(Protocol):
         """It takes nothing just now that it should."""
         ...
 
+    def is_writing_of(self, tenant: str) -> bool:
+        """Whether blocks of this tenant can't leave only because they are being written."""
+        ...
+
 
 class HostTier:
     """Gives out slots."""
@@ -83,6 +87,8 @@ class HostTier:
             return
         while self._index.host_tenants[tenant] + space.slot_bytes > self._quota_bytes:
             copy = self._next_to_leave(lambda copy: copy.facts.tenant == tenant)
+            if copy is None and self._below.is_writing_of(tenant):
+                raise NoRoom(f"blocks of tenant {tenant!r} are being written to SSD")
             if copy is None:
                 raise OverQuota(f"tenant {tenant!r} fills its share of the host memory")
             self._leave(copy, DropReason.QUOTA)

@@ -13,7 +13,7 @@ from kv_store.node.spaces import HostCopy, Space
 _Key = tuple[int, NodeId, int]
 
 NAME = "peers"
-"""All of them together are one holder of host memory. No worker's id is without a dot."""
+"""All of them together are one holder of host memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Leases:
     def _refuse(self, peer: NodeRef, pin: PinBlocks) -> str:
         if len(pin.hashes) > HASHES_MAX or len(set(pin.hashes)) != len(pin.hashes):
             return f"{len(pin.hashes)} blocks; {HASHES_MAX} different ones at most"
-        if not pin.time_left_s > 0:
+        if not self._context.ends_later(pin.time_left_s):
             return "no time is left"
         held = sum(1 for lease in self._leases.values() if lease.peer.node_id == peer.node_id)
         return f"{LEASES_MAX} fetches are open" if held >= LEASES_MAX else ""

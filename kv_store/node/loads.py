@@ -35,7 +35,7 @@ class Loads:
         why = ""
         if len(worker.loads) >= LOADS_OPEN_MAX:
             why = "too many loads are open"
-        elif not limit_s > 0:
+        elif not self._context.ends_later(limit_s):
             why = LATE
         if why:
             self._context.counts.loads_failed[why] += 1

@@ -307,6 +307,8 @@ class PeerFetches:
             return
         del self._reads[read_id]
         self._stuck_bytes[read.fetch.peer.node_id] -= len(read.slots) * read.fetch.space.slot_bytes
+        if not self._stuck_bytes[read.fetch.peer.node_id]:
+            del self._stuck_bytes[read.fetch.peer.node_id]  # nodes come and go
         for slot in read.slots:
             self._index.free_slot(read.fetch.space, slot)
         read.fetch.reads_open -= 1

@@ -23,7 +23,7 @@ class Shares:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.holders: dict[str, Holder] = {}
+        self.holders: set[Holder] = set()
         self.total_bytes = 0
         self.write_bytes = 0
         """Of these, being written by workers."""
@@ -32,13 +32,13 @@ class Shares:
 
     def join(self, name: str) -> Holder:
         holder = Holder(name)
-        self.holders[name] = holder
+        self.holders.add(holder)
         return holder
 
     def leave(self, holder: Holder) -> None:
         assert not holder.counts
         assert holder.bytes == 0
-        del self.holders[holder.name]
+        self.holders.remove(holder)
 
     @property
     def most_bytes(self) -> int:
@@ -91,5 +91,5 @@ class Shares:
 
     def check(self) -> None:
         assert 0 <= self.write_bytes <= self.total_bytes <= self.limit_bytes
-        assert self.total_bytes <= sum(holder.bytes for holder in self.holders.values())
-        assert all(count > 0 for holder in self.holders.values() for count in holder.counts.values())
+        assert self.total_bytes <= sum(holder.bytes for holder in self.holders)
+        assert all(count > 0 for holder in self.holders for count in holder.counts.values())

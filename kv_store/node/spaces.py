@@ -14,6 +14,11 @@ def slot_bytes_for(block_bytes: int) -> int:
     return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
+def is_checksum(number: int) -> bool:
+    """What a label on SSD has room for."""
+    return 0 <= number < 2**64
+
+
 class Arena:
     """Which slots of a space's host memory are held, and which free ones have memory of the system.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
-from baton.core.store import DropReason, Tier
+from baton.core.store import BlockFacts, DropReason, Tier
 from kv_store.node.bringing import Bringer, Fill
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
@@ -76,6 +76,10 @@ class SsdTier:
     def is_busy(self) -> bool:
         """No block that leaves can be written first: they leave without."""
         return len(self._writes) >= self._writes_max
+
+    def is_writing_of(self, tenant: str) -> bool:
+        """Whether blocks of this tenant can't leave only because they are being written."""
+        return any(copy.facts.tenant == tenant for copy in self.write_pins())
 
     @property
     def io_count(self) -> int:
@@ -266,7 +270,7 @@ class SsdTier:
             entry = self._index.get(block_hash, space)
             if entry is None or entry.ssd is None or entry.ssd.reads:
                 return False
-            return tenant is None or entry.facts.tenant == tenant
+            return tenant is None or entry.ssd.facts.tenant == tenant
 
         block_hash = space.ssd_policy.victim(may_go)
         return None if block_hash is None else self._index.get(block_hash, space)
@@ -354,16 +358,17 @@ class SsdTier:
             self._bringer.failed(fill, done.error or "the block was dropped while it was read")
         else:
             assert entry is not None
-            self._arrive(fill, entry, read.slot, done.checksum)
+            self._arrive(fill, entry, source.facts, read.slot, done.checksum)
         self._index.read_ended(source)
 
-    def _arrive(self, fill: Fill, entry: Entry, slot: int, checksum: int) -> None:
-        """A worker may have written the same block in the meantime."""
+    def _arrive(self, fill: Fill, entry: Entry, facts: BlockFacts, slot: int, checksum: int) -> None:
+        """A worker may have written the same block in the meantime. The slot is held for the tenant of
+        `facts`, which need not be the one who had the block first."""
         if entry.host is not None:
             self._index.free_slot(fill.space, slot)
             copy = entry.host
         else:
-            copy = self._index.add_host(fill.space, entry.facts, slot, checksum)
+            copy = self._index.add_host(fill.space, facts, slot, checksum)
         self._bringer.arrived(fill, copy)
 
     def _count_bad_read(self, done: IoDone) -> None:

@@ -10,7 +10,7 @@ from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
 from kv_store.node.host import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.shares import Shares
-from kv_store.node.spaces import HostCopy
+from kv_store.node.spaces import HostCopy, is_checksum
 from kv_store.node.workers import ProtocolError, Worker
 
 
@@ -79,6 +79,8 @@ class Writes:
         writes = worker.offers.get(done.offer_id, [])
         if len(writes) != len(done.checksums):
             raise ProtocolError(f"{len(done.checksums)} checksums for {len(writes)} blocks written")
+        if not all(checksum is None or is_checksum(checksum) for checksum in done.checksums):
+            raise ProtocolError(f"checksums of offer {done.offer_id} that are none")
         worker.offers.pop(done.offer_id, None)
         for write, checksum in zip(writes, done.checksums, strict=True):
             self._end(worker, write)

@@ -68,15 +68,20 @@ def remove_space(directory: str | Path, space: int) -> None:
         lock.release()
 
 
+def own_folder(directory: str | Path) -> FolderLock:
+    """Makes it if it is not there. Raises SetupError if it cannot be used, or another process uses it."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"store.ssd_dir: {directory}: {error.strerror}") from error
+    return FolderLock(Path(directory))
+
+
 def open_space_file(
     directory: Path, space: int, slot_bytes: int, slot_count: int, io: Literal["auto", "direct", "buffered"]
 ) -> SpaceFile:
     """Makes it if it is not there. Raises SetupError."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(directory)
-    except OSError as error:
-        raise SetupError(f"store.ssd_dir: {directory}: {error.strerror}") from error
+    lock = own_folder(directory)
     try:
         return _open(lock, space_path(directory, space), space, slot_bytes, slot_count, io)
     except OSError as error:
@@ -132,11 +137,17 @@ def _read_title(path: Path) -> Title:
     return title
 
 
+def _private(path: str, flags: int) -> int:
+    """Whoever reads the file reads all blocks: nobody but its owner."""
+    return os.open(path, flags, 0o600)
+
+
 def _create(path: Path, space: int, slot_bytes: int) -> Title:
     """Under its name only once its title is on the disk."""
     title = Title(secrets.token_bytes(FILE_ID_BYTES), space, slot_bytes)
     draft = path.with_suffix(".new")
-    with draft.open("wb") as file:
+    draft.unlink(missing_ok=True)
+    with open(draft, "wb", opener=_private) as file:
         file.write(encode_title(title))
         file.flush()
         os.fsync(file.fileno())

@@ -358,7 +358,7 @@ def _any(*numbers: int) -> frozenset[int]:
 MUTANTS = (
     Mutant("lease book ignores readers", _lease_book_ignores_readers, _any(0, 3, 5)),
     Mutant("lease book holds nothing", _lease_book_holds_nothing, _any(0, 3, 5)),
-    Mutant("lease never lapses", _lease_never_lapses, _any(3)),
+    Mutant("lease never lapses", _lease_never_lapses, _any(3, 6)),
     Mutant("intake ignores the lease's end", _intake_ignores_lease_end, _any(5)),
     Mutant("intake counts the lease from the grant", _intake_counts_lease_from_the_grant, _any(5)),
     Mutant("intake trusts unsettled reads", _intake_trusts_unsettled_reads, _any(2, 7)),

@@ -71,6 +71,8 @@ SLEEPERS = {
     "baton/bench/peers.py",  # another program's server can only be asked until it answers
     "baton/bench/reuse.py",  # Baton's processes are watched from outside, as an operator does
     "baton/engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
+    "baton/store/local.py",  # backoff when out of descriptors
+    "baton/store/process.py",  # a pause before dialling again
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again
     "control_plane/child.py",  # backoff before a restart

@@ -26,7 +26,7 @@ def test_memory_and_folders_that_are_not_to_be_had_are_named(tmp_path):
     with pytest.raises(SetupError, match=r"store\.host_bytes=\d+ is more than"):
         check_store(StoreConfig(host_bytes=2**60))
     (tmp_path / "file").touch()
-    with pytest.raises(SetupError, match=r"store\.ssd_dir=.*file/below"):
+    with pytest.raises(SetupError, match=r"store\.ssd_dir: .*file/below"):
         check_store(StoreConfig(ssd_dir=str(tmp_path / "file" / "below")))
     check_store(StoreConfig(ssd_dir=str(tmp_path / "new")))
     assert (tmp_path / "new").is_dir()

@@ -70,7 +70,7 @@ class Node(Heard):
         self.server.open()
         self.task = asyncio.create_task(self.server.run())
 
-    def answer(self, request):
+    async def answer(self, request):
         return Done(f"heard {type(request).__name__}")
 
     def worker_joined(self, hello):

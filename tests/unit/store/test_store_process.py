@@ -4,8 +4,13 @@ import asyncio
 import contextlib
 import mmap
 import os
+import shutil
+
+import msgspec
+import pytest
 
 from baton.config import Config
+from baton.core.errors import IncompatiblePeer, SetupError
 from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.store import (
@@ -17,17 +22,22 @@ from baton.core.store import (
     FoundBlocks,
     LoadBlocks,
     LoadFailed,
+    NodeHello,
+    NodeRef,
     OfferBlocks,
+    PinFailed,
     StoreHello,
     TakeBlocks,
     Tier,
 )
-from baton.core.store_admin import AskClear, AskDrain, AskStatus, NodeStatus
+from baton.core.store_admin import AskClear, AskDrain, AskStatus, Done, NodeStatus
 from baton.store.process import StoreProcess
+from baton.wire.link import LinkBroken
 from baton.wire.local import ask_store, store_session
-from baton.wire.store_nodes import ask_node
+from baton.wire.store_nodes import ask_node, node_session
 from kv_store.checksum import checksum
 from kv_store.directory.memory import MemoryDirectory
+from kv_store.ssd.block_file import BlockFile
 
 BLOCK_BYTES = 6000
 SLOT_BYTES = 8192
@@ -223,6 +233,35 @@ async def test_a_node_that_leaves_hands_its_blocks_to_a_peer(tmp_path):
         assert await far.loads(chain) == {Tier.HOST}
 
 
+def hello_of(**fields):
+    ours = NodeHello(NodeRef(NodeId("x.1"), "127.0.0.1:9"), SLOT_BYTES, BLOCK_BYTES, {})
+    return msgspec.structs.replace(ours, **fields)
+
+
+async def refusal(node, hello):
+    with pytest.raises(IncompatiblePeer) as caught:
+        async with node_session(node.address, hello):
+            pass
+    return str(caught.value)
+
+
+async def test_peers_that_do_not_agree_part_and_nonsense_ends_a_session_only(tmp_path):
+    async with Node("n.1", config(tmp_path / "s")) as node:
+        assert "no blocks of 6000 bytes" in await refusal(node, hello_of())
+        async with worker(node) as client:
+            await client.store(hashes(2))
+            assert "in slots of 12288" in await refusal(node, hello_of(slot_bytes=12288))
+            assert "store version 99" in await refusal(node, hello_of(wire_version=99))
+            async with node_session(node.address, hello_of()) as (theirs, link):
+                assert theirs.node.node_id == "n.1"
+                link.send(PinFailed(1, 0, "an answer to nothing"))
+                async with asyncio.timeout(10):
+                    with contextlib.suppress(LinkBroken):
+                        async for _ in link:
+                            pass
+            assert await client.loads(hashes(2)) == {Tier.HOST}
+
+
 async def test_an_operator_clears_and_drains(tmp_path):
     chain = hashes(4)
     async with Node("n.1", config(tmp_path / "s")) as node, worker(node) as client:
@@ -269,3 +308,50 @@ async def test_an_unusable_folder_costs_the_ssd_tier_only(tmp_path):
         await client.store(hashes(2))
         await node.until(lambda s: any("ssd_dir" in note for note in s.notes))
         assert await client.loads(hashes(2)) == {Tier.HOST}
+
+
+def with_ssd(tmp_path):
+    return config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_bytes=2**20)
+
+
+async def on_ssd(node, client):
+    """A chain of which SSD holds some, so that the next life would find it."""
+    await node.until(lambda s: node.process._disks.file_count)
+    for name in "abcdef":
+        chain = hashes(6, of=name)
+        taken_count = await client.store(chain)
+        await client.loads(chain[:taken_count])  # seen again: worth a write
+    await node.until(lambda s: s.accounts["ssd.block_count"] and not s.accounts["io_in_flight"])
+
+
+def found_after_a_crash(folder, copy):
+    """Blocks in the files as they are at this moment."""
+    shutil.copytree(folder, copy)
+    file, found = BlockFile.open(copy, space=BLOCK_BYTES, slot_bytes=SLOT_BYTES, slot_count=64)
+    file.close()
+    return found
+
+
+async def test_what_was_cleared_is_not_found_after_a_crash(tmp_path):
+    settings = with_ssd(tmp_path)
+    async with Node("n.1", settings) as node, worker(node) as client:
+        await on_ssd(node, client)
+        assert found_after_a_crash(tmp_path / "ssd", tmp_path / "before")
+        assert isinstance(await ask_store(settings.store.socket, AskClear()), Done)
+        assert not found_after_a_crash(tmp_path / "ssd", tmp_path / "after")
+
+
+async def test_what_is_cleared_while_files_are_still_being_read_is_gone(tmp_path):
+    settings = with_ssd(tmp_path)
+    async with Node("n.1", settings) as node, worker(node) as client:
+        await on_ssd(node, client)
+    async with Node("n.2", settings) as node:
+        assert isinstance(await ask_node(node.address, AskClear()), Done)
+        assert not (await node.status()).accounts["ssd.block_count"]
+    assert not found_after_a_crash(tmp_path / "ssd", tmp_path / "after")
+
+
+async def test_memory_that_is_not_there_is_told_before_the_node_is_ready(tmp_path):
+    with pytest.raises(SetupError, match="host_bytes"):
+        async with Node("n.1", config(tmp_path / "s", host_bytes=2**60)):
+            pass

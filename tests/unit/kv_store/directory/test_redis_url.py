@@ -90,3 +90,5 @@ def test_a_url_is_shown_without_its_secrets():
     assert masked("redis://u:s3cret@h:1/0") == "redis://***@h:1/0"
     assert masked("redis://h/0") == "redis://h/0"
     assert "s3cret" not in masked("redis+sentinel://u:p@h/x?sentinel_password=s3cret&db=1")
+    for mistyped in ("redis//u:s3cret@h", "u:s3cret@h:1", "redis:/u:s3cret@h", "redis://h?Pass=s3cret"):
+        assert "s3cret" not in masked(mistyped)

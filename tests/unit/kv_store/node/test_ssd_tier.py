@@ -223,3 +223,17 @@ def test_predictions_follow_what_is_measured():
     after = node.find(chain_of(3)).spans[1]
     assert after.block_s > 100 * before.block_s > 0
     assert abs(after.block_s - 0.5) < 0.01
+
+
+def test_a_load_waits_until_its_tenants_blocks_are_written_and_can_leave():
+    """Two blocks are the tenant's share of host memory, and both are being written."""
+    node = Driver(slots=8, ssd_slots=64, tenant_share_max=0.25)
+    node.handle(SpaceOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7),)))
+    node.join()
+    node.store(facts(0, "b"), facts(1, "b"))
+    under_way = writes(node.performed)
+    assert len(under_way) == 2
+    _, actions = node.load(chain_of(1))
+    assert reads(actions) == []
+    assert failed(actions) == []
+    assert [first for first, _ in ready(node.io(under_way))] == [0]

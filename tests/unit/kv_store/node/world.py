@@ -239,9 +239,7 @@ class World:
             case ToWorker():
                 self._to_worker(action)
             case DropWorker(worker_id):
-                worker = self.workers[worker_id]
-                worker.is_dropped = True
-                worker.loads.clear()
+                self.workers[worker_id].is_dropped = True  # and may go on to read what it was given
             case ToPeer():
                 self._to_peer(action)
             case ReadSsd():

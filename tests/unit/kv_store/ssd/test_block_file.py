@@ -1,6 +1,7 @@
 import errno
 import os
 import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import xxhash
 from baton.core.errors import SetupError
 from kv_store.ssd import block_file as block_file_module
 from kv_store.ssd import folder as folder_module
+from kv_store.ssd.block_file import BlockFile
 from kv_store.ssd.errors import CorruptBlock, DiskError, DiskFull
 from kv_store.ssd.folder import remove_space, space_path, spaces_in
 from kv_store.ssd.layout import Title, encode_title, file_bytes, slots_within
@@ -361,3 +363,13 @@ def test_recovery_tells_its_progress_and_finds_blocks_among_many_empty_slots(tmp
     assert max(seen) == (200_000, 200_000)
     assert len(seen) < 1000
     file.close()
+
+
+def test_only_the_owner_may_read_the_file(tmp_path):
+    before = os.umask(0o000)
+    try:
+        file, _ = BlockFile.open(tmp_path, space=4096, slot_bytes=4096, slot_count=2, io="buffered")
+    finally:
+        os.umask(before)
+    file.close()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
