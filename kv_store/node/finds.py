@@ -45,6 +45,8 @@ class Finds:
         space = worker.space
         known = [self._index.get(block_hash, space) for block_hash in find.hashes]
         entries = [entry for entry in known if entry is not None]
+        space.host_policy.expect(find.hashes, now_s=self._context.now_s)
+        space.ssd_policy.expect(find.hashes, now_s=self._context.now_s)
         self._index.touch(entries)
         self._ssd.hit(entries)
         held = min(max(find.held_count, 0), len(find.hashes))

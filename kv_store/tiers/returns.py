@@ -29,7 +29,9 @@ ALIVE_MAX = 65_536
 """Blocks looked at for the exposure of those that have neither returned nor left."""
 SCORE_FIRST = -1.0
 """Logit of the chance of return before anything is known."""
-LEARNING_RATE = 0.002
+STEP = 0.1
+STEP_NOISE = 100.0
+"""Sum of squares a feature starts with: blocks of a prompt return together, so the first few say little."""
 
 
 class ReturnTimes:
@@ -132,10 +134,15 @@ def _scaled(density: Floats, share: Floats, exposure: Floats, events: Floats) ->
 
 
 class ReturnChance:
-    """Logistic regression on features that are each there or not, by stochastic gradient: will it return?"""
+    """Logistic regression on features that are each there or not: will it return?
+
+    By stochastic gradient with a step of its own for each feature (AdaGrad, Duchi et al., JMLR 2011): what is
+    seen rarely is learnt from few observations, and what is seen often settles.
+    """
 
     def __init__(self, features: int) -> None:
         self._weights = [0.0] * features
+        self._squares = [STEP_NOISE] * features
 
     def score(self, features: tuple[int, ...]) -> float:
         """Logit of the chance."""
@@ -147,7 +154,9 @@ class ReturnChance:
 
     def learn(self, features: tuple[int, ...], *, returned: bool) -> None:
         score = self.score(features)
-        step = LEARNING_RATE * ((1.0 if returned else 0.0) - 1 / (1 + math.exp(-score)))
-        weights = self._weights
+        gradient = (1.0 if returned else 0.0) - 1 / (1 + math.exp(-score))
+        square = gradient * gradient
+        weights, squares = self._weights, self._squares
         for feature in features:
-            weights[feature] += step
+            squares[feature] += square
+            weights[feature] += STEP * gradient / math.sqrt(squares[feature])

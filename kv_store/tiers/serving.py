@@ -5,10 +5,11 @@ online (`returns`). Blocks are told apart by what a request shows of its session
 how much of the prompt was known and by how many it was used, how much is new, how long ago it was used, where
 in the prompt it stands, whether anything followed it.
 
-Two things keep it from being much worse than LRU. A block leaves before LRU's choice only where its worth is
-clearly less (`MARGIN`). And what LRU would hold is followed exactly (it is a boundary in the order of uses),
-so its hits are counted beside our own: when ours fall behind by more than a small share of all uses, LRU
-decides until that share has grown past the loss.
+What LRU would hold is followed exactly (it is a boundary in the order of uses), and its hits are counted
+beside our own. What we may still lose is estimated: blocks that LRU would hold and that left here, times the
+share of such blocks that were asked for before LRU would have let them go. Only as long as our lead, less
+that, stays above a small (negative) share of all uses does a block leave before LRU's choice. Otherwise LRU's
+choice leaves, under which the difference to LRU's content shrinks with every use.
 """
 
 import math
@@ -30,9 +31,13 @@ SCORE_MAX = 4.0
 """Logits beyond are in the outermost levels."""
 KINDS = 2
 """Used once; used more often."""
-MARGIN = 0.6
-LOSS_SHARE = 0.001
-LOSS_FREE_BLOCKS = 8
+LOSS_SHARE = 0.0015
+"""Of all uses: hits that may be lost against LRU."""
+LRU_FIRST = 4
+"""Times the capacity, in uses: so long LRU decides, and chances are learnt (see LABEL_AGE)."""
+ASTRAY_ENDED = 30.0
+ASTRAY_LOST = 9.0
+"""Before anything is known, so many of so many blocks that left before LRU's choice are asked for again."""
 LABEL_AGE = 3
 """Times the capacity, in uses: a block not used by then counts as not returned when chances are learnt."""
 GHOSTS_PER_BLOCK = 15
@@ -122,6 +127,9 @@ class ServingPolicy(ParkingPolicy):
         self._lru_count = 0
         self._lead = 0.0
         """Our hits less those of LRU, at most the capacity."""
+        self._astray = 0
+        """Blocks that LRU would hold and that are not here."""
+        self._astray_lost, self._astray_ended = ASTRAY_LOST, ASTRAY_ENDED
         self._unlabelled: deque[tuple[_Block, int]] = deque()
         self._chance = ReturnChance(FEATURES)
         self._times = ReturnTimes(KINDS, LEVELS, 4 * (self._ghosts_max + capacity_blocks))
@@ -139,11 +147,16 @@ class ServingPolicy(ParkingPolicy):
     # --- what happens
 
     def expect(self, chain: Sequence[BlockHash], *, now_s: float) -> None:
-        known = 0
+        self._trim_lru()
+        known = hits = lru_hits = 0
         for block_hash in chain:
-            if block_hash not in self._blocks:
+            block = self._blocks.get(block_hash)
+            if block is None:
                 break
+            hits += block.is_held and hits == known
+            lru_hits += block.in_lru and lru_hits == known
             known += 1
+        self._lead = min(self._lead + hits - lru_hits, self._capacity)
         last = self._blocks[chain[known - 1]] if known else None
         request = (
             _use_steps(last.uses) if last else 0,
@@ -187,6 +200,7 @@ class ServingPolicy(ParkingPolicy):
         if not self._take_aside(block_hash):
             self._unlink(block_hash)
         block.is_held = False
+        self._astray += block.in_lru
         children = self._children[block.parent] - 1
         if children:
             self._children[block.parent] = children
@@ -203,6 +217,7 @@ class ServingPolicy(ParkingPolicy):
             self._forget(block)
 
     def victim(self, may_go: Callable[[BlockHash], bool]) -> BlockHash | None:
+        self._trim_lru()
         found = super().victim(may_go)
         if found is not None:
             return found
@@ -217,20 +232,24 @@ class ServingPolicy(ParkingPolicy):
 
     def _front(self) -> BlockHash | None:
         lru = self._oldest_leaf()
-        if lru is None or self._lead < -(LOSS_FREE_BLOCKS + LOSS_SHARE * self._uses):
+        if lru is None or not self._may_go_astray():
             return lru
         if self._uses >= self._sweep_at:
             self._sweep()
         while self._by_worth:
-            worth, queue = self._by_worth[0]
+            queue = self._by_worth[0][1]
             if not self._queues[queue]:
                 del self._queues[queue]
                 heappop(self._by_worth)
                 continue
-            if worth > MARGIN * self._worth[self._queue(self._blocks[lru])]:
-                return lru
             return next(iter(self._queues[queue]))
         return lru
+
+    def _may_go_astray(self) -> bool:
+        if self._uses < LRU_FIRST * self._capacity:
+            return False
+        expected_loss = self._astray_lost / self._astray_ended * (self._astray + 1)
+        return self._lead + LOSS_SHARE * self._uses >= expected_loss
 
     def _oldest_leaf(self) -> BlockHash | None:
         for _ in range(len(self._order)):
@@ -291,7 +310,8 @@ class ServingPolicy(ParkingPolicy):
             self._label(block, returned=True)
         block.uses += 1
         block.used_at = self._uses
-        block.features = _features(block, self._asked.pop(block.block_hash, UNKNOWN), age)
+        asked = self._asked.pop(block.block_hash, None)
+        block.features = _features(block, UNKNOWN if asked is None else asked, age)
         block.cls = self._class(block)
         self._alive_class[block.slot], self._alive_since[block.slot] = block.cls, self._uses
         block.is_labelled = False
@@ -300,7 +320,7 @@ class ServingPolicy(ParkingPolicy):
             old, used_at = self._unlabelled.popleft()
             if old.used_at == used_at:
                 self._label(old, returned=False)
-        self._follow_lru(block)
+        self._follow_lru(block, was_counted=asked is not None)
         if self._uses >= self._learn_at:
             self._learn()
 
@@ -314,27 +334,42 @@ class ServingPolicy(ParkingPolicy):
             block.is_labelled = True
             self._chance.learn(block.features, returned=returned)
 
-    def _follow_lru(self, block: _Block) -> None:
-        """LRU of the same capacity holds the blocks used last: those from a boundary of `_lru` on."""
-        self._lead = min(self._lead + block.is_held - block.in_lru, self._capacity)
+    def _follow_lru(self, block: _Block, *, was_counted: bool) -> None:
+        """LRU of the same capacity holds the blocks used last: those from a boundary of `_lru` on.
+        `was_counted`: by `expect`, which sees what is here before the request's own blocks come."""
+        if not was_counted:
+            self._lead = min(self._lead + block.is_held - block.in_lru, self._capacity)
+        if block.in_lru and not block.is_held:
+            self._astray -= 1
+            self._astray_lost += 1
+            self._astray_ended += 1
         if not block.in_lru:
             block.in_lru = True
             self._lru_count += 1
         self._lru.append((block, self._uses))
+        if self._lru_count > 2 * self._capacity:
+            self._trim_lru()
+        if len(self._lru) > 4 * self._capacity + GHOSTS_LEAST:
+            self._lru = deque((b, used_at) for b, used_at in self._lru if b.used_at == used_at and b.in_lru)
+
+    def _trim_lru(self) -> None:
+        """Done where blocks leave here: LRU, too, may hold too many until the end of a request."""
         while self._lru_count > self._capacity:
             old, used_at = self._lru.popleft()
             if old.used_at == used_at and old.in_lru:
-                old.in_lru = False
-                self._lru_count -= 1
-        if len(self._lru) > 4 * self._capacity + GHOSTS_LEAST:
-            self._lru = deque((b, used_at) for b, used_at in self._lru if b.used_at == used_at and b.in_lru)
+                self._leave_lru(old)
+                self._astray_ended += not old.is_held
+
+    def _leave_lru(self, block: _Block) -> None:
+        block.in_lru = False
+        self._lru_count -= 1
+        self._astray -= not block.is_held
 
     def _forget(self, block: _Block) -> None:
         self._times.ended(block.cls, self._uses - block.used_at, returned=False)
         self._label(block, returned=False)
         if block.in_lru:
-            block.in_lru = False
-            self._lru_count -= 1
+            self._leave_lru(block)
         self._alive_class[block.slot] = -1
         self._free_slots.append(block.slot)
         del self._blocks[block.block_hash]

@@ -133,13 +133,13 @@ def test_serving_is_never_much_below_lru_and_nobody_beats_the_optimum(make: obje
         best = best_possible(requests, capacity).ratio
         for name in NAMES:
             assert run_policy(requests, make_policy(name, capacity), capacity).ratio <= best + 1e-12
-        assert run_policy(requests, make_policy("serving", capacity), capacity).ratio >= lru - 0.005
+        assert run_policy(requests, make_policy("serving", capacity), capacity).ratio >= lru - 0.002
 
 
 def test_serving_keeps_part_of_a_loop_of_which_lru_keeps_nothing() -> None:
     requests = loop(40)
     assert run_policy(requests, make_policy("lru", 60), 60).hit_blocks == 0
-    assert run_policy(requests, make_policy("serving", 60), 60).ratio > 0.2
+    assert run_policy(requests, make_policy("serving", 60), 60).ratio > 0.1
 
 
 def brute_force(chains: Sequence[Sequence[int]], capacity: int) -> int:
