@@ -48,12 +48,15 @@ class Turns:
     def heard(self, worker: "SimWorker", start: StartSequence) -> None:
         """After the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
-        if start.leg is Leg.DECODE or key in self._arrivals or key not in worker.core.waiting_keys:
+        if start.leg is Leg.DECODE or key in self._arrivals:
+            return
+        # Also of those that start at once: others may wait for what they compute.
+        prompt_start = (start.cache_root, start.tokens[:SIBLING_TOKENS])
+        self._prompt_starts[prompt_start] = self._prompt_starts.get(prompt_start, 0) + 1
+        if key not in worker.core.waiting_keys:
             return
         self._number += 1
         older_count = sum(other in worker.core.waiting_keys for other in self._arrivals)
-        prompt_start = (start.cache_root, start.tokens[:SIBLING_TOKENS])
-        self._prompt_starts[prompt_start] = self._prompt_starts.get(prompt_start, 0) + 1
         preemption_count = worker.core.status().preemption_count
         self._arrivals[key] = _Arrival(self._number, older_count, preemption_count, prompt_start)
 
