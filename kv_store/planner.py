@@ -115,13 +115,18 @@ class Paths:
         return self._before[tier][i] + partly
 
 
+ANSWER_S = 0.001
+COPY_BLOCK_S = 1e-4
+KEPT = 0.9
+
+
 @dataclass(slots=True)
 class PathTimes:
     """What bringing and copying took, against what was said before: learnt online."""
 
-    answer_s: float = 0.001
+    answer_s: float = ANSWER_S
     """From asking to the first block, when nothing must be brought."""
-    copy_block_s: float = 1e-4
+    copy_block_s: float = COPY_BLOCK_S
     bias: dict[Tier, float] = field(default_factory=dict[Tier, float])
     """Actual over predicted seconds of the slowest path of a load."""
     predicted_s: float = 0.0
@@ -148,6 +153,13 @@ class PathTimes:
         ratio = max(0.0, seconds - self.answer_s) / said[slowest]
         old = self.bias.get(slowest, 1.0)
         self.bias[slowest] = min(BIAS_MAX, max(BIAS_MIN, old + SMOOTHING * (ratio - old)))
+
+    def not_tried(self) -> None:
+        """Something was found, and computing was predicted to be as fast: what is believed of the paths goes
+        a little back to where it began, so that none is avoided for ever for what it once was."""
+        self.bias = {tier: 1.0 + KEPT * (bias - 1.0) for tier, bias in self.bias.items()}
+        self.answer_s = ANSWER_S + KEPT * (self.answer_s - ANSWER_S)
+        self.copy_block_s = COPY_BLOCK_S + KEPT * (self.copy_block_s - COPY_BLOCK_S)
 
 
 def plan_load(

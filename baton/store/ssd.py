@@ -200,6 +200,7 @@ def _perform(op_id: int | None, work: Work) -> e.IoDone | None:
         if op_id is None:
             return None
         is_corrupt, is_full = isinstance(error, CorruptBlock), isinstance(error, DiskFull)
+        log.warning("SSD tier: %s%s", error, "; the block is dropped" if is_corrupt else "")
         return e.IoDone(op_id, str(error), is_corrupt, is_full, time.monotonic() - began_s)
     if done is None:
         return None

@@ -286,7 +286,10 @@ class Loads:
             queue_s=0.0 if load.is_admitted else self._scheduler.queue_s(seq),
         )
         plan = plan_load(load.spans, prompt, self.times, always=self._config.load == "always")
-        return None if isinstance(plan, Recompute) else plan
+        if isinstance(plan, Recompute):
+            self.times.not_tried()
+            return None
+        return plan
 
     # --- what is brought ------------------------------------------------------------------------
 

@@ -21,11 +21,19 @@ class PathStatus(msgspec.Struct, frozen=True):
     """Of one operation."""
 
 
+HALF_LIFE_S = 10.0
+"""Of what is known of a path without use."""
+
+
 class PathMeter:
     """Speed of a path with several operations in flight: the time between two completions while it is busy,
-    per byte, smoothed; and how long one operation takes."""
+    per byte, smoothed; and how long one operation takes.
+
+    A path that nobody uses is forgotten about: its estimate goes back to where it began, so that one that was
+    slow for a while, and is avoided since, is tried again."""
 
     def __init__(self, *, second_per_byte: float, latency_s: float) -> None:
+        self._first_second_per_byte, self._first_latency_s = second_per_byte, latency_s
         self.second_per_byte = second_per_byte
         self.latency_s = latency_s
         self.bytes = 0
@@ -35,6 +43,10 @@ class PathMeter:
         self._last_end_s = float("-inf")
 
     def done(self, byte_count: int, *, block_count: int, started_s: float, now_s: float) -> None:
+        remembered = self._remembered(started_s)
+        self.second_per_byte, self.latency_s = self.at(started_s)
+        self._busy_s *= remembered
+        self._busy_bytes *= remembered
         busy_s = max(0.0, now_s - max(started_s, self._last_end_s))
         self._last_end_s = now_s
         self._busy_s = self._busy_s * _MEMORY + busy_s
@@ -44,6 +56,18 @@ class PathMeter:
         if self._busy_bytes > 0:
             self.second_per_byte = self._busy_s / self._busy_bytes
         self.latency_s += 0.1 * (now_s - started_s - self.latency_s)
+
+    def at(self, now_s: float) -> tuple[float, float]:
+        """(seconds per byte, seconds of one operation)."""
+        remembered = self._remembered(now_s)
+        first_per_byte, first_latency_s = self._first_second_per_byte, self._first_latency_s
+        return (
+            first_per_byte + remembered * (self.second_per_byte - first_per_byte),
+            first_latency_s + remembered * (self.latency_s - first_latency_s),
+        )
+
+    def _remembered(self, now_s: float) -> float:
+        return 0.5 ** (max(0.0, now_s - self._last_end_s) / HALF_LIFE_S)
 
     def status(self) -> PathStatus:
         return PathStatus(self.bytes, self.block_count, self.second_per_byte, self.latency_s)

@@ -78,11 +78,12 @@ class PeerFetches:
 
     def predict(self, space: Space) -> tuple[float, float]:
         """(seconds until the first block asked for now is begun, seconds per block)."""
-        block_s = self.meter.second_per_byte * space.slot_bytes
+        per_byte_s, latency_s = self.meter.at(self._context.now_s)
+        block_s = per_byte_s * space.slot_bytes
         unread = sum(fetch.end - fetch.pinned_count + len(fetch.queue) for fetch in self._fetches.values())
         reading = sum(len(read.slots) for read in self._reads.values())
         queued = len(self._pending) + unread + reading
-        return queued * block_s + max(0.0, self.meter.latency_s - block_s), block_s
+        return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     def has_holder(self, block_hash: BlockHash) -> bool:
         """Somebody who has not failed us just now."""
@@ -437,7 +438,7 @@ class PeerFetches:
         def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
             peer = self._peer(holding.node.node_id)
             is_slow = holding.tier is not Tier.HOST
-            per_byte_s = peer.meter.second_per_byte
+            per_byte_s, _ = peer.meter.at(self._context.now_s)
             return not self._is_trusted(holding), is_slow, peer.fetch_count, per_byte_s, holding.node.node_id
 
         return min((h for h in fill.holdings if self._is_usable(h)), key=cost, default=None)

@@ -91,9 +91,10 @@ class SsdTier:
 
     def predict(self, space: Space) -> tuple[float, float]:
         """(seconds until the first block asked for now is begun, seconds per block)."""
-        block_s = self.read_meter.second_per_byte * space.slot_bytes
+        per_byte_s, latency_s = self.read_meter.at(self._context.now_s)
+        block_s = per_byte_s * space.slot_bytes
         queued = len(self._reads) + self._read_count
-        return queued * block_s + max(0.0, self.read_meter.latency_s - block_s), block_s
+        return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     # --- the file -------------------------------------------------------------------------------
 

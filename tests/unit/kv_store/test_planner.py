@@ -139,3 +139,20 @@ def test_always_brings_everything():
     spans = (FoundSpan(Tier.SSD, 3, 9.0, 9.0), FoundSpan(Tier.HOST, 2, 0.0, 0.0))
     plan = plan_load(spans, prompt(9, held=1), PathTimes(), always=True)
     assert (plan.first, plan.end) == (1, 6)
+
+
+def test_a_path_that_was_slow_is_tried_again():
+    times = PathTimes()
+    spans = (FoundSpan(Tier.SSD, 50, 0.05, 0.01),)
+    for _ in range(50):
+        times.brought(Paths(spans), 0, 50, 30.0)
+    prompt = Prompt(
+        held_count=0, block_tokens=32, token_count=50 * 32 + 1, compute_s=lambda a, b: (b - a) / 1600
+    )
+    plans = []
+    for _ in range(100):
+        plans.append(plan_load(spans, prompt, times))
+        if isinstance(plans[-1], Recompute):
+            times.not_tried()
+    assert isinstance(plans[0], Recompute)
+    assert not isinstance(plans[-1], Recompute)
