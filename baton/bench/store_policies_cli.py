@@ -44,7 +44,8 @@ def _sizes(text: str) -> list[int]:
 
 
 def _policies(text: str) -> list[PolicyName]:
-    chosen = [name for wanted in text.split(",") for name in NAMES if name == wanted.strip()]
+    by_name: dict[str, PolicyName] = {name: name for name in NAMES}
+    chosen = [by_name[wanted.strip()] for wanted in text.split(",") if wanted.strip() in by_name]
     if len(chosen) != len(text.split(",")):
         raise SetupError(f"--policies: some of {','.join(NAMES)}, not {text!r}")
     return chosen
