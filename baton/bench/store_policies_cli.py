@@ -45,7 +45,9 @@ def _sizes(text: str) -> list[int]:
 
 def _policies(text: str) -> list[PolicyName]:
     by_name: dict[str, PolicyName] = {name: name for name in NAMES}
-    chosen = [by_name[wanted.strip()] for wanted in text.split(",") if wanted.strip() in by_name]
+    chosen: list[PolicyName] = [
+        by_name[wanted.strip()] for wanted in text.split(",") if wanted.strip() in by_name
+    ]
     if len(chosen) != len(text.split(",")):
         raise SetupError(f"--policies: some of {','.join(NAMES)}, not {text!r}")
     return chosen
