@@ -194,7 +194,7 @@ async def test_blocks_beyond_host_memory_come_from_ssd_also_in_the_next_life(tmp
         for chain in chains:
             taken_count = await client.store(chain)
             await client.loads(chain[:taken_count])  # seen again: worth a write
-        print(await node.status())
+            await node.until(lambda s: not s.accounts["io_in_flight"])  # what is written cannot make room
         kept = [chain for chain in chains if (await client.find(chain)).get(Tier.SSD)]
         assert kept
         assert await client.loads(kept[0][:1]) == {Tier.SSD}
