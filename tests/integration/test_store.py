@@ -156,12 +156,15 @@ def test_a_node_that_dies_while_it_is_asked_costs_nobody_the_answer(cluster, soc
     asking = threading.Thread(target=lambda: answers.append(answer(cluster, 4)), daemon=True)
     asking.start()
     prefill = cluster.worker("prefill")
-    eventually(
-        "the worker asks",
-        lambda: cluster.accounts(prefill)["running_count"] or cluster.accounts(prefill)["store.load_count"],
-        timeout_s=10,
-    )
-    os.kill(pid, signal.SIGKILL)
+
+    def is_asking():
+        accounts = cluster.accounts(prefill)
+        return accounts["running_count"] or accounts["store.load_count"] or answers
+
+    try:
+        eventually("the worker asks", is_asking, timeout_s=10, every_s=0.005)
+    finally:
+        os.kill(pid, signal.SIGKILL)
     asking.join(60)
     assert answers == [cold]
     eventually("the workers join the next node", lambda: joined(cluster), timeout_s=30)
