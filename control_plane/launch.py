@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from baton.config import Config
+from baton.core.budgets import Ledger
 from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
@@ -25,7 +26,7 @@ from control_plane.cores import core_share, thread_count
 from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.ray_watch import RayWatch, adopt_orphans
-from control_plane.router_child import RouterChild
+from control_plane.router_child import RouterChildren, reserved_port
 from control_plane.store_child import LocalStore, StoreCommand, check_store
 from control_plane.store_directory import StoreDirectory, check_directory
 
@@ -196,7 +197,8 @@ class _Cluster:
         self._server: Any = None
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
-        self._router: RouterChild | None = None
+        self._router: RouterChildren | None = None
+        self._router_port: socket.socket | None = None
         self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -215,6 +217,7 @@ class _Cluster:
             cluster.control_port,
             directory=self._plane,
             store_directory=None if self._config.store.directory else self._store_directory,
+            budgets=Ledger(),
         )
         self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
@@ -234,9 +237,16 @@ class _Cluster:
         log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
 
     def _start_router(self, argv: Sequence[str]) -> None:
-        self._router = RouterChild(
+        config, count = self._config, self._config.router.processes
+        if count > 1:
+            self._router_port = reserved_port(config.router)
+            port = self._router_port.getsockname()[1]
+            router = config.router.model_copy(update={"port": port, "share_port": True})
+            config = config.model_copy(update={"router": router})
+        self._router = RouterChildren(
             argv,
-            environment=child_environment(self._config),
+            count=count,
+            environment=child_environment(config),
             policy=restart_policy(self._config.cluster),
             silence_s=self._config.cluster.router_silence_s,
         )
@@ -263,7 +273,7 @@ class _Cluster:
     async def _all_ready(self) -> None:
         """Raises SetupError of a child."""
         if self._router is not None:
-            await asyncio.shield(self._router.url)
+            await self._router.until_started()
         await self._store.until_ready()
         await self._plane.until_settled()
         if self._router is not None:
@@ -289,13 +299,14 @@ class _Cluster:
         pools += f", {self._store.text()}"
         if self._router is None:
             return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
-        url = self._router.url.result()
+        url = self._router.url
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(self._config.model.path):
             path, curl = "chat/completions", "curl -N"
             ask = '"stream": true, "messages": [{"role": "user", "content": "What is a KV cache?"}]'
         body = f'{{"model": "{model}", {ask}}}'
-        command = f"{curl} {url}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._config.router.keys else ""
+        command = f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
         return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}"
 
     async def drain(self) -> None:
@@ -326,6 +337,8 @@ class _Cluster:
         self._plane.close()
         if self._router is not None:
             self._router.kill()
+        if self._router_port is not None:
+            self._router_port.close()
         self._store.close()
         children = psutil.Process().children(recursive=True) if self._ray.is_local else []
         await self._ray.close()
@@ -343,7 +356,8 @@ class _Cluster:
         return self._plane.meter.render()
 
     def _health(self) -> dict[str, object]:
-        return {"status": "ok" if self._plane.reconciler.is_settled else "converging"}
+        routers = {r.router_id: r.metrics_address for r in self._plane.book.view.routers}
+        return {"status": "ok" if self._plane.reconciler.is_settled else "converging", "routers": routers}
 
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         self._plane.exited(worker_id, reason)

@@ -3,6 +3,8 @@
 A worker is a member from its first renewal until it leaves or lets its lease lapse. A worker id names
 one process life, so an id that *left* is gone for good and a late renewal of it changes nothing. An id
 that *lapsed* may come back (a pause, a lost network): whoever wants it dead has to kill it.
+
+A router is listed while its watch lasts: there is nothing to kill or to start for it here.
 """
 
 from dataclasses import dataclass, field
@@ -10,8 +12,9 @@ from typing import assert_never
 
 import msgspec
 
-from baton.core.ids import WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Member, MembershipView
+from baton.core.sharing import RouterMember
 
 TOMBSTONE_LEASES = 10
 """A departed id is remembered this many leases; no message stays under way for that long."""
@@ -29,6 +32,20 @@ class Left(msgspec.Struct, frozen=True):
     worker_id: WorkerId
 
 
+class RouterCame(msgspec.Struct, frozen=True):
+    """A router watches. `watch`: number of this watch, which rises."""
+
+    member: RouterMember
+    watch: int
+
+
+class RouterWent(msgspec.Struct, frozen=True):
+    """That watch has ended. A later one of the same router goes on."""
+
+    router_id: RouterId
+    watch: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """The time `next_tick_s` named has come (or an earlier one: harmless)."""
 
@@ -39,7 +56,7 @@ class Paused(msgspec.Struct, frozen=True):
     for_s: float
 
 
-MembershipEvent = Renewed | Left | Tick | Paused
+MembershipEvent = Renewed | Left | RouterCame | RouterWent | Tick | Paused
 
 
 class Appeared(msgspec.Struct, frozen=True):
@@ -79,6 +96,7 @@ class MembershipBook:
     version: int = 0
     _leases: dict[WorkerId, _Lease] = field(default_factory=dict[WorkerId, _Lease])
     _gone: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    _routers: dict[RouterId, RouterCame] = field(default_factory=dict[RouterId, RouterCame])
 
     @property
     def next_tick_s(self) -> float | None:
@@ -88,7 +106,8 @@ class MembershipBook:
     @property
     def view(self) -> MembershipView:
         members = tuple(self._leases[worker_id].member for worker_id in sorted(self._leases))
-        return MembershipView(self.directory_life, self.version, members)
+        routers = tuple(self._routers[router_id].member for router_id in sorted(self._routers))
+        return MembershipView(self.directory_life, self.version, members, routers)
 
     def handle(self, event: MembershipEvent, *, now_s: float) -> list[MembershipChange]:
         match event:
@@ -97,6 +116,16 @@ class MembershipBook:
             case Left(worker_id):
                 self._gone[worker_id] = now_s + TOMBSTONE_LEASES * self.lease_s
                 return self._changed() if self._leases.pop(worker_id, None) else []
+            case RouterCame(member):
+                before = self._routers.get(member.router_id)
+                self._routers[member.router_id] = event
+                return self._changed() if before is None or before.member != member else []
+            case RouterWent(router_id, watch):
+                known = self._routers.get(router_id)
+                if known is None or known.watch != watch:
+                    return []
+                del self._routers[router_id]
+                return self._changed()
             case Tick():
                 return self._tick(now_s)
             case Paused(for_s):

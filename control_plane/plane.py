@@ -9,8 +9,9 @@ from typing import Any, Protocol, assert_never
 
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
-from baton.core.ids import RouterId, WorkerId, replica_name
+from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
+from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
@@ -71,6 +72,8 @@ class ControlPlane:
         self._replicas, self._spawn = replicas, spawn
         self.meter = meter or Meter()
         self._changed = asyncio.Event()
+        self._watches = 0
+        """Ever begun."""
         self._told: set[str] = set()
         """Notes of workers."""
         self._timer: asyncio.TimerHandle | None = None
@@ -85,14 +88,22 @@ class ControlPlane:
     def leave(self, worker_id: WorkerId) -> None:
         self._member_event(mb.Left(worker_id))
 
-    async def watch(self, router_id: RouterId) -> AsyncIterator[MembershipView]:
-        log.debug("router %s watches", router_id)
-        while True:
-            changed, view = self._changed, self.book.view
-            yield view
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_KEEPALIVE_S):
-                    await changed.wait()
+    async def watch(self, member: RouterMember) -> AsyncIterator[MembershipView]:
+        self._watches += 1
+        watch = self._watches
+        if member.address:
+            where = (member.router_id, member.metrics_address)
+            log.info("router %s joined, metrics at http://%s/metrics", *where)
+            self._member_event(mb.RouterCame(member, watch))
+        try:
+            while True:
+                changed, view = self._changed, self.book.view
+                yield view
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_KEEPALIVE_S):
+                        await changed.wait()
+        finally:
+            self._member_event(mb.RouterWent(member.router_id, watch))
 
     # --- replicas ---------------------------------------------------------------------------------
 

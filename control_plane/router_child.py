@@ -1,11 +1,17 @@
-"""The router as a supervised child process of the control plane."""
+"""The routers as supervised child processes of the control plane."""
 
 import asyncio
 import contextlib
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import httpx
 
+from baton.config import RouterConfig
+from baton.core.errors import SetupError
 from control_plane.child import LIVE_PATH, PROBE_S, Child
+from control_plane.reconcile import RestartPolicy
 
 HEALTH_PATH = "/health"
 CONNECTED_PROBE_S = 0.1
@@ -16,16 +22,17 @@ class RouterChild(Child):
 
     @property
     def url(self) -> asyncio.Future[str]:
-        """Of the first start. SetupError if that fails for want of something only a person can give."""
+        """Of the first start, as it said: the public URL and, if others share that one's port, its own.
+        SetupError if that fails for want of something only a person can give."""
         return self.ready
 
     def live_url(self, ready: str) -> str:
-        return f"{ready}{LIVE_PATH}"
+        return f"{_own(ready)}{LIVE_PATH}"
 
     async def until_connected(self, worker_count: int) -> None:
         """Returns once the router has a session with this many workers: from then on requests find all
         of them. Ask only when that many workers serve."""
-        url = await asyncio.shield(self.url)
+        url = _own(await asyncio.shield(self.url))
         async with httpx.AsyncClient(trust_env=False, timeout=PROBE_S) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
@@ -33,3 +40,73 @@ class RouterChild(Child):
                     if sum(map(len, pools.values())) >= worker_count:
                         return
                 await asyncio.sleep(CONNECTED_PROBE_S)
+
+
+def _own(ready: str) -> str:
+    """The URL that leads to this very process."""
+    return ready.split()[-1]
+
+
+def reserved_port(config: RouterConfig) -> socket.socket:
+    """The port that routers will share, held so that it stays theirs while none of them lives. Nobody
+    connects to a socket that does not listen. Raises SetupError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or error
+        raise SetupError(
+            f"the routers cannot listen on {config.host}:{config.port}: {reason}; choose another router.port"
+        ) from None
+    return sock
+
+
+class RouterChildren:
+    """All routers of one `baton serve`. One that dies is started anew; the others go on."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        count: int,
+        environment: Mapping[str, str],
+        policy: RestartPolicy,
+        silence_s: float,
+    ) -> None:
+        self.children = [
+            RouterChild(argv, environment=environment, policy=policy, silence_s=silence_s)
+            for _ in range(count)
+        ]
+        for number, child in enumerate(self.children if count > 1 else (), 1):
+            child.name = f"router {number}"
+
+    async def until_started(self) -> None:
+        """Raises SetupError if one can't, for want of something only a person can give."""
+        await asyncio.gather(*(asyncio.shield(child.url) for child in self.children))
+
+    @property
+    def url(self) -> str:
+        """The public one, once they are started."""
+        return self.children[0].url.result().split()[0]
+
+    async def until_connected(self, worker_count: int) -> None:
+        """See `RouterChild.until_connected`: all of them."""
+        await asyncio.gather(*(child.until_connected(worker_count) for child in self.children))
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for child in self.children:
+                group.create_task(child.run())
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let them drain, at most this long; then kill them. Idempotent."""
+        stops: list[Any] = [child.stop(timeout_s) for child in self.children]
+        await asyncio.gather(*stops)
+
+    def kill(self) -> None:
+        for child in self.children:
+            child.kill()

@@ -5,7 +5,7 @@ One `_Pull` per attempt. It holds its blocks until it is ready (they pass to the
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
@@ -197,7 +197,7 @@ class Intake:
     # --- the sequence ---------------------------------------------------------------------------
 
     def start(
-        self, key: SeqKey, source: PeerRef, tokens: tuple[int, ...], cache_root: BlockHash, *, now_s: float
+        self, key: SeqKey, source: PeerRef, tokens: Sequence[int], cache_root: BlockHash, *, now_s: float
     ) -> list[IntakeAction]:
         """Queues it for blocks; `admit` goes on from there."""
         if len(self._waiting) >= self._waiting_max:

@@ -7,6 +7,9 @@ second arrive.
 
 import asyncio
 import ssl
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -15,10 +18,10 @@ import httptools
 import orjson
 
 from baton.core.errors import SetupError
+from loadgen.hang_ups import HangUp
 from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.sse import OpenAIStream, StreamFault, error_text
+from loadgen.sse import Answer, OpenAIStream, StreamFault, error_text
 
-READ_BYTES = 65_536
 ERROR_BODY_BYTES_MAX = 16_384
 _REFUSALS = (429, 503)
 
@@ -60,11 +63,20 @@ def parse_url(url: str, *, api_key: str = "") -> Server:
     return Server(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
 
 
-def request_bytes(server: Server, path: str, body: bytes) -> bytes:
-    """A whole POST, head and body."""
-    key = f"Authorization: Bearer {server.api_key}\r\n" if server.api_key else ""
+def request_bytes(
+    server: Server,
+    path: str,
+    body: bytes,
+    *,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """A whole POST, head and body. `api_key` None: the server's."""
+    key = server.api_key if api_key is None else api_key
+    extra = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+    more = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
     head = (
-        f"POST {server.prefix}{path} HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n{key}"
+        f"POST {server.prefix}{path} HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n{more}"
         "Content-Type: application/json\r\nAccept: text/event-stream\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
@@ -74,8 +86,8 @@ def request_bytes(server: Server, path: str, body: bytes) -> bytes:
 class _Response:
     """httptools' callbacks; the parser calls them from `feed`."""
 
-    def __init__(self, record: Record, *, says_done: bool) -> None:
-        self._stream = OpenAIStream(record, says_done=says_done)
+    def __init__(self, record: Record, *, says_done: bool, answer: Answer | None) -> None:
+        self._stream = OpenAIStream(record, says_done=says_done, answer=answer)
         self._parser = httptools.HttpResponseParser(self)
         self._error_body = b""
         self._now_s = 0.0
@@ -91,6 +103,10 @@ class _Response:
         except httptools.HttpParserError as error:
             # An exception of ours that went through the parser comes out as one of its own.
             raise self._fault or StreamFault(ErrorKind.STREAM_GARBAGE, f"not HTTP: {error}") from None
+
+    @property
+    def tokens_seen(self) -> int:
+        return self._stream.tokens_seen
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -121,6 +137,10 @@ class _Response:
             return
         raise StreamFault(ErrorKind.HTTP, detail)
 
+    def close(self) -> None:
+        """Parser and callbacks hold each other: without this, only the garbage collector would free them."""
+        del self._parser
+
     def _error_detail(self) -> str:
         try:
             value: object = orjson.loads(self._error_body)
@@ -129,16 +149,30 @@ class _Response:
         return error_text(cast("dict[str, object]", value)) if isinstance(value, dict) else str(value)[:200]
 
 
-async def send(server: Server, message: bytes, record: Record, *, timeout_s: float) -> None:
+async def send(
+    server: Server,
+    message: bytes,
+    record: Record,
+    *,
+    timeout_s: float,
+    hang_up: HangUp | None = None,
+    answer: Answer | None = None,
+) -> None:
     """One request from connect to end; fills the record, and raises nothing but cancellation.
 
-    `timeout_s` counts from now.
+    `timeout_s` counts from now. `hang_up`: when the user loses patience. `answer` collects what was said.
     """
-    loop = asyncio.get_running_loop()
-    record.sent_s = loop.time()
+    record.sent_s = time.monotonic()
+    exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), hang_up)
     try:
-        async with asyncio.timeout(timeout_s):
-            await _exchange(server, message, record)
+        async with asyncio.timeout(timeout_s), _patience(exchange, record, hang_up):
+            await asyncio.get_running_loop().create_connection(
+                lambda: exchange, server.host, server.port, ssl=server.tls
+            )
+            await exchange.over
+            exchange.end(record)
+    except _HungUp as reason:
+        record.outcome, record.detail = Outcome.CANCELLED, str(reason)
     except TimeoutError:
         _fail(record, ErrorKind.TIMEOUT, f"no end within {timeout_s:g} s")
     except StreamFault as fault:
@@ -150,25 +184,77 @@ async def send(server: Server, message: bytes, record: Record, *, timeout_s: flo
         _fail(record, ErrorKind.INTERRUPTED, "the replay was stopped")
         raise
     finally:
-        record.ended_s = loop.time()
+        exchange.abort()
+        record.ended_s = time.monotonic()
 
 
 def _fail(record: Record, kind: ErrorKind, detail: str) -> None:
     record.outcome, record.error, record.detail = Outcome.FAILED, kind, detail[:200]
 
 
-async def _exchange(server: Server, message: bytes, record: Record) -> None:
-    loop = asyncio.get_running_loop()
-    reader, writer = await asyncio.open_connection(server.host, server.port, ssl=server.tls)
+class _HungUp(Exception):
+    """The user lost patience."""
+
+
+@asynccontextmanager
+async def _patience(exchange: "_Exchange", record: Record, hang_up: HangUp | None) -> AsyncGenerator[None]:
+    """Ends the body with _HungUp when `after_s` has passed since the planned instant."""
+    if hang_up is None or hang_up.after_s is None:
+        yield
+        return
+    patience = asyncio.timeout(max(0.0, record.planned_s + hang_up.after_s - time.monotonic()))
     try:
-        writer.write(message)
-        response = _Response(record, says_done=server.says_done)
-        while not response.is_complete:
-            data = await reader.read(READ_BYTES)
-            if not data:
-                break
-            response.feed(data, now_s=loop.time())
-        response.end(record, now_s=loop.time())
-    finally:
+        async with patience:
+            yield
+    except TimeoutError:
+        if not patience.expired() or exchange.response.is_complete:
+            raise
+        raise _HungUp(f"hung up after {hang_up.after_s:.3f} s") from None
+
+
+class _Exchange(asyncio.Protocol):
+    """Writes the message, feeds the response; `over` says that nothing more is to come."""
+
+    def __init__(self, message: bytes, response: _Response, hang_up: HangUp | None) -> None:
+        self._message = message
+        self.response = response
+        self._tokens_max = hang_up.after_tokens if hang_up else None
+        self._transport: asyncio.Transport | None = None
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._message)
+
+    def data_received(self, data: bytes) -> None:
+        if self.over.done():  # also: what still came after abort
+            return
+        try:
+            self.response.feed(data, now_s=time.monotonic())
+        except StreamFault as fault:
+            self.over.set_exception(fault)
+            return
+        if self.response.is_complete:
+            self.over.set_result(None)
+        elif self._tokens_max is not None and self.response.tokens_seen >= self._tokens_max:
+            self.over.set_exception(_HungUp(f"hung up after {self.response.tokens_seen} tokens"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.over.done():
+            return
+        if exc is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(exc)
+
+    def end(self, record: Record) -> None:
+        """Nothing more comes: set the outcome, or raise StreamFault."""
+        self.response.end(record, now_s=time.monotonic())
+
+    def abort(self) -> None:
         # abort, not close: nothing more is to be said, and closing TLS politely could take for ever.
-        writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+        self.response.close()
+        if self.over.done() and not self.over.cancelled():
+            self.over.exception()  # asked for, so that nobody warns of one that came too late

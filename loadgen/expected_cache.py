@@ -68,17 +68,19 @@ def expected_cache(plan: Plan, *, server_block_tokens: int, cache_blocks: int | 
     """
     cache = LruPrefixCache(cache_blocks)
     chains: dict[tuple[int, int], int] = {}
+    size, parts = plan.block_tokens.numerator, plan.block_tokens.denominator
     prompt_tokens = cached_tokens = 0
     for request in plan.requests:
         length = request.input_tokens
         prompt_tokens += length
-        if plan.block_tokens == 0:
+        if not plan.has_prefixes:
             continue  # nothing is shared, and what is never asked for again need not be stored
         chain = _chain(request.hash_ids, chains)
-        keys = [
-            (chain[((k + 1) * server_block_tokens - 1) // plan.block_tokens], k)
-            for k in range(length // server_block_tokens)
-        ]
+        covered = plan.edge(len(chain))
+        keys: list[Hashable] = []
+        for k in range(length // server_block_tokens):
+            last = (k + 1) * server_block_tokens - 1
+            keys.append((chain[last * parts // size], k) if last < covered else ("own", request.index, k))
         hits = min(cache.hit_then_insert(keys), (length - 1) // server_block_tokens)
         cached_tokens += hits * server_block_tokens
     return ExpectedCache(prompt_tokens, cached_tokens)

@@ -1,17 +1,31 @@
 """From a trace to a plan for one server: lengths and time scaled, prefix sharing kept. Pure.
 
-A block of 512 trace tokens becomes `512 * input_scale` tokens, which must be a whole number, so that requests
-that shared k blocks still share exactly k blocks. Input lengths are rounded up: a request keeps its number of
-blocks, and a partial block stays partial or becomes full. Output lengths are rounded to the nearest (halves
-to even), at least 1.
-"""
+A block of the trace becomes `block * input_scale` tokens, which need not be whole: block k then spans the
+tokens from `ceil(k * size)` to `ceil((k + 1) * size)`, the same for every request, so that requests that
+shared k blocks still share exactly the tokens of k blocks. Where a block would become shorter than
+`BLOCK_TOKENS_MIN`, runs of blocks from the start of the prompt are taken together, and sharing is kept in
+whole runs. Input lengths are rounded up: a request keeps its number of blocks. Output lengths are rounded to
+the nearest (halves to even), at least 1."""
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 from baton.core.errors import SetupError
-from loadgen.arrivals import spread_ticks
-from loadgen.traces import TRACE_BLOCK_TOKENS, Trace, TraceRequest
+from loadgen.arrivals import RateShape, spread_ticks
+from loadgen.formats.base import TRACE_BLOCK_TOKENS
+from loadgen.hang_ups import HangUp, HangUps
+from loadgen.traces import Trace, TraceRequest
+from loadgen.users import Users
+
+BLOCK_TOKENS_MIN = 4
+"""Enough to tell 2**32 blocks apart with 1,000 token ids."""
+
+HASH_ID_MAX = 2**31
+"""Traces whose ids are hashes of 64 bits and not dense numbers are numbered anew."""
+
+ASSUMED_TPOT_S = 0.02
+"""Where a trace does not say how long an answer took: this per token of it, to estimate think times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +37,9 @@ class Scaling:
     input_tokens_max: int | None = None
     output_tokens_max: int | None = None
 
-    def block_tokens(self) -> int:
-        """Prompt tokens behind one hash_id after scaling. Raises SetupError if that is no whole number."""
-        tokens = TRACE_BLOCK_TOKENS * self.input_scale
-        if tokens.denominator != 1 or tokens < 1:
-            raise SetupError(
-                f"--length-scale {self.input_scale} makes {float(tokens):g} tokens of a trace block of "
-                f"{TRACE_BLOCK_TOKENS}; it must be a whole number, best a multiple of the server's block "
-                "size: take 1/16 (32 tokens), 1/8 (64), 1/4 (128) or 1/2 (256)"
-            )
-        return int(tokens)
+    def block_tokens(self, trace_block_tokens: int = TRACE_BLOCK_TOKENS) -> Fraction:
+        """Prompt tokens behind one block of the trace."""
+        return trace_block_tokens * self.input_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +51,36 @@ class PlannedRequest:
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...]
-    """Of the blocks that `input_tokens` covers; empty: a prompt of its own."""
+    """Of the blocks from the start of the prompt; tokens they do not cover are the request's own."""
+    session: str | None = None
+    turn: int = 0
+    parent: int | None = None
+    """Index of the turn before; None: the first, or no session."""
+    think_s: float = 0.0
+    """From the end of the turn before, when turns wait for it."""
+    slo_class: str = ""
+    tenant: str = ""
+    hang_up: HangUp | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     requests: tuple[PlannedRequest, ...]
-    block_tokens: int
+    block_tokens: Fraction
     """Prompt tokens of one hash_id; 0: the trace knows no prefixes."""
     inputs_cut: int
     """Requests whose input was longer than `input_tokens_max`."""
     outputs_cut: int
+    blocks_grouped: int = 1
+    """Blocks of the trace behind one hash_id of the plan."""
+
+    @property
+    def has_prefixes(self) -> bool:
+        return self.block_tokens > 0
+
+    def edge(self, block: int) -> int:
+        """Tokens before the block of this number."""
+        return math.ceil(block * self.block_tokens)
 
 
 def parse_factor(text: str) -> Fraction:
@@ -68,35 +94,99 @@ def parse_factor(text: str) -> Fraction:
     return factor
 
 
-def make_plan(trace: Trace, scaling: Scaling, *, spread: bool, seed: int) -> Plan:
-    """Raises SetupError when the scale does not keep the blocks whole."""
-    block_tokens = scaling.block_tokens() if trace.has_prefixes else 0
-    tick_s = trace.tick_s if spread else 0.0
-    instants_s = spread_ticks([r.at_s for r in trace.requests], tick_s=tick_s, seed=seed)
+def time_scale_for(trace: Trace, requests_per_s: float) -> Fraction:
+    """The time scale that makes the trace's mean rate this. Raises SetupError."""
+    span_s = trace.requests[-1].at_s - trace.requests[0].at_s
+    if requests_per_s <= 0 or span_s <= 0:
+        raise SetupError(f"--rate {requests_per_s:g}: must be above 0, and the trace longer than an instant")
+    return Fraction((len(trace.requests) - 1) / span_s / requests_per_s).limit_denominator(10**9)
+
+
+def make_plan(
+    trace: Trace,
+    scaling: Scaling,
+    *,
+    spread: bool,
+    seed: int,
+    shape: RateShape | None = None,
+    users: Users | None = None,
+    hang_ups: HangUps | None = None,
+) -> Plan:
+    """Raises SetupError when an instant cannot be had."""
+    instants_s = _instants_s(trace, scaling, spread=spread, seed=seed, shape=shape or RateShape())
+    blocks = _Blocks(trace, scaling)
+    users, hang_ups = users or Users(), hang_ups or HangUps()
+    indices = {r.row: i for i, r in enumerate(trace.requests)}
+    requests: list[PlannedRequest] = []
+    inputs_cut = outputs_cut = 0
+    for i, (r, at_s) in enumerate(zip(trace.requests, instants_s, strict=True)):
+        wanted_in, wanted_out = _size(r, scaling)
+        inputs = _capped(wanted_in, scaling.input_tokens_max)
+        outputs = _capped(wanted_out, scaling.output_tokens_max)
+        inputs_cut += inputs < wanted_in
+        outputs_cut += outputs < wanted_out
+        parent = None if r.parent_row is None else indices.get(r.parent_row)
+        # A turn never comes before the one it answers, wherever sorting or spreading put them.
+        parent = parent if parent is not None and parent < i else None
+        before = None if parent is None else trace.requests[parent]
+        requests.append(
+            PlannedRequest(
+                index=i,
+                at_s=at_s,
+                input_tokens=inputs,
+                output_tokens=outputs,
+                hash_ids=blocks.covering(r.hash_ids, inputs),
+                session=r.session,
+                turn=r.turn,
+                parent=parent,
+                think_s=_think_s(r, before) * float(scaling.time_scale),
+                slo_class=r.slo_class or users.slo_class,
+                tenant=r.tenant or users.tenant_of(r.session or str(r.row)),
+                hang_up=hang_ups.of(r.row, outputs),
+            )
+        )
+    return Plan(tuple(requests), blocks.tokens, inputs_cut, outputs_cut, blocks.grouped)
+
+
+def _instants_s(trace: Trace, scaling: Scaling, *, spread: bool, seed: int, shape: RateShape) -> list[float]:
+    spread_s = spread_ticks(
+        [r.at_s for r in trace.requests], tick_s=trace.tick_s if spread else 0.0, seed=seed
+    )
     time_scale = float(scaling.time_scale)
-    sized = [_size(r, scaling) for r in trace.requests]
-    requests = tuple(
-        PlannedRequest(
-            index=i,
-            at_s=at_s * time_scale,
-            input_tokens=_capped(wanted_in, scaling.input_tokens_max),
-            output_tokens=_capped(wanted_out, scaling.output_tokens_max),
-            hash_ids=_covering(r.hash_ids, _capped(wanted_in, scaling.input_tokens_max), block_tokens),
-        )
-        for i, (r, at_s, (wanted_in, wanted_out)) in enumerate(
-            zip(trace.requests, instants_s, sized, strict=True)
-        )
-    )
-    return Plan(
-        requests,
-        block_tokens,
-        inputs_cut=sum(p.input_tokens < wanted for p, (wanted, _) in zip(requests, sized, strict=True)),
-        outputs_cut=sum(p.output_tokens < wanted for p, (_, wanted) in zip(requests, sized, strict=True)),
-    )
+    return shape.warp([at_s * time_scale for at_s in spread_s])
+
+
+class _Blocks:
+    """The trace's hash_ids as the plan has them; grouped where a block would become too short."""
+
+    def __init__(self, trace: Trace, scaling: Scaling) -> None:
+        one = scaling.block_tokens(trace.hash_block_tokens)
+        self.grouped = max(1, math.ceil(BLOCK_TOKENS_MIN / one)) if one else 1
+        self.tokens = one * self.grouped
+        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        largest = max((max(r.hash_ids) for r in trace.requests if r.hash_ids), default=0)
+        self._dense: dict[int, int] | None = {} if largest >= HASH_ID_MAX else None
+
+    def covering(self, hash_ids: tuple[int, ...], input_tokens: int) -> tuple[int, ...]:
+        """Those of the first `input_tokens` tokens."""
+        if not self.tokens:
+            return ()
+        needed = -(-input_tokens * self.tokens.denominator // self.tokens.numerator)
+        if (dense := self._dense) is not None:
+            hash_ids = tuple(dense.setdefault(i, len(dense)) for i in hash_ids)
+        if self.grouped == 1:
+            return hash_ids[:needed]
+        ids: list[int] = []
+        parent = -1
+        for start in range(0, min(len(hash_ids), needed * self.grouped), self.grouped):
+            run = hash_ids[start : start + self.grouped]
+            parent = self._numbers.setdefault((parent, run), len(self._numbers))
+            ids.append(parent)
+        return tuple(ids)
 
 
 def _size(request: TraceRequest, scaling: Scaling) -> tuple[int, int]:
-    # Up, not to the nearest: with whole blocks this keeps ceil(tokens / block) as it was in the trace.
+    # Up, not to the nearest: this keeps ceil(tokens / block) as it was in the trace.
     inputs = -((-request.input_tokens * scaling.input_scale) // 1)
     outputs = round(request.output_tokens * scaling.output_scale)
     return max(1, int(inputs)), max(1, outputs)
@@ -106,5 +196,11 @@ def _capped(tokens: int, most: int | None) -> int:
     return tokens if most is None else min(tokens, most)
 
 
-def _covering(hash_ids: tuple[int, ...], input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    return hash_ids[: -(-input_tokens // block_tokens)] if block_tokens else ()
+def _think_s(request: TraceRequest, before: TraceRequest | None) -> float:
+    """Seconds of the trace between the end of the turn before and this one."""
+    if before is None:
+        return 0.0
+    if request.think_s is not None:
+        return max(0.0, request.think_s)
+    took_s = before.output_tokens * ASSUMED_TPOT_S if before.elapsed_s is None else before.elapsed_s
+    return max(0.0, request.at_s - before.at_s - took_s)

@@ -3,9 +3,10 @@
 The tokens of a hash_id follow from (seed, hash_id, vocabulary range) alone. The first few spell the hash_id
 in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed,
 hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so
-shares nothing with any other.
+shares nothing with any other; so do the tokens of a prompt that no hash_id covers.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from loadgen.lengths import Plan, PlannedRequest
 
 _ID_BITS = 32
 """Hash ids that are told apart, when the blocks are long enough to spell them."""
+
+_OWN = np.uint64(0x6F776E5F746F6B73)
+"""Told apart from hash_ids: another seed for what belongs to one request."""
 
 _SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 
@@ -43,41 +47,55 @@ class PromptMaker:
     """Raises SetupError when the plan's blocks are too short to tell its hash_ids apart."""
 
     def __init__(self, plan: Plan, tokens: TokenRange, *, seed: int) -> None:
-        self._block_tokens = plan.block_tokens
+        self._plan = plan
         self._range = tokens
         self._seed = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
-        digits = -(-_ID_BITS // (tokens.count.bit_length() - 1))
-        self._digits = min(digits, plan.block_tokens) if plan.block_tokens else digits
+        self._digits = -(-_ID_BITS // (tokens.count.bit_length() - 1))
         largest = max((i for r in plan.requests for i in r.hash_ids), default=0)
-        if tokens.count**self._digits <= largest:
+        shortest = math.floor(plan.block_tokens)
+        if plan.has_prefixes and tokens.count ** min(self._digits, shortest) <= largest:
             raise SetupError(
-                f"blocks of {plan.block_tokens} tokens out of {tokens.count} cannot tell hash_id {largest} "
+                f"blocks of {shortest} tokens out of {tokens.count} cannot tell hash_id {largest} "
                 "from all others: raise --length-scale or --vocab-size"
             )
 
     def tokens(self, request: PlannedRequest) -> NDArray[np.int64]:
         """[input_tokens] token ids."""
-        if self._block_tokens == 0:
-            return self._stream(np.array([request.index]), request.input_tokens)[0]
-        blocks = self._stream(np.array(request.hash_ids), self._block_tokens)
-        return blocks.reshape(-1)[: request.input_tokens]
+        plan = self._plan
+        if not plan.has_prefixes:
+            return self._stream(np.array([request.index]), request.input_tokens, self._seed)[0]
+        widest = math.ceil(plan.block_tokens)
+        blocks = self._stream(np.array(request.hash_ids, dtype=np.int64), widest, self._seed)
+        if plan.block_tokens.denominator == 1:
+            shared = blocks.reshape(-1)[: request.input_tokens]
+        else:
+            edges = np.array([plan.edge(k) for k in range(len(request.hash_ids) + 1)])
+            shared = blocks[np.arange(widest) < np.diff(edges)[:, None]][: request.input_tokens]
+        own = request.input_tokens - len(shared)
+        return np.concatenate((shared, self.own_tokens(request, own))) if own else shared
+
+    def own_tokens(self, request: PlannedRequest, count: int) -> NDArray[np.int64]:
+        """[count] token ids that no other request has."""
+        return self._stream(np.array([request.index]), count, self._seed ^ _OWN)[0]
 
     def text(self, request: PlannedRequest) -> str:
         """One made-up word per token: prefixes are shared as in `tokens`, but how many tokens a word is
         depends on the server's tokenizer."""
-        return " ".join(_word(int(t) - self._range.first) for t in self.tokens(request))
+        return self.words(self.tokens(request))
 
-    def _stream(self, ids: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    def words(self, tokens: NDArray[np.int64]) -> str:
+        """One made-up word per token."""
+        return " ".join(_word(int(t) - self._range.first) for t in tokens)
+
+    def _stream(self, ids: NDArray[np.int64], length: int, seed: np.uint64) -> NDArray[np.int64]:
         """[ids, length]: the first `length` tokens of each id."""
         position = np.arange(length, dtype=np.uint64)
-        base = _mix(ids.astype(np.uint64)[:, None] ^ _mix(np.array([[self._seed]], dtype=np.uint64)))
+        base = _mix(ids.astype(np.uint64)[:, None] ^ _mix(np.array([[seed]], dtype=np.uint64)))
         numbers = (_mix(base + position[None, :]) % np.uint64(self._range.count)).astype(np.int64)
         rest = ids.astype(np.int64)
         for place in range(min(self._digits, length)):
             # Shifted by the seed, so that another seed is another prompt from the first token on.
-            shift = int(
-                _mix(np.array([self._seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31)
-            )
+            shift = int(_mix(np.array([seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31))
             numbers[:, place] = (rest + shift) % self._range.count
             rest = rest // self._range.count
         return numbers + self._range.first

@@ -11,6 +11,10 @@ class Outcome(StrEnum):
     """429 or 503: the server said that it has no room."""
     FAILED = auto()
     """Anything else; `Record.error` says what."""
+    CANCELLED = auto()
+    """The client hung up on purpose, as planned, while all went well. Goodput leaves it out on both sides:
+    whether it would have met its objectives is not known. One that was refused or failed before the client
+    hung up keeps that outcome and counts as a miss."""
 
 
 class ErrorKind(StrEnum):
@@ -35,7 +39,12 @@ class ErrorKind(StrEnum):
 
 @dataclass(slots=True)
 class Record:
-    """All instants in seconds on one monotonic clock; latencies count from `planned_s`."""
+    """All instants in seconds on one monotonic clock; latencies count from `planned_s`.
+
+    `planned_s` is when the user meant to send it: the instant of the trace, scaled, or, for a turn that had
+    to wait, the end of the turn before plus think time, whichever is later. What the load generator adds is
+    lateness, and inside every latency.
+    """
 
     index: int
     planned_s: float
@@ -52,6 +61,27 @@ class Record:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     """None: the server does not say."""
+    slo_class: str = ""
+    """Class the request was sent under; empty: the server's default."""
+    tenant: str = ""
+    session: str | None = None
+    """Conversation it is a turn of; None: it stands alone."""
+    turn: int = 0
+    """Of its session, from 0."""
+    trace_instant_s: float | None = None
+    """For a turn that waited for the one before: when the trace alone would have sent it. None: it did not
+    wait, and `planned_s` is that instant."""
+    timings: dict[str, float] | None = None
+    """Seconds of each leg, and what was predicted, as the server told; see `baton` in docs/api.md."""
+    served_by: tuple[str, ...] = ()
+    """Workers that served it, prefill first; one name where it was one worker. Empty: not told."""
+    attempts: int | None = None
+    """How often the server placed it; None: not told."""
+
+    @property
+    def waited_for_turn(self) -> bool:
+        """It left later than the trace says because the turn before had not ended."""
+        return self.trace_instant_s is not None
 
     @property
     def ttft_s(self) -> float | None:

@@ -1,124 +1,259 @@
-"""A replay for people: live progress while it runs, tables when it is over."""
+"""A report, or several beside one another, as tables on a terminal."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadgen.records import Outcome, Record
-from loadgen.report import Percentiles, Report, Slo
-from loadgen.runner import Observer
+from loadgen.report.legs import AFTER_FIRST_TOKEN
+from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerShare
+from loadgen.report.summary import ratio_to_first, summary_rows
+from loadgen.slo import Slo
+from loadgen.units import count, per_second, seconds, share, three_digits, tick_seconds, times
 
-_LATENCIES = ("ttft", "tpot", "itl", "e2e", "lateness")
-_NAMES = {
-    "ttft": "TTFT",
-    "tpot": "TPOT (after the first)",
-    "itl": "ITL",
-    "e2e": "end to end",
-    "lateness": "our own lateness",
-}
-
-
-@contextmanager
-def live_progress(console: Console, *, planned: int, slo: Slo) -> Generator[Observer]:
-    """A line with counts and goodput; the observer it yields keeps it up to date."""
-    columns = (
-        TextColumn("replay"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.completed}/{task.total}, {task.fields[running]} running"),
-        TextColumn("[green]{task.fields[done]} done[/] [yellow]{task.fields[refused]} refused[/]"),
-        TextColumn("[red]{task.fields[failed]} failed[/] goodput {task.fields[goodput]:.1%}"),
-        TimeElapsedColumn(),
-    )
-    counts: dict[str, Any] = {"running": 0, "done": 0, "refused": 0, "failed": 0}
-    fields = {Outcome.COMPLETED: "done", Outcome.REFUSED: "refused", Outcome.FAILED: "failed"}
-    met = ended = 0
-    with Progress(*columns, console=console, refresh_per_second=4) as bar:
-        task = bar.add_task("replay", total=planned, goodput=0.0, **counts)
-
-        def on_sent(record: Record) -> None:
-            counts["running"] += 1
-            bar.update(task, running=counts["running"])
-
-        def on_ended(record: Record) -> None:
-            nonlocal met, ended
-            counts["running"] -= 1
-            counts[fields[record.outcome or Outcome.FAILED]] += 1
-            met += slo.is_met(record)
-            ended += 1
-            bar.update(task, advance=1, goodput=met / ended, **counts)
-
-        yield Observer(on_sent, on_ended)
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+GROUPS_MAX = 20
+WORKERS_MAX = 16
+_LATENCIES = (
+    ("ttft", "TTFT"),
+    ("tpot", "TPOT"),
+    ("itl", "ITL"),
+    ("e2e", "end to end"),
+    ("lateness", "our lateness"),
+)
+_PERCENTILES = ("p50", "p90", "p95", "p99", "mean", "max")
 
 
 def show_report(console: Console, report: Report) -> None:
+    """All of it that there is."""
     s = report.settings
-    arrivals = "spread inside the trace's ticks" if s.spread_ticks else "as in the trace"
+    kind = f" ({s.trace_format})" if s.trace_format else ""
+    options = ", ".join(f"{name} {value}" for name, value in s.options.items() if value is not None)
+    console.print(f"\n[bold]{escape(s.trace)}[/]{kind}, {escape(s.model)} at {escape(s.target)}")
     console.print(
-        f"\n[bold]{escape(s.trace)}[/] ({s.trace_format}) against {escape(s.url)}, model {escape(s.model)}, "
-        f"api {s.api}\n"
-        f"scales: input {s.length_scale}, output {s.output_scale}, time {s.time_scale}; "
-        f"arrivals {arrivals}; seed {s.seed}; "
-        f"cut: {s.inputs_cut} inputs, {s.outputs_cut} outputs"
+        escape(f"time scale {s.time_scale}, seed {s.seed}{', ' if options else ''}{options}"), style="dim"
     )
-    console.print(_counts_table(report))
-    console.print(_latency_table(report))
-    console.print(_rates_table(report))
-
-
-def _counts_table(report: Report) -> Table:
-    table = Table(title=f"Requests in {report.duration_s:.1f} s", title_justify="left")
-    for name in ("planned", "offered", "completed", "refused", "failed"):
-        table.add_column(name, justify="right")
-    table.add_column("why")
-    why = ", ".join(f"{count} {kind}" for kind, count in sorted(report.errors.items())) or "-"
-    counts = (report.settings.planned, report.offered, report.completed, report.refused, report.failed)
-    table.add_row(*(str(c) for c in counts), why)
-    return table
-
-
-def _latency_table(report: Report) -> Table:
-    table = Table(title="Seconds, from the planned instant", title_justify="left")
-    for name in ("", "p50", "p90", "p99", "mean", "max"):
-        table.add_column(name, justify="right" if name else "left")
-    for name in _LATENCIES:
-        figures: Percentiles | None = getattr(report, name)
-        cells = (
-            ("-",) * 5
-            if figures is None
-            else tuple(f"{v:.4f}" for v in (figures.p50, figures.p90, figures.p99, figures.mean, figures.max))
+    for part in _parts(report):
+        console.print(part)
+    if report.interrupted:
+        console.print(f"[yellow]Stopped early:[/] {report.offered} of {s.planned} requests were offered.")
+    if report.generator.warning:
+        console.print(
+            f"[bold red]WARNING: the load generator did not keep up:[/] {escape(report.generator.warning)}"
         )
-        table.add_row(_NAMES[name], *cells)
+
+
+def _parts(report: Report) -> list[RenderableType]:
+    parts: list[RenderableType | None] = [
+        _counts(report),
+        _latencies(report),
+        _rates(report),
+        _groups(report.classes, "class"),
+        _groups(report.tenants, "tenant"),
+        _waterfall(report),
+        _balance(report),
+        _predictions(report),
+        _scales(report),
+        _search(report),
+    ]
+    return [part for part in parts if part is not None]
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold italic")
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
     return table
 
 
-def _rates_table(report: Report) -> Table:
-    s = report.settings
-    slo = ", ".join(
-        f"{name} <= {target:g} s"
-        for name, target in (("TTFT", s.slo.ttft_s), ("TPOT", s.slo.tpot_s))
-        if target is not None
+def _counts(report: Report) -> Table:
+    table = _table(
+        f"Requests in {seconds(report.duration_s)}",
+        (),
+        ("planned", "offered", "completed", "refused", "failed", "given up"),
     )
-    pool = "no bound" if s.server_cache_blocks is None else f"{s.server_cache_blocks} blocks"
+    table.add_column("why")
+    why = [f"{n} {reason}" for reason, n in report.refusals.items()]
+    why += [f"{n} {reason}" for reason, n in report.failures.items()]
+    counts = (report.offered, report.completed, report.refused, report.failed, report.cancelled)
+    said = escape("; ".join(why)) or "-"
+    table.add_row(count(report.settings.planned), *(count(c) for c in counts), said)
+    return table
+
+
+def _latencies(report: Report) -> Table:
+    table = _table("From the planned instant, completed requests", ("",), _PERCENTILES)
+    for name, said in _LATENCIES:
+        figures: Percentiles | None = getattr(report, name)
+        table.add_row(said, *(seconds(getattr(figures, p, None)) for p in _PERCENTILES))
+    return table
+
+
+def _rates(report: Report) -> Table:
+    g, r = report.goodput, report
+    rows = (
+        (
+            f"goodput ({r.settings.slo})",
+            f"{share(g.share)} ({share(g.low)} to {share(g.high)}), {per_second(r.goodput_per_s)}",
+        ),
+        ("TTFT, TPOT target met", f"{share(r.ttft_attained.share)}, {share(r.tpot_attained.share)}"),
+        ("offered, completed requests", f"{per_second(r.offered_per_s)}, {per_second(r.requests_per_s)}"),
+        (
+            "prompt, output tokens",
+            f"{per_second(r.prompt_tokens_per_s)}, {per_second(r.output_tokens_per_s)}",
+        ),
+        ("cache hits, measured", _hits(r.cache_hit_ratio, "the server does not say")),
+        ("cache hits, expected of LRU", _hits(r.settings.expected_hit_ratio, "not comparable")),
+    )
     table = Table(show_header=False)
-    table.add_row("completed requests / s", f"{report.requests_per_s:.3f}")
-    table.add_row("prompt tokens / s", f"{report.prompt_tokens_per_s:.1f}")
-    table.add_row("output tokens / s", f"{report.output_tokens_per_s:.1f}")
-    table.add_row(
-        f"goodput ({slo or 'no targets: all completed'})",
-        f"{report.goodput_share:.1%} of offered, {report.goodput_per_s:.3f} / s",
-    )
-    table.add_row("cache hits, measured", _share(report.cache_hit_ratio, "the server does not say"))
-    table.add_row(
-        f"cache hits, expected of LRU ({pool} of {s.server_block_tokens} tokens)",
-        _share(s.expected_hit_ratio, "text prompts: not comparable"),
-    )
+    for name, value in rows:
+        table.add_row(name, value)
     return table
 
 
-def _share(ratio: float | None, otherwise: str) -> str:
+def _hits(ratio: float | None, otherwise: str) -> str:
     return otherwise if ratio is None else f"{ratio:.2%} of prompt tokens"
+
+
+def _groups(groups: Sequence[Group], kind: str) -> Table | None:
+    if not groups:
+        return None
+    names = ("offered", "refused", "goodput", "met TTFT, TPOT", "TTFT p50, p99", "TPOT p50, p99")
+    table = _table(f"By {kind}", (kind,), names)
+    for g in groups[:GROUPS_MAX]:
+        slo = "" if g.slo is None else f"\n{_targets(g.slo)}"
+        table.add_row(
+            f"{escape(g.name) or '(none)'}[dim]{slo}[/]",
+            count(g.offered),
+            count(g.refused),
+            share(g.goodput_share),
+            f"{g.ttft_attained.share * 100:.1f}, {share(g.tpot_attained.share)}",
+            *(f"{seconds(f.p50)}, {seconds(f.p99)}" if f else "-" for f in (g.ttft, g.tpot)),
+        )
+    if len(groups) > GROUPS_MAX:
+        table.add_row(f"... {len(groups) - GROUPS_MAX} more in the JSON")
+    return table
+
+
+def _targets(slo: Slo) -> str:
+    return ", ".join("-" if t is None else tick_seconds(t) for t in (slo.ttft_s, slo.tpot_s))
+
+
+def _waterfall(report: Report) -> Table | None:
+    """Means, by how long the first token took."""
+    if report.waterfall is None:
+        return None
+    bands = report.waterfall.bands
+    heads = [f"{b.name} {seconds(b.ttft_s)}" for b in bands]
+    table = _table("Where the time went, means by TTFT", ("",), heads)
+    for stage in report.waterfall.stages:
+        if stage == AFTER_FIRST_TOKEN[0]:
+            table.add_section()
+        table.add_row(stage.replace("_", " "), *(seconds(b.stages[stage]) for b in bands))
+    return table
+
+
+def _balance(report: Report) -> Table | None:
+    if report.balance is None:
+        return None
+    b = report.balance
+    said = ", ".join(
+        f"{name} {times(ratio)}"
+        for name, ratio in (("prompt", b.prompt_tokens_max_to_mean), ("output", b.output_tokens_max_to_mean))
+        if ratio is not None
+    )
+    heads = ("prefills", "prompt tokens", "computed", "decodes", "output tokens")
+    table = _table(f"Workers; tokens of the busiest to the mean: {said or '-'}", ("",), heads)
+    busiest = sorted(b.workers, key=lambda w: (-w.prompt_tokens - w.output_tokens, w.name))[:WORKERS_MAX]
+    for worker in sorted(busiest, key=lambda w: w.name):
+        table.add_row(escape(worker.name), *(count(n) for n in _work(worker)))
+    if len(b.workers) > WORKERS_MAX:
+        table.add_row(f"... {len(b.workers) - WORKERS_MAX} less busy")
+    return table
+
+
+def _work(w: WorkerShare) -> tuple[int, ...]:
+    return w.prefill_requests, w.prompt_tokens, w.computed_tokens, w.decode_requests, w.output_tokens
+
+
+def _predictions(report: Report) -> Table | None:
+    if report.predictions is None:
+        return None
+    p = report.predictions
+    rows: tuple[tuple[str, PredictionError | None], ...] = (
+        ("TTFT", p.ttft),
+        ("TPOT", p.tpot),
+        ("TTFT after 100 requests", p.ttft_settled),
+        ("TPOT after 100 requests", p.tpot_settled),
+    )
+    table = _table(
+        "The server's predictions", ("",), ("requests", "mean error", "bias", "p50 error", "p90 error")
+    )
+    for name, e in rows:
+        if e is not None:
+            table.add_row(
+                name, count(e.count), share(e.mape), f"{e.bias:+.1%}", share(e.ape_p50), share(e.ape_p90)
+            )
+    return table
+
+
+def _scales(report: Report) -> RenderableType | None:
+    slo = report.settings.slo
+    if slo.ttft_s is None and slo.tpot_s is None and not report.settings.class_slos:
+        return None
+    scales = report.slo_scales
+    most = "none does" if scales.most_stringent is None else f"{three_digits(scales.most_stringent)}x"
+    title = f"Both targets scaled; most stringent that {report.settings.attain:.0%} meet: {most}"
+    if all(p.rate_per_s is None for p in scales.points):
+        said = ", ".join(f"{p.scale:g}x {share(p.share)}" for p in scales.points)
+        return f"[bold italic]{title}[/]\nat this rate: {said}"
+    table = _table(title, (), ("scale", "attained", "highest rate"))
+    for p in scales.points:
+        table.add_row(f"{p.scale:g}x", share(p.share), per_second(p.rate_per_s))
+    return table
+
+
+def _search(report: Report) -> Table | None:
+    if report.search is None:
+        return None
+    s = report.search
+    found = "no rate" if s.rate_per_s is None else f"{three_digits(s.rate_per_s)} requests per second"
+    title = f"Goodput: {found} at which {s.attain:.0%} meet both targets. {s.because.capitalize()}."
+    table = _table(title, (), ("rate", "met", "of", "share", "interval"))
+    table.add_column("")
+    for p in s.probes:
+        said = "stopped: out of reach" if p.aborted else ("" if p.share >= s.attain else "misses the goal")
+        interval = f"{share(p.low)} to {share(p.high)}"
+        table.add_row(per_second(p.rate_per_s), count(p.met), count(p.judged), share(p.share), interval, said)
+    return table
+
+
+def show_comparison(console: Console, reports: Sequence[Report]) -> None:
+    """A column per run; beside each later one its ratio to the first."""
+    console.print()
+    for run, report in enumerate(reports):
+        s = report.settings
+        console.print(
+            f"[bold]{LETTERS[run]}[/] {escape(report.label)}: {escape(s.trace)}, {s.slo}", highlight=False
+        )
+    table = Table()
+    table.add_column("")
+    for run in range(len(reports)):
+        table.add_column(LETTERS[run], justify="right")
+        if run:
+            table.add_column(f"{LETTERS[run]} / A", justify="right", style="dim")
+    for (name, _, shown, _), values in summary_rows(reports):
+        cells: list[str] = []
+        for run, value in enumerate(values):
+            cells.append(shown(value))
+            if run:
+                ratio = None if shown is count else ratio_to_first(values, run)
+                cells.append("" if ratio is None else times(ratio))
+        table.add_row(name, *cells)
+    console.print(table)
+    for run, report in enumerate(reports):
+        if report.generator.warning:
+            console.print(f"[bold red]WARNING[/] {LETTERS[run]}: {escape(report.generator.warning)}")

@@ -1,5 +1,6 @@
 """Server-sent events of OpenAI's streaming API, into a `Record`. Pure: bytes and instants in."""
 
+from dataclasses import dataclass, field
 from typing import cast
 
 import orjson
@@ -7,6 +8,7 @@ import orjson
 from loadgen.records import ErrorKind, Outcome, Record
 
 EVENT_BYTES_MAX = 4 * 2**20
+_PREDICTIONS = ("predicted_ttft_s", "predicted_tpot_s")
 
 
 class StreamFault(Exception):
@@ -17,11 +19,28 @@ class StreamFault(Exception):
         self.kind, self.detail = kind, detail
 
 
+@dataclass(slots=True)
+class Answer:
+    """What a client heard."""
+
+    pieces: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    """Empty where the server does not tell them."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
 class OpenAIStream:
     """Feeds on the body of a response; `is_done` after `[DONE]`. Raises StreamFault."""
 
-    def __init__(self, record: Record, *, says_done: bool = True) -> None:
+    def __init__(self, record: Record, *, says_done: bool = True, answer: Answer | None = None) -> None:
+        """`answer` collects what was said; without reasoning, which clients do not send back."""
         self._record = record
+        self._answer = answer
+        self.tokens_seen = 0
+        """Token ids, and events with text where the server tells no ids."""
         self._says_done = says_done
         self._rest = b""
         self.is_done = False
@@ -55,14 +74,21 @@ class OpenAIStream:
             raise StreamFault(ErrorKind.STREAM_ERROR, error_text(event))
         choice = _first_choice(event)
         # Token ids come, where the server knows `return_token_ids`, with tokens that show no text too.
-        if _text_of(choice) or choice.get("token_ids"):
+        token_ids = choice.get("token_ids")
+        if token_ids or _text_of(choice):
             self._record.token_instants_s.append(now_s)
+            self.tokens_seen += len(cast("list[object]", token_ids)) if isinstance(token_ids, list) else 1
+            if self._answer is not None:
+                _hear(self._answer, choice)
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
             self._record.finish_reason = reason
         usage = event.get("usage")
         if isinstance(usage, dict):
             read_usage(self._record, cast("dict[str, object]", usage))
+        told = event.get("baton")
+        if isinstance(told, dict):
+            read_timings(self._record, cast("dict[str, object]", told))
 
     def end(self, *, now_s: float, is_complete: bool = True) -> None:
         """The body is over; is_complete: as HTTP sees it. Raises StreamFault unless it ended as it should."""
@@ -90,6 +116,26 @@ def read_usage(record: Record, usage: dict[str, object]) -> None:
         record.cached_tokens = _count(cast("dict[str, object]", details).get("cached_tokens"))
 
 
+def read_timings(record: Record, told: dict[str, object]) -> None:
+    """Baton's object: legs and predictions into `timings`, who served into `served_by`. Odd entries are left
+    out."""
+    legs = told.get("timings")
+    entries = dict(cast("dict[str, object]", legs)) if isinstance(legs, dict) else {}
+    entries |= {name: told.get(name) for name in _PREDICTIONS}
+    seconds = {
+        name: float(value)
+        for name, value in entries.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    if seconds:
+        record.timings = (record.timings or {}) | seconds
+    names = [told.get(role) for role in ("prefill_worker", "decode_worker")]
+    served = tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+    if served:
+        record.served_by = served
+    record.attempts = _count(told.get("attempts"))
+
+
 def error_text(body: dict[str, object]) -> str:
     """The message of OpenAI's error object, or what there is of it."""
     error = body.get("error")
@@ -114,11 +160,25 @@ def _text_of(choice: dict[str, object]) -> str:
     delta = choice.get("delta")
     if isinstance(delta, dict):
         fields = cast("dict[str, object]", delta)
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning_content", "reasoning"):
             content = fields.get(name)
             if isinstance(content, str) and content:
                 return content
+        if fields.get("tool_calls"):
+            return "call"
     return ""
+
+
+def _hear(answer: Answer, choice: dict[str, object]) -> None:
+    token_ids = choice.get("token_ids")
+    if isinstance(token_ids, list):
+        answer.token_ids += [i for i in cast("list[object]", token_ids) if isinstance(i, int)]
+    delta = choice.get("delta")
+    said = choice.get("text")
+    if isinstance(delta, dict):
+        said = cast("dict[str, object]", delta).get("content")
+    if isinstance(said, str):
+        answer.pieces.append(said)
 
 
 def _count(value: object) -> int | None:

@@ -56,6 +56,10 @@ class Affinity:
         load_max = min(v.load for v in views) + EXTRA_LOAD_TOKENS
         return _prefer(views, {v.worker_id for v in views if v.worker_id in used and v.load <= load_max})
 
+    def loaded(self, digest: str) -> frozenset[WorkerId] | None:
+        """Where the adapter was used; None: nowhere that is known."""
+        return self._adapters.get(digest)
+
     @property
     def is_idle(self) -> bool:
         return not self._groups

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
-from router.asgi import App, RequestIds
+from router.asgi import App, Receive, RequestIds, Scope, Send
 from router.bodies import decode_object, field_error
 from router.defects import Defects
 from router.embeddings import EmbeddingRequest
@@ -20,6 +20,7 @@ from router.health import StatusGauges, health
 from router.openai_response import error_body, error_of
 from router.request import Handler, error_headers
 from router.service import Service
+from router.tenants.gate import Gated
 
 READ = ["GET", "HEAD"]
 SMALL_BODY_BYTES_MAX = 64 * 1024
@@ -30,17 +31,31 @@ B = TypeVar("B")
 
 def make_app(service: Service) -> App:
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, kind, id_prefix in (
-        ("/v1/chat/completions", ChatRequest, "chatcmpl-"),
-        ("/v1/completions", CompletionRequest, "cmpl-"),
-        ("/v1/embeddings", EmbeddingRequest, "embd-"),
-    ):
-        app.router.routes.append(Route(path, Handler(service, kind, id_prefix), methods=["POST"]))
+    handlers: dict[str, App] = {
+        "/v1/chat/completions": Handler(service, ChatRequest, "chatcmpl-"),
+        "/v1/completions": Handler(service, CompletionRequest, "cmpl-"),
+        "/v1/embeddings": Handler(service, EmbeddingRequest, "embd-"),
+    }
+    for path, handler in handlers.items():
+        app.router.routes.append(Route(path, handler, methods=["POST"]))
     _add_models(app, service)
     _add_adapters(app, service)
     _add_health(app, service)
     _add_error_shape(app)
-    return RequestIds(Defects(app))
+    return RequestIds(Defects(Gated(_Directly(handlers, app), service.gate)))
+
+
+class _Directly:
+    """Requests that stream go past FastAPI, whose seven layers each see every chunk."""
+
+    def __init__(self, handlers: dict[str, App], others: App) -> None:
+        self._handlers, self._others = handlers, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._others
+        if scope["type"] == "http" and scope["method"] == "POST":
+            app = self._handlers.get(scope["path"], app)
+        await app(scope, receive, send)
 
 
 def _json(body: object, status: int = 200) -> Response:
@@ -131,6 +146,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
             model=service.model,
             is_draining=service.driver.is_draining,
             directory=service.directory_state(),
+            tenants=service.gate.state(),
         )
 
     @app.api_route("/health/live", methods=READ)

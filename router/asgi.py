@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from baton.core.errors import BodyTooLarge, ClientError
+from baton.core.ids import new_id
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,6 +20,10 @@ ABORT = "baton.abort"
 
 IS_CLOSING = "baton.is_closing"
 """Key in the scope: a function that says whether the connection is closed or about to be."""
+
+WRITE_NOW = "baton.write_now"
+"""Key in the scope: a function that writes a piece of a streamed body without waiting. False: not now, or
+not any more; `send` knows."""
 
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENTS: Headers = [
@@ -56,7 +60,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = header(scope, b"x-request-id")
-        request_id = given if given and _SANE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id = given if given and _SANE_ID.fullmatch(given) else new_id().encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

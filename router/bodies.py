@@ -18,8 +18,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`baton`: what only this server has."""
 
+    slo_class: str | None = None
+    """Name of a class of `slo.classes`."""
+    ttft_ms: float | None = None
+    """Objective of the time to the first token, in place of the class's."""
     tpot_ms: float | None = None
-    """Objective of the time per output token."""
+    """Objective of the time per output token, in place of the class's."""
+    timings: bool | None = None
+    """The answer says where the time to its first token went, and who served it."""
 
 
 class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +35,8 @@ class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
+    service_tier: str | None = None
+    baton: BatonOptions | None = None
 
 
 class Body(AnyBody, frozen=True, kw_only=True):
@@ -65,7 +73,6 @@ class Body(AnyBody, frozen=True, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    baton: BatonOptions | None = None
 
 
 class ChatBody(Body, frozen=True, kw_only=True):

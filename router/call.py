@@ -40,6 +40,15 @@ class Beam(msgspec.Struct, frozen=True):
     length_penalty: float
 
 
+class SloWish(msgspec.Struct, frozen=True):
+    """Which objectives a request asks for."""
+
+    slo_class: str | None = None
+    service_tier: str | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class Call(msgspec.Struct, frozen=True):
     """A checked request: everything is within bounds except what only the tokens can tell."""
 
@@ -77,8 +86,10 @@ class Call(msgspec.Struct, frozen=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     """None: a longer prompt is refused; -1: as long as fits."""
-    priority: int = 0
-    tpot_slo_s: float = 0.0
+    priority: int | None = None
+    """None: that of its class."""
+    slo: SloWish = SloWish()
+    with_timings: bool = False
     fairness_key: str = ""
     encoding_format: str = "float"
     dimensions: int | None = None

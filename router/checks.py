@@ -1,8 +1,8 @@
 """Checks of single request fields. Each raises ClientError naming the field. Pure."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from random import Random, SystemRandom
 from typing import Any, TypeVar
 
 from baton.core.errors import ClientError
@@ -14,6 +14,8 @@ SEED_BITS = 64
 LOGPROBS_MAX = 20
 """OpenAI's bound for chat and vLLM's default for both."""
 LOGIT_BIASES_MAX = 1024
+
+_seeds = Random(SystemRandom().getrandbits(256))
 
 Prompt = str | tuple[int, ...]
 
@@ -44,7 +46,7 @@ def check_max_tokens(value: int | None, field: str, context_tokens: int) -> int 
 
 def check_seed(seed: int | None) -> int:
     if seed is None:
-        return secrets.randbits(SEED_BITS)
+        return _seeds.getrandbits(SEED_BITS)  # no secret, and asking the kernel each time is slow
     if not -(2**63) <= seed < 2**63:
         raise ClientError(f"seed must fit into 64 bits, not {seed}", param="seed")
     return seed % 2**SEED_BITS  # unsigned on the wire; no two of them become one

@@ -11,6 +11,7 @@ from baton.core.errors import (
     ClientError,
     DeadlineOver,
     NoCapacity,
+    ObjectivesUnmet,
     PeerFailure,
     PromptTooLong,
     QueueFull,
@@ -19,7 +20,7 @@ from baton.core.ids import SequenceId
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
 from router.detokenizer import Detokenizer
-from router.events import Failed, FailureKind, Finished, Submit
+from router.events import Failed, FailureKind, Finished, Served, Submit, Waterfall
 from router.logprobs import Entry, LogprobFormat, Track
 from router.parsers.deltas import CallArguments, CallStart, Content, Delta, Message, Reasoning, merged
 from router.parsers.select import Stages
@@ -31,8 +32,10 @@ def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = Non
     match failed.kind:
         case FailureKind.QUEUE_FULL:
             return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
-        case FailureKind.NO_CAPACITY:
+        case FailureKind.NO_CAPACITY | FailureKind.RETRIES_SPENT:
             return NoCapacity(failed.message, retry_after_s=failed.retry_after_s)
+        case FailureKind.UNMET:
+            return ObjectivesUnmet(failed.message, retry_after_s=failed.retry_after_s)
         case FailureKind.TOO_LONG:
             return PromptTooLong(failed.message, param=prompt_field)
         case FailureKind.UNSUPPORTED:
@@ -92,6 +95,7 @@ class Owner(Protocol):
     def cancel(self, choice: "Choice") -> None: ...
     def fail(self, error: BatonError) -> None: ...
     def on_progress(self, choice: "Choice") -> None: ...
+    def progress_of(self, choice: "Choice") -> tuple[Waterfall | None, Served | None]: ...
 
 
 class Choice:
@@ -121,6 +125,8 @@ class Choice:
         self.finish: FinishReason | None = None
         self.token_count = 0
         self.cached_token_count = 0
+        self.waterfall: Waterfall | None = None
+        self.served: Served | None = None
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self._sent_characters = 0
@@ -135,6 +141,13 @@ class Choice:
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
             return "tool_calls"
         return str(self.finish)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None: there was no second one."""
+        if self.token_count < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.token_count - 1)
 
     @property
     def mean_logprob(self) -> float:
@@ -175,6 +188,7 @@ class Choice:
             return
         self.token_count = finished.generated_count
         self.cached_token_count = finished.cached_token_count
+        self.waterfall, self.served = finished.waterfall, finished.served
         if text := self._detokenizer.finish():
             self._sent_characters += len(text)
             self._say(text)
@@ -212,6 +226,7 @@ class Choice:
     def _end_early(self) -> None:
         """What the engine still generates is not wanted."""
         self._close(FinishReason.STOP)
+        self.waterfall, self.served = self._owner.progress_of(self)
         self._owner.cancel(self)
 
     def _close(self, reason: FinishReason) -> None:

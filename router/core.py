@@ -7,23 +7,19 @@ Each event is taken in three steps: what it says, what is due by now, and then, 
 come free, one look along the line. So actions that free come before actions that fill.
 """
 
-from collections.abc import Mapping
+from math import inf
 from random import Random
 from typing import assert_never
 
-import msgspec
-
-from baton.config import RouterConfig
-from baton.core.geometry import blocks_for
+from baton.config import RouterConfig, SloConfig
 from baton.core.hashing import root_hash
-from baton.core.ids import BlockHash, SequenceId, WorkerId
+from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
     Leg,
     LoadReport,
     RefusalReason,
     ResyncBlocks,
-    Role,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
@@ -31,88 +27,62 @@ from baton.core.messages import (
     StepOutput,
     WorkerHello,
 )
-from router.admission import LOOK_AHEAD, Pace, WaitLine
-from router.affinity import Affinity
-from router.cluster_view import ClusterView, Worker
+from router.cluster_view import Worker
 from router.events import (
     ClientGone,
-    FailureKind,
+    Failed,
     FromWorker,
+    Note,
+    PeerLost,
+    PeerTold,
     RouterAction,
     RouterEvent,
+    Served,
     Submit,
     Tick,
     ToWorker,
+    Waterfall,
     WorkerJoined,
     WorkerLost,
     WorkerUpdated,
 )
-from router.flow import Flow, Phase
-from router.policy import make_policy
-from router.policy.place import pairable_fingerprints, place
-from router.policy.views import NoPlace, Placement, RequestView
+from router.flow import Flow
+from router.phases import Phase
+from router.placing import Placing
+from router.policy.views import NoPlace, Placement
 from router.prefix_index import PrefixIndex
-from router.prompt_hashes import PromptHashes
+from router.setbacks import MIGRATIONS_AT_ONCE, Setbacks
+from router.status import RouterStatus, router_status
 from router.timers import Timers
+from router.waiting import Waiting
 
-
-class WorkerStatus(msgspec.Struct, frozen=True):
-    worker_id: WorkerId
-    role: Role
-    address: str
-    model: str
-    fingerprint: str
-    is_draining: bool
-    is_stale: bool
-    """No load report for longer than `worker_silence_s`: assumed busy."""
-    in_flight_count: int
-    """Sequences of this router that have a leg there."""
-    in_flight_tokens: int
-    """Prompt tokens sent there and not computed yet."""
-    load: float
-    free_blocks: int
-    block_count: int
-    indexed_blocks: int
-    """Blocks of its prefix cache that this router knows."""
-    is_index_known: bool
-    """False: waiting for a snapshot of its prefix cache."""
-
-
-class RouterStatus(msgspec.Struct, frozen=True):
-    queued: int
-    """Sequences without a place, those resting between two attempts included."""
-    live: int
-    workers: tuple[WorkerStatus, ...]
-    is_ready: bool
-    """A sequence that arrives now can be placed, as soon as there is room."""
-    is_prefill_pool_empty: bool
-    is_decode_pool_empty: bool
-    is_fallback_in_use: bool
-    """Pairs are wanted and impossible, and both legs run on whichever worker there is."""
-
-    @property
-    def is_degraded(self) -> bool:
-        return self.is_prefill_pool_empty or self.is_decode_pool_empty or self.is_fallback_in_use
+NO_CLASSES = SloConfig()
 
 
 class RouterCore:
-    def __init__(self, *, config: RouterConfig, rng: Random, now_s: float) -> None:
+    def __init__(
+        self, *, config: RouterConfig, rng: Random, now_s: float, slo: SloConfig = NO_CLASSES
+    ) -> None:
         self._config = config
-        self._rng = rng
-        self._policy = make_policy(config)
-        self._cluster = ClusterView(silence_s=config.worker_silence_s)
-        self._index = PrefixIndex()
-        self._affinity = Affinity()
+        self._placing = Placing(config=config, rng=rng)
+        self._cluster = self._placing.cluster
+        self._index = self._placing.index
+        self._setbacks = Setbacks(config, self._cluster)
+        self._hedging = self._setbacks.hedging
+        self._placing.suspended = self._setbacks.suspended
+        self.peers = self._placing.peers
+        """Of other routers; what it is asked for is no decision, so it may be asked between events."""
         self._flows: dict[SequenceId, Flow] = {}
-        self._hashes: dict[SequenceId, PromptHashes] = {}
-        self._line = WaitLine(new_max=config.queue_requests_max)
-        self._resting: set[SequenceId] = set()
+        self._waiting = Waiting(
+            config=config,
+            slo=slo,
+            placing=self._placing,
+            flows=self._flows,
+            start=self._start,
+            settle=self._settle,
+        )
         self._timers = Timers()
-        self._pace = Pace()
         self._arrivals = 0
-        self._may_place = False
-        """Something changed since the last look along the line."""
-        self._waits_for = "no worker takes new sequences"
         self._now_s = now_s
 
     # --- the outside ------------------------------------------------------------------------------
@@ -120,81 +90,68 @@ class RouterCore:
     def handle(self, event: RouterEvent, *, now_s: float) -> list[RouterAction]:
         assert now_s >= self._now_s, "time went backwards"
         self._now_s = now_s
+        self._index.expire(now_s)
+        self.peers.expire(now_s)
         actions = self._take_in(event)
         for seq_id in self._timers.take_due(now_s):
             actions += self._on_timer(self._flows[seq_id])
-        self._index.expire(now_s)
-        if self._may_place:
-            self._may_place = False
-            actions += self._look_along_line()
-        return actions
+        if self._waiting.is_due(now_s):
+            actions += self._waiting.look(now_s=now_s)
+        return self._without_moot(actions) if self._hedging.was_ever_used else actions
 
     @property
     def next_tick_s(self) -> float | None:
         """When to send a Tick; None: not before something else happens."""
-        times = [t for t in (self._timers.next_s, self._index.next_tick_s) if t is not None]
-        return min(times, default=None)
+        parts = (self._index, self.peers, self._waiting)
+        times = (self._timers.next_s, *(part.next_tick_s for part in parts))
+        return min((t for t in times if t is not None), default=None)
+
+    @property
+    def index(self) -> PrefixIndex:
+        return self._index
+
+    @property
+    def has_open_breakers(self) -> bool:
+        return self._setbacks.breakers.any_open
 
     @property
     def is_idle(self) -> bool:
         return not self._flows
 
-    def status(self) -> RouterStatus:
-        views = self._cluster.views(0, avoid=frozenset(), fingerprint="", now_s=self._now_s)
-        usable = [v for v in views if not v.is_draining]
-        wants_pairs = self._config.disaggregate
-        lacks_pairs = wants_pairs and not pairable_fingerprints(usable)
-        may_fall_back = self._config.fallback_to_other_pool
-        return RouterStatus(
-            queued=len(self._line) + len(self._resting),
-            live=len(self._flows),
-            workers=tuple(self._worker_status(w) for w in self._cluster),
-            is_ready=bool(usable) and (not lacks_pairs or may_fall_back),
-            is_prefill_pool_empty=not any(v.role.prefills or not wants_pairs for v in usable),
-            is_decode_pool_empty=not any(v.role.decodes or not wants_pairs for v in usable),
-            is_fallback_in_use=lacks_pairs and may_fall_back and bool(usable),
-        )
+    @property
+    def queued_count(self) -> int:
+        """Sequences without a place."""
+        return len(self._waiting)
 
-    def _worker_status(self, worker: Worker) -> WorkerStatus:
-        worker_id, hello = worker.worker_id, worker.hello
-        return WorkerStatus(
-            worker_id=worker_id,
-            role=worker.role,
-            address=worker.address,
-            model=hello.model,
-            fingerprint=hello.fingerprint,
-            is_draining=worker.is_draining,
-            is_stale=self._cluster.is_stale(worker, self._now_s),
-            in_flight_count=worker.in_flight.sequences,
-            in_flight_tokens=worker.in_flight.tokens,
-            load=worker.load,
-            free_blocks=max(0, worker.free_blocks),
-            block_count=hello.block_count,
-            indexed_blocks=self._index.block_count(worker_id),
-            is_index_known=self._index.is_known(worker_id),
+    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+        """As `Finished` will tell it, so far."""
+        flow = self._flows.get(self._hedging.server_of(seq_id))
+        return (None, None) if flow is None else (flow.clock.waterfall(), flow.served)
+
+    def status(self) -> RouterStatus:
+        return router_status(
+            self._placing,
+            self._setbacks,
+            self._config,
+            queued=self.queued_count,
+            live=len(self._flows),
+            now_s=self._now_s,
         )
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
-        self._cluster.check()
-        self._index.check()
-        self._line.check()
-        assert self._hashes.keys() <= self._flows.keys()
-        assert self._resting <= self._flows.keys()
-        for seq_id, flow in self._flows.items():
-            places = (seq_id in self._line, seq_id in self._resting, bool(flow.legs))
-            assert sum(places) == 1, f"{seq_id} is in {places}"
+        self._placing.check()
+        self._placing.check_against(self._flows)
+        self._waiting.check()
+        self._setbacks.check()
+        for flow in self._flows.values():
             assert (flow.phase is Phase.QUEUED) == (not flow.legs)
             assert not flow.is_over
-        held = {
-            (s, w.worker_id): t.leg for w in self._cluster for s, t in w.tickets.items()
-        }  # what the accounts say
-        assert held == {(s, w): leg for s, f in self._flows.items() for w, leg in f.legs.items()}
+        self._placing.check_against(self._flows)
         if self.is_idle:
-            assert all(w.in_flight.values == (0, 0, 0) for w in self._cluster)
-            assert len(self._line) == 0
-            assert self._affinity.is_idle
             assert self._timers.next_s is None
+            assert self._setbacks.breakers.is_idle
+            assert self._hedging.is_idle
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -206,20 +163,27 @@ class RouterCore:
                 return self._on_client_gone(seq_id)
             case WorkerJoined(hello, address):
                 actions = self._lose(hello.worker_id, "a new session began")
-                self._cluster.join(hello, address)
-                self._index.add_worker(hello.worker_id)
-                self._may_place = True
+                self._placing.join(hello, address)
+                self._waiting.wants_look = True
                 return actions
             case WorkerLost(worker_id, reason):
                 return self._lose(worker_id, reason)
             case WorkerUpdated(worker_id, role, is_draining):
                 if (worker := self._cluster.get(worker_id)) is not None:
                     worker.updated(role, is_draining)
-                    self._may_place = True
+                    self._waiting.wants_look = True
                 return []
             case FromWorker(worker_id, message):
                 worker = self._cluster.get(worker_id)
                 return [] if worker is None else self._from_worker(worker, message)
+            case PeerTold(update):
+                self.peers.heard(update, now_s=self._now_s)
+                self._waiting.wants_look = True
+                return []
+            case PeerLost(router_id):
+                self.peers.lost(router_id)
+                self._waiting.wants_look = True
+                return []
             case Tick():
                 return []
             case _:
@@ -235,23 +199,23 @@ class RouterCore:
             attempts_max=self._config.attempts_max,
             queue_wait_s=self._config.queue_wait_s,
             now_s=self._now_s,
+            retries=self._setbacks.retries,
         )
         self._flows[seq_id] = flow
-        actions: list[RouterAction] = []
         if flow.next_tick_s(self._now_s) <= self._now_s:
             actions = self._on_tick(flow)
-        elif self._line.may_follow_all():
-            actions = self._try_to_place(flow)
-        if flow.phase is Phase.QUEUED and not self._line.has_room:
-            message = f"{len(self._line)} sequences wait already"
-            actions += flow.refuse(
-                FailureKind.QUEUE_FULL, message, now_s=self._now_s, retry_after_s=self._retry_after_s
-            )
+        else:
+            actions = self._waiting.arrive(flow, now_s=self._now_s)
         self._settle(flow)
         return actions
 
     def _on_client_gone(self, seq_id: SequenceId) -> list[RouterAction]:
-        flow = self._flows.get(seq_id)
+        name = self._hedging.server_of(seq_id)
+        rival = self._hedging.rival_of(name)
+        return [a for one in (name, rival) if one is not None for a in self._cancel(one)]
+
+    def _cancel(self, name: SequenceId) -> list[RouterAction]:
+        flow = self._flows.get(name)
         if flow is None:
             return []
         actions = flow.on_client_gone(now_s=self._now_s)
@@ -262,17 +226,16 @@ class RouterCore:
         worker = self._cluster.get(worker_id)
         if worker is None:
             return []
+        self._setbacks.lost(worker, reason, self._now_s)
         actions: list[RouterAction] = []
         for seq_id in list(worker.tickets):
             flow = self._flows[seq_id]
             actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s)
             self._settle(flow)
         assert not worker.tickets
-        self._cluster.lose(worker_id)
-        self._index.remove_worker(worker_id)
-        self._affinity.lost(worker_id)
+        self._placing.lose(worker_id)
         # Others may be what a sequence waits for now: a whole leg where pairs were possible before.
-        self._may_place = True
+        self._waiting.wants_look = True
         return actions
 
     def _from_worker(
@@ -300,8 +263,9 @@ class RouterCore:
                 return []
             case LoadReport():
                 worker.heard(message, now_s=self._now_s)
-                self._may_place = True
-                return []
+                self._setbacks.reported(worker, message, self._now_s)
+                self._waiting.wants_look = True
+                return self._migrate_from(worker)
             case WorkerHello():
                 return []  # the session's adapter turns it into WorkerJoined
             case _:
@@ -311,8 +275,14 @@ class RouterCore:
         flow = self._flows.get(output.seq_id)
         if flow is None:
             return []
-        phase = flow.phase
+        phase, count = flow.phase, len(flow.generated)
+        self._placing.on_output(worker_id, output)
         actions = flow.on_output(worker_id, output, now_s=self._now_s)
+        self._waiting.generated(flow, len(flow.generated) - count)
+        if flow.phase not in (phase, Phase.QUEUED):
+            self._setbacks.moved_on(flow, worker_id, phase, now_s=self._now_s)
+        if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
+            actions = [*self._decide(flow), *actions]
         if flow.phase is not phase:
             self._settle(flow)
         return actions
@@ -325,11 +295,19 @@ class RouterCore:
             return []
         match message:
             case SequenceJoined():
+                self._placing.on_joined(worker, message)
                 actions = flow.on_joined(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
             case SequenceFailed():
+                sources = [w for w, leg in flow.legs.items() if leg is Leg.PREFILL]
                 actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.failed(worker, message, sources, self._now_s)
             case SequenceRefused(reason=reason):
                 actions = flow.on_refused(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.refused(worker, message, self._now_s)
                 if actions and reason in (RefusalReason.NO_ROOM, RefusalReason.DRAINING):
                     worker.refused(is_draining=reason is RefusalReason.DRAINING)
         self._settle(flow)
@@ -337,131 +315,44 @@ class RouterCore:
 
     # --- time -------------------------------------------------------------------------------------
 
-    @property
-    def _retry_after_s(self) -> float:
-        return self._pace.retry_after_s(len(self._line))
-
     def _on_timer(self, flow: Flow) -> list[RouterAction]:
         actions = self._on_tick(flow)
+        if flow.phase is Phase.PREFILLING and flow.hedge_at_s <= self._now_s:
+            actions += self._hedge(flow)
         self._settle(flow)
         return actions
 
     def _on_tick(self, flow: Flow) -> list[RouterAction]:
-        return flow.on_tick(now_s=self._now_s, retry_after_s=self._retry_after_s, waits_for=self._waits_for)
+        is_over = flow.is_wait_over(self._now_s)
+        hint_s = self._waiting.hint_s(flow, now_s=self._now_s) if is_over else 0.0
+        return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waiting.waits_for)
 
     # --- accounts ---------------------------------------------------------------------------------
 
     def _settle(self, flow: Flow) -> None:
         """Make the accounts follow what the flow became."""
-        seq_id = flow.submit.seq_id
-        self._settle_tickets(flow)
+        seq_id = flow.name
+        if flow.is_fork and flow.phase is Phase.QUEUED:
+            flow.on_client_gone(now_s=self._now_s)  # it holds nothing, and is not tried again
+        if self._placing.settle(flow, now_s=self._now_s):
+            self._waiting.wants_look = True
+        self._setbacks.breakers.left(seq_id, flow.legs)
+        self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
-            self._line.remove(seq_id)
-            self._resting.discard(seq_id)
             self._timers.drop(seq_id)
-            self._hashes.pop(seq_id, None)
             del self._flows[seq_id]
-            if flow.was_placed:
-                self._affinity.over(flow.submit)
-                self._pace.freed(self._now_s)
+            if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:
+                self._flows[rival].serve()
+                self._hedging.takes_over(rival, flow.submit.seq_id)
             return
         self._timers.set(seq_id, flow.next_tick_s(self._now_s))
-        if flow.phase is not Phase.QUEUED:
-            self._line.remove(seq_id)
-        elif flow.rest_until_s > self._now_s:
-            self._resting.add(seq_id)
-        elif seq_id not in self._line:
-            self._resting.discard(seq_id)
-            self._line.add(seq_id, arrival=flow.arrival, is_new=not flow.was_placed)
-            self._may_place = self._may_place or flow.was_placed
-
-    def _settle_tickets(self, flow: Flow) -> None:
-        seq_id = flow.submit.seq_id
-        self._may_place = self._cluster.take_back_except(seq_id, flow.legs) or self._may_place
-        if flow.is_prefilled:
-            for worker_id in flow.legs:
-                self._cluster[worker_id].prefilled(seq_id)
 
     # --- placement --------------------------------------------------------------------------------
 
-    def _look_along_line(self) -> list[RouterAction]:
-        """Place those that can be, in order, see `router.admission`."""
-        actions: list[RouterAction] = []
-        misses = 0
-        smallest_miss: dict[bool, int] = {}
-        for seq_id in self._line.in_order():
-            flow = self._flows[seq_id]
-            # Room only shrinks during one look: what is no shorter than a miss is a miss.
-            missed_tokens = smallest_miss.get(flow.is_last_token)
-            if missed_tokens is None or flow.token_count < missed_tokens:
-                actions += self._try_to_place(flow)
-                self._settle(flow)
-                if flow.phase is not Phase.QUEUED:
-                    continue
-                smallest_miss[flow.is_last_token] = flow.token_count
-            misses += 1
-            if misses >= LOOK_AHEAD or self._line.is_starving(seq_id):
-                break
-        return actions
-
-    def _try_to_place(self, flow: Flow) -> list[RouterAction]:
-        """No action: there is no place now."""
-        views = self._cluster.views(
-            flow.token_count, avoid=flow.avoid, fingerprint=flow.fingerprint, now_s=self._now_s
-        )
-        views = self._affinity.mark(flow.submit, views)
-        found_blocks: dict[tuple[str, int], dict[WorkerId, int]] = {}
-
-        def matched(fingerprint: str, block_tokens: int) -> dict[WorkerId, int]:
-            kind = (fingerprint, block_tokens)
-            if kind not in found_blocks:
-                found_blocks[kind] = self._index.match(self._hashes_of(flow, fingerprint, block_tokens))
-            # The last token is computed even when all are cached: sampling needs its logits.
-            most = flow.token_count - 1
-            return {w: min(most, count * block_tokens) for w, count in found_blocks[kind].items()}
-
-        found = place(
-            RequestView(flow.is_last_token, matched),
-            views,
-            policy=self._policy,
-            disaggregate=self._config.disaggregate,
-            fallback=self._config.fallback_to_other_pool,
-            rng=self._rng,
-        )
-        if isinstance(found, NoPlace):
-            self._waits_for = found.because
-            if found.is_final:
-                return flow.refuse(FailureKind.TOO_LONG, self._too_long(flow), now_s=self._now_s)
-            return []
-        blocks = found_blocks.get((found.prefill.fingerprint, found.prefill.block_tokens), {})
-        return self._start(flow, found, blocks)
-
-    def _too_long(self, flow: Flow) -> str:
-        holds = max((w.hello.max_model_tokens for w in self._cluster), default=0)
-        return (
-            f"No worker here can hold a sequence of more than {holds} tokens, and this one has "
-            f"{flow.token_count}; at least one must be left for the answer."
-        )
-
-    def _start(
-        self, flow: Flow, placement: Placement, cached_blocks: Mapping[WorkerId, int]
-    ) -> list[RouterAction]:
-        seq_id, view = flow.submit.seq_id, placement.prefill
-        for worker_id, leg in placement.legs.items():
-            cached_tokens = cached_blocks.get(worker_id, 0) * view.block_tokens
-            self._cluster.issue(
-                worker_id,
-                seq_id,
-                leg=leg,
-                tokens=0 if leg is Leg.DECODE else max(1, flow.token_count - cached_tokens),
-                blocks=blocks_for(flow.token_count + 1, view.block_tokens),
-            )
-            if self._policy.uses_prefix:
-                hashes = self._hashes_of(flow, view.fingerprint, view.block_tokens)
-                news = hashes[cached_blocks.get(worker_id, 0) :]
-                self._index.expect(worker_id, news, now_s=self._now_s)
-        self._line.went_before(flow.arrival)
-        self._affinity.placed(flow.submit, placement.legs, is_first_time=not flow.was_placed)
+    def _start(self, flow: Flow, placement: Placement) -> list[RouterAction]:
+        view = placement.prefill
+        self._placing.take(flow, placement, now_s=self._now_s)
+        self._setbacks.started(flow, placement, is_first=not flow.was_placed, now_s=self._now_s)
         return flow.start(
             placement.legs,
             source=None if placement.decode is None else self._cluster[view.worker_id].peer,
@@ -470,10 +361,73 @@ class RouterCore:
             because=placement.because,
             is_fallback=placement.is_fallback,
             now_s=self._now_s,
+            forecast=placement.forecast,
         )
 
-    def _hashes_of(self, flow: Flow, fingerprint: str, block_tokens: int) -> list[BlockHash]:
-        hashes = self._hashes.get(flow.submit.seq_id)
-        if hashes is None:
-            hashes = self._hashes[flow.submit.seq_id] = PromptHashes(flow.submit.salt)
-        return hashes.of(flow.tokens, fingerprint, block_tokens)
+    # --- second attempts, and moving ------------------------------------------------------------------
+
+    def _hedge(self, flow: Flow) -> list[RouterAction]:
+        """A second attempt at a sequence whose first token is overdue, if there is a worker for it now."""
+        flow.hedge_at_s = inf
+        hedging = self._hedging
+        if self.queued_count or not hedging.has_credit or hedging.rival_of(flow.name) is not None:
+            return []
+        twin = flow.fork(hedging.new_name(flow.submit.seq_id), now_s=self._now_s)
+        found = self._placing.find(twin, now_s=self._now_s)
+        if not self._is_worth_it(flow, found):
+            self._placing.forget(twin)
+            return []
+        assert not isinstance(found, NoPlace)
+        self._setbacks.overdue(flow, self._now_s)
+        hedging.began(flow.name, twin.name)
+        self._flows[twin.name] = twin
+        actions = self._start(twin, found)
+        self._settle(twin)
+        because = f"no first token for {self._now_s - flow.placed_s:.3f} s"
+        return [Note(flow.submit.seq_id, "hedged", because, tuple(found.legs)), *actions]
+
+    def _is_worth_it(self, flow: Flow, found: Placement | NoPlace) -> bool:
+        if isinstance(found, NoPlace) or found.prefill.worker_id in flow.legs:
+            return False
+        # Else everybody is busy, and it would be no faster.
+        return found.forecast is None or found.forecast.ttft_s <= self._now_s - flow.placed_s
+
+    def _decide(self, winner: Flow) -> list[RouterAction]:
+        """It brought a token, or its end, before its rival did: that one is cancelled unheard."""
+        hedging, seq_id = self._hedging, winner.submit.seq_id
+        rival = hedging.rival_of(winner.name)
+        assert rival is not None
+        loser = self._flows[rival]
+        tokens = sum(self._cluster[w].tickets[rival].tokens for w in loser.legs)
+        what = "hedge_won" if winner.is_fork else "hedge_lost"
+        hedging.decided(winner.name, seq_id, wasted_tokens=tokens)
+        winner.serve()
+        note = Note(seq_id, what, f"{winner.name} was first", tuple(winner.legs))
+        return [note, *self._cancel(rival)]
+
+    def _without_moot(self, actions: list[RouterAction]) -> list[RouterAction]:
+        """A sequence of which one attempt goes on has not failed; of two that failed, one says so."""
+        kept: list[RouterAction] = []
+        failed: set[SequenceId] = set()
+        for action in actions:
+            if isinstance(action, Failed):
+                server = self._flows.get(self._hedging.server_of(action.seq_id))
+                if server is not None or action.seq_id in failed:
+                    continue
+                failed.add(action.seq_id)
+            kept.append(action)
+        return kept
+
+    def _migrate_from(self, worker: Worker) -> list[RouterAction]:
+        """Streams of a worker that leaves go on elsewhere, a few at a time."""
+        if not self._setbacks.is_time_to_migrate(worker, self._now_s):
+            return []
+        actions: list[RouterAction] = []
+        for name in list(worker.tickets)[:MIGRATIONS_AT_ONCE]:
+            flow = self._flows[name]
+            found = self._placing.find(flow, now_s=self._now_s)
+            if isinstance(found, NoPlace):
+                break
+            actions += flow.migrate(worker.worker_id, now_s=self._now_s)
+            self._settle(flow)
+        return actions

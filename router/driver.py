@@ -5,7 +5,7 @@ core's decisions ends the router, on purpose: `run` raises it.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,12 +24,20 @@ from router.events import (
     Note,
     RouterAction,
     RouterEvent,
+    Served,
     Submit,
     Tick,
     ToWorker,
+    Waterfall,
     WorkerJoined,
     WorkerLost,
 )
+from router.flusher import Flusher
+from router.peers.book import PeerBook
+from router.prompt_hashes import ChainKind
+
+CHAIN_KINDS_MAX = 2
+"""While workers are replaced by others there are two; of more, the core computes what it needs."""
 
 Send = Callable[[RouterMessage], None]
 """Queues a message for a worker. Raises LinkBroken if it can't be delivered."""
@@ -66,6 +74,8 @@ class Driver:
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._on_note = on_note
+        self.flusher = Flusher()
+        """Of the streams to clients."""
         self._events: deque[RouterEvent] = deque()
         self._is_handling = False
         self._sinks: dict[SequenceId, Sink] = {}
@@ -78,6 +88,7 @@ class Driver:
         self.is_draining = False
         self.sequence_tokens_max: int | None = None
         """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
+        self._chain_kinds: tuple[ChainKind, ...] = ()
 
     @property
     def in_flight_count(self) -> int:
@@ -88,6 +99,15 @@ class Driver:
     def fingerprint(self) -> str:
         """Of the workers, empty while there is none."""
         return next((c.hello.fingerprint for c in self._connections.values()), "")
+
+    @property
+    def peers(self) -> PeerBook:
+        return self._core.peers
+
+    @property
+    def chain_kinds(self) -> tuple[ChainKind, ...]:
+        """Which hashes of a prompt its placement may ask for."""
+        return self._chain_kinds
 
     def status(self) -> RouterStatus:
         return self._core.status()
@@ -126,6 +146,10 @@ class Driver:
         if self._forget(seq_id) is not None:
             self.feed(ClientGone(seq_id))
 
+    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+        """Where the sequence's time went so far, and who serves it."""
+        return self._core.progress_of(seq_id)
+
     async def drain(self, timeout_s: float) -> bool:
         """Take no more sequences and wait for those in flight. Whether they all ended in time."""
         self.is_draining = True
@@ -154,21 +178,23 @@ class Driver:
         if connection.worker_id in self._connections:
             return False
         self._connections[connection.worker_id] = connection
-        self._update_sequence_tokens_max()
+        self._update_facts()
         self.feed(WorkerJoined(connection.hello, connection.address))
         return True
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         if self._connections.get(connection.worker_id) is connection:
             del self._connections[connection.worker_id]
-            self._update_sequence_tokens_max()
+            self._update_facts()
             self.feed(WorkerLost(connection.worker_id, reason))
 
-    def _update_sequence_tokens_max(self) -> None:
+    def _update_facts(self) -> None:
         """While nobody is there, the last ones count: they come back."""
-        if self._connections:
-            holds = (c.hello.max_model_tokens for c in self._connections.values())
-            self.sequence_tokens_max = max(holds)
+        hellos = [c.hello for c in self._connections.values()]
+        if hellos:
+            self.sequence_tokens_max = max(hello.max_model_tokens for hello in hellos)
+            kinds = Counter(ChainKind(hello.fingerprint, hello.block_tokens) for hello in hellos)
+            self._chain_kinds = tuple(kind for kind, _ in kinds.most_common(CHAIN_KINDS_MAX))
 
     # --- the core ---------------------------------------------------------------------------------
 

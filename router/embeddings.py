@@ -33,11 +33,12 @@ class EmbeddingRequest(RequestFrame):
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
         call = parse_embedding(body, service.limits)
-        preparation = self.preparation(call)
+        preparation = self.preparation(call, scope, body)
         gather = Gather(service.driver, call.prompt_field)
         watch = asyncio.create_task(_watch(receive, gather))
         try:
             prompts = await preparation.prompts()
+            await self.reserve(scope, sum(len(prompt.tokens) for prompt in prompts))
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
                 vectors, cached_tokens = await self._vectors(call, preparation, prompts, gather)
             answer = await asyncio.to_thread(_answer, call, vectors, prompts, cached_tokens)
@@ -48,6 +49,8 @@ class EmbeddingRequest(RequestFrame):
         finally:
             watch.cancel()
         await respond(send, 200, answer, JSON)
+        self.used_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        self.answered(first_token_s=service.driver.now_s(), tpot_s=0.0)
         usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
         service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
         return "completed"

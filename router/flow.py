@@ -5,12 +5,12 @@ Pure: what happened goes in, actions come out. Placement is decided elsewhere an
 it. Every loss raises the epoch at once, so that whatever the old attempt still says is stale.
 """
 
-from collections.abc import Mapping, Set
-from enum import StrEnum, auto
+from collections.abc import Mapping, Sequence, Set
+from math import inf
 
 import msgspec
 
-from baton.core.ids import BlockHash, WorkerId
+from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import (
     CancelSequence,
@@ -25,8 +25,8 @@ from baton.core.messages import (
     StartSequence,
     Task,
 )
-from baton.core.sampling import FinishReason, SamplingParams, finish_after
-from baton.core.steps import TokenLogprobs
+from baton.core.sampling import FinishReason, SamplingParams
+from router.budgets import WindowBudget
 from router.events import (
     Deliver,
     Failed,
@@ -35,48 +35,42 @@ from router.events import (
     Note,
     RetryCause,
     RouterAction,
+    Served,
     Submit,
     ToWorker,
 )
+from router.phases import LEGAL, Phase
+from router.predict.forecast import Forecast
+from router.token_order import TokenOrder
+from router.waterfall import WaterfallClock, served_by
 
 HELD_TOKENS_MAX = 1024
 """Tokens kept of one sequence while earlier ones are missing; more, and the attempt is given up."""
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
 
-
-class Phase(StrEnum):
-    QUEUED = auto()
-    PREFILLING = auto()
-    """All legs were told to start."""
-    HANDING_OVER = auto()
-    """The prefill worker has sampled its token; the decode worker has not joined."""
-    DECODING = auto()
-    """One worker has all it needs. Others taking part no longer matter."""
-    DONE = auto()
-    FAILED = auto()
-    CANCELLED = auto()
-
-
-_ENDS = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
-LEGAL: dict[Phase, frozenset[Phase]] = {
-    Phase.QUEUED: frozenset({Phase.PREFILLING, Phase.FAILED, Phase.CANCELLED}),
-    # QUEUED, here and below: the attempt was lost or refused.
-    # DECODING: the decode worker was heard before the prefill worker, or there is only one worker.
-    Phase.PREFILLING: frozenset({Phase.HANDING_OVER, Phase.DECODING, Phase.QUEUED}) | _ENDS,
-    Phase.HANDING_OVER: frozenset({Phase.DECODING, Phase.QUEUED}) | _ENDS,
-    Phase.DECODING: frozenset({Phase.QUEUED}) | _ENDS,
-    Phase.DONE: frozenset(),
-    Phase.FAILED: frozenset(),
-    Phase.CANCELLED: frozenset(),
-}
+NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST, RetryCause.DRAINED})
+"""The first loss of a sequence by these is not charged: as many are retried as there were, once."""
 
 
 class Flow:
     def __init__(
-        self, submit: Submit, *, arrival: int, attempts_max: int, queue_wait_s: float, now_s: float
+        self,
+        submit: Submit,
+        *,
+        arrival: int,
+        attempts_max: int,
+        queue_wait_s: float,
+        now_s: float,
+        retries: WindowBudget | None = None,
+        name: SequenceId | None = None,
     ) -> None:
         self.submit = submit
+        self.name = name or submit.seq_id
+        """As workers know it. Clients know it by the submitted one."""
+        self._retries = retries
+        self.is_fork = False
+        """A second attempt beside another flow's: whatever happens to it, the client hears nothing."""
         self.arrival = arrival
         self.epoch = 0
         self.legs: Mapping[WorkerId, Leg] = {}
@@ -87,24 +81,22 @@ class Flow:
         self._fingerprint = ""
         self.rest_until_s = now_s
         """Not to be placed before: earlier attempts were refused or lost."""
-        self.generated: list[int] = []
+        self._order = TokenOrder(submit.sampling)
+        self.generated = self._order.generated
         """The tokens the client has."""
+        self.clock = WaterfallClock(now_s)
+        self._served = Served(WorkerId(""), WorkerId(""), None, None, 0)
         self._life: Lifecycle[Phase] = Lifecycle(Phase.QUEUED, LEGAL, now_s=now_s)
         self._attempts_max = attempts_max
+        self.placed_s = now_s
+        """When the current attempt began."""
+        self.hedge_at_s = inf
+        """When a second attempt is wanted if there is no token yet."""
         self._queue_wait_s = queue_wait_s
-        self._submitted_at_s = now_s
+        self.submitted_at_s = now_s
         self._waiting_since_s = now_s
         self._part: Mapping[WorkerId, Leg] = {}
         """Who took part in the current attempt, whether or not it still holds anything."""
-        self._held: dict[int, int] = {}
-        self._held_logprobs: dict[int, TokenLogprobs] = {}
-        """Of tokens that the client does not have yet."""
-        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-        self._has_prompt_logprobs = False
-        """The client has them: a later attempt does not compute them again."""
-        self._embedding: tuple[float, ...] = ()
-        self._ends: tuple[int, FinishReason] | None = None
-        """(token count, reason), as a worker said it."""
         self._has_joined = False
         self._turned_away = ""
         """Why the source refused the decode worker, while the source itself has not said anything."""
@@ -117,6 +109,15 @@ class Flow:
         return self._life.phase
 
     @property
+    def arrived_s(self) -> float:
+        """When its request came in."""
+        submitted_s = self.submitted_at_s
+        return submitted_s if self.submit.arrived_s is None else self.submit.arrived_s
+
+    def is_wait_over(self, now_s: float) -> bool:
+        return self.phase is Phase.QUEUED and self._wait_ends_s <= now_s
+
+    @property
     def is_over(self) -> bool:
         return self._life.is_terminal
 
@@ -125,7 +126,7 @@ class Flow:
         return self.phase in (Phase.HANDING_OVER, Phase.DECODING)
 
     @property
-    def tokens(self) -> tuple[int, ...]:
+    def tokens(self) -> Sequence[int]:
         """What an attempt started now has to compute: the prompt, then what the client has."""
         prompt = self.submit.prompt
         return (*prompt, *self.generated) if self.generated else prompt
@@ -148,7 +149,7 @@ class Flow:
     @property
     def _sampling(self) -> SamplingParams:
         sampling = self.submit.sampling
-        if sampling.prompt_logprobs is None or not self._has_prompt_logprobs:
+        if sampling.prompt_logprobs is None or not self._order.has_prompt_logprobs:
             return sampling
         return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
@@ -162,10 +163,17 @@ class Flow:
 
     def next_tick_s(self, now_s: float) -> float:
         """When `on_tick` wants to be called, or when the rest of a queued sequence is over."""
+        if self.phase is Phase.PREFILLING:
+            return min(self.submit.deadline_s, max(now_s, self.hedge_at_s))
         if self.phase is not Phase.QUEUED:
             return self.submit.deadline_s
         ends_s = min(self.submit.deadline_s, self._wait_ends_s)
         return min(ends_s, self.rest_until_s) if self.rest_until_s > now_s else ends_s
+
+    @property
+    def served(self) -> Served:
+        """So far."""
+        return self._served
 
     # --- what the router decides ------------------------------------------------------------------
 
@@ -179,18 +187,22 @@ class Flow:
         because: str,
         is_fallback: bool,
         now_s: float,
+        forecast: Forecast | None = None,
     ) -> list[RouterAction]:
         """Begin an attempt: tell every leg's worker. `source` is the PREFILL leg's worker."""
         self._life.to(Phase.PREFILLING, now_s=now_s, cause=because)
         self.legs, self._part = legs, legs
         self.was_placed, self._fingerprint = True, fingerprint
+        self.clock.placed(now_s)
+        is_begun = self.clock.has_first_token
+        self._served = served_by(self._served, legs, forecast, now_s - self.arrived_s, is_begun=is_begun)
         note = "fallback" if is_fallback else "placed"
         waited_s = now_s - self._waiting_since_s
         actions: list[RouterAction] = [self._note(note, because, tuple(legs), seconds=waited_s)]
         tokens, submit, sampling = self.tokens, self.submit, self._sampling
         for worker_id, leg in legs.items():
             message = StartSequence(
-                seq_id=submit.seq_id,
+                seq_id=self.name,
                 epoch=self.epoch,
                 leg=leg,
                 tokens=tokens,
@@ -223,7 +235,7 @@ class Flow:
     def on_tick(self, *, now_s: float, retry_after_s: float, waits_for: str) -> list[RouterAction]:
         if self.submit.deadline_s <= now_s:
             return self.refuse(FailureKind.DEADLINE, "the request's time is up", now_s=now_s)
-        if self.phase is Phase.QUEUED and self._wait_ends_s <= now_s:
+        if self.is_wait_over(now_s):
             message = f"no place within {self._queue_wait_s:g} s: {waits_for}"
             return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
         return []
@@ -242,8 +254,10 @@ class Flow:
         if self._cached_token_count is None and output.cached_token_count is not None:
             self._cached_token_count = output.cached_token_count
         first_index = len(self.generated)
-        reason = self._accept(output)
-        if len(self._held) > HELD_TOKENS_MAX:
+        if output.timings is not None:
+            self.clock.told(output.timings)
+        reason = self._order.accept(output)
+        if self._order.held_count > HELD_TOKENS_MAX:
             return self._lost(
                 None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
             )
@@ -317,40 +331,38 @@ class Flow:
         because = f"{worker_id} lost: {reason}"
         return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, because, now_s=now_s)
 
+    # --- two attempts at once -----------------------------------------------------------------------
+
+    def fork(self, name: SequenceId, *, now_s: float) -> "Flow":
+        """A second attempt at what this one has brought no token of. It is not made again when it is lost."""
+        assert not self.generated
+        twin = Flow(
+            self.submit,
+            arrival=self.arrival,
+            attempts_max=self._attempts_max,
+            queue_wait_s=self._queue_wait_s,
+            now_s=now_s,
+            retries=self._retries,
+            name=name,
+        )
+        twin.is_fork = True
+        twin.submitted_at_s = self.submitted_at_s
+        twin.clock = self.clock.fork()
+        twin.clock.lost(now_s)
+        twin._served = self._served
+        twin.avoid = frozenset(self.legs)
+        return twin
+
+    def serve(self) -> None:
+        """It is this one that serves the client from now on."""
+        self.is_fork = False
+
+    def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
+        """Go on elsewhere than at this worker, which is leaving."""
+        because = f"{worker_id} is leaving"
+        return self._lost(None, {worker_id}, RetryCause.DRAINED, because, now_s=now_s)
+
     # --- tokens -----------------------------------------------------------------------------------
-
-    def _accept(self, output: SequenceOutput) -> FinishReason | None:
-        """Take in the tokens that are new; returns why the sequence ends, if it does."""
-        generated, held = self.generated, self._held
-        end = output.first_index + len(output.tokens)
-        if output.finish is not None:
-            self._ends = (end, output.finish)
-        self._keep_extras(output)
-        for index, token in enumerate(output.tokens, output.first_index):
-            if index >= len(generated):
-                held.setdefault(index, token)
-        sampling = self.submit.sampling
-        while len(generated) in held:
-            token = held.pop(len(generated))
-            generated.append(token)
-            if self._ends is not None and self._ends[0] == len(generated):
-                return self._ends[1]
-            if (reason := finish_after(sampling, token, len(generated))) is not None:
-                return reason
-        if self._ends is not None and self._ends[0] <= len(generated):
-            return self._ends[1]
-        return None
-
-    def _keep_extras(self, output: SequenceOutput) -> None:
-        """What comes beside the tokens, for those that asked."""
-        known = len(self.generated)
-        for index, entry in enumerate(output.logprobs, output.first_index):
-            if index >= known:
-                self._held_logprobs.setdefault(index, entry)
-        if output.prompt_logprobs is not None and not self._has_prompt_logprobs:
-            self._prompt_logprobs = output.prompt_logprobs
-        if output.embedding:
-            self._embedding = output.embedding
 
     def _moved_on(self, leg: Leg, *, now_s: float) -> None:
         self._refusals, self._waiting_since_s = 0, now_s
@@ -360,41 +372,39 @@ class Flow:
             return
         if self.phase is not Phase.DECODING:
             self._life.to(Phase.DECODING, now_s=now_s, cause=f"{leg} has everything")
+            if leg is Leg.DECODE:
+                self.clock.decodes(now_s)
             self.legs = {w: held for w, held in self.legs.items() if held is not Leg.PREFILL}
 
     def _delivered(self, worker_id: WorkerId, first_index: int, *, now_s: float) -> list[RouterAction]:
         tokens = tuple(self.generated[first_index:])
-        logprobs, of_prompt = self._take_logprobs(first_index)
+        self.clock.delivered(len(self.generated), now_s)
+        extras = self._order.take_extras(first_index)
         actions: list[RouterAction] = [
-            Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens, logprobs, of_prompt)
+            Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens, *extras)
         ]
         if first_index == 0:
-            waited_s = now_s - self._submitted_at_s
+            waited_s = now_s - self.submitted_at_s
             leg = str(self._part[worker_id])
             actions.append(self._note("first_token", leg, (worker_id,), seconds=waited_s))
         return actions
-
-    def _take_logprobs(
-        self, first_index: int
-    ) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...] | None]:
-        """Of the generated tokens from `first_index` on, and of the prompt if the client lacks them."""
-        of_prompt, self._prompt_logprobs = self._prompt_logprobs, None
-        if of_prompt is not None:
-            self._has_prompt_logprobs = True
-        held = self._held_logprobs
-        if not held:
-            return (), of_prompt
-        indices = range(first_index, len(self.generated))
-        return tuple(held.pop(index) for index in indices if index in held), of_prompt
 
     def _finish(self, reason: FinishReason, ended_at: WorkerId | None, *, now_s: float) -> list[RouterAction]:
         if ended_at is not None:
             self._holds_nothing(ended_at)
         actions = self._let_go()
         self._life.to(Phase.DONE, now_s=now_s, cause=str(reason))
-        count, cached = len(self.generated), self._cached_tokens
-        actions.append(Finished(self.submit.seq_id, reason, count, cached, self._embedding))
-        return actions
+        self.clock.delivered(len(self.generated), now_s)
+        finished = Finished(
+            self.submit.seq_id,
+            reason,
+            len(self.generated),
+            self._cached_tokens,
+            self._order.embedding,
+            self.clock.waterfall(),
+            self._served,
+        )
+        return [*actions, finished]
 
     def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
         """The source refuses the decode worker when it ended the sequence with its first token, or had no
@@ -429,6 +439,16 @@ class Flow:
             self._holds_nothing(worker_id)
             message = f"lost {self._losses} times, at last: {because}"
             return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
+        is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_fork
+        # A stream that began goes on: there is no status left by which to tell its client when to come back.
+        is_begun = bool(self.generated)
+        if is_charged and self._retries is not None and not self._retries.take(now_s, must=is_begun):
+            self._holds_nothing(worker_id)
+            message = f"too many attempts fail (router.retry_share), and so did this one: {because}"
+            after_s = self._retries.retry_after_s(now_s)
+            return self.refuse(FailureKind.RETRIES_SPENT, message, now_s=now_s, retry_after_s=after_s)
+        if self.is_fork:
+            return self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)
         self._waiting_since_s = now_s
         note = self._note("retried", because, tuple(self._part), cause=cause)
         return [note, *self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)]
@@ -448,6 +468,7 @@ class Flow:
         actions = self._let_go()
         self._life.to(Phase.QUEUED, now_s=now_s, cause=because)
         self.epoch += 1
+        self.clock.lost(now_s)
         self.avoid = frozenset(suspects)
         self._has_joined = False
         if times > 1:
@@ -471,10 +492,9 @@ class Flow:
 
     def _let_go(self) -> list[RouterAction]:
         """Cancel the current attempt at every worker that holds something for it."""
-        message = CancelSequence(self.submit.seq_id, self.epoch)
+        message = CancelSequence(self.name, self.epoch)
         actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.legs]
         self.legs, self._part = {}, {}
-        self._held.clear()
-        self._held_logprobs.clear()
-        self._ends, self._turned_away = None, ""
+        self._order.attempt_over()
+        self._turned_away = ""
         return actions

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.core.errors import DeadlineOver
 from router import openai_api
@@ -10,6 +10,7 @@ from router.asgi import (
     ABORT,
     EVENTS,
     JSON,
+    WRITE_NOW,
     ClientGone,
     Receive,
     Scope,
@@ -23,8 +24,11 @@ from router.call import Beam, Call, Limits
 from router.gather import Gather, GatherStopped
 from router.observe import Outcome, outcome_of
 from router.openai_response import AnswerFormat
+from router.prepare import Prompt
 from router.request import RequestFrame
+from router.slo import verdict_of_error
 from router.streaming import DEADLINE_GRACE_S, Exchange
+from router.timings import EdgeTimes
 
 
 class GenerationRequest(RequestFrame):
@@ -37,14 +41,21 @@ class GenerationRequest(RequestFrame):
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
         call = self.parse(body, service.limits)
         if call.beam is not None:
-            return await self._serve_beams(call, call.beam, receive, send)
-        preparation = self.preparation(call)
+            return await self._serve_beams(call, call.beam, body, scope, receive, send)
+        preparation = self.preparation(call, scope, body)
         exchange = self._exchange(call)
         exchange.prompt_format = preparation.prompt_form
+        exchange.with_timings = call.with_timings
         watch = asyncio.create_task(_watch(receive, exchange.client_gone))
         try:
-            parts = await preparation.parts(await preparation.prompts())
+            prompts, tokenize_s = await preparation.timed_prompts()
+            parts = await preparation.parts(prompts)
+            await self.reserve(
+                scope, _most_tokens(prompts, [submit.sampling.max_tokens for submit, _, _ in parts])
+            )
             if not exchange.is_gone:
+                route_s = exchange.now_s() - self.arrived_s - tokenize_s
+                exchange.edge = EdgeTimes(max(0.0, route_s), tokenize_s)
                 exchange.submit(
                     parts, choices_per_prompt=call.sequences_per_prompt, answers_per_prompt=call.n
                 )
@@ -52,24 +63,31 @@ class GenerationRequest(RequestFrame):
         finally:
             exchange.close()
             watch.cancel()
+            self.used_tokens = exchange.usage().total_tokens
         return self._outcome(exchange)
 
-    async def _serve_beams(self, call: Call, beam: Beam, receive: Receive, send: Send) -> Outcome:
-        preparation = self.preparation(call)
+    async def _serve_beams(
+        self, call: Call, beam: Beam, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> Outcome:
+        preparation = self.preparation(call, scope, body)
         gather = Gather(self.service.driver, call.prompt_field)
         watch = asyncio.create_task(_watch(receive, gather.stop))
         try:
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
                 prompts = await preparation.prompts()
+                most = call.max_tokens or self.service.limits.default_max_tokens
+                await self.reserve(scope, _most_tokens(prompts, [most] * beam.width))
                 answer = BeamAnswer(self.service, call, beam, preparation)
-                body = await answer.whole(prompts, self._format(call), gather)
+                whole = await answer.whole(prompts, self._format(call), gather)
         except TimeoutError:
             raise DeadlineOver("the request's time is over") from None
         except GatherStopped:
             raise ClientGone from None
         finally:
             watch.cancel()
-        await respond(send, 200, body, JSON)
+        await respond(send, 200, whole, JSON)
+        self.used_tokens = answer.usage.total_tokens
+        self.answered(first_token_s=self.service.driver.now_s(), tpot_s=0.0)
         self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
         return "completed"
 
@@ -107,19 +125,28 @@ class GenerationRequest(RequestFrame):
             await send({"type": "http.response.body", "body": events, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        await exchange.stream(write, include_usage=call.include_usage, on_drop=abort)
+        last = await exchange.stream(
+            write,
+            include_usage=call.include_usage,
+            on_drop=abort,
+            write_now=scope.get(WRITE_NOW, _not_now),
+        )
         if not exchange.is_gone:
-            await exchange.last_words(send({"type": "http.response.body", "body": b""}), on_drop=abort)
+            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=abort)
 
     def _outcome(self, exchange: Exchange) -> Outcome:
         observer = self.service.observer
         if exchange.is_too_slow:
             observer.on_slow_client()
         if exchange.is_gone:
+            self.cancelled(exchange.first_token_s)
             return "cancelled"
         if exchange.error is not None:
+            self.verdict = verdict_of_error(exchange.error)
             return outcome_of(exchange.error)
         observer.on_answered(exchange, arrived_s=self.arrived_s)
+        tpots_s = [choice.tpot_s for choice in exchange.choices if choice.tpot_s is not None]
+        self.answered(first_token_s=exchange.first_token_s, tpot_s=max(tpots_s, default=0.0))
         return "completed"
 
 
@@ -131,9 +158,18 @@ class CompletionRequest(GenerationRequest):
     parse = staticmethod(openai_api.parse_completion)
 
 
+def _most_tokens(prompts: Sequence[Prompt], answers: Sequence[int]) -> int:
+    """That the request can come to. A prompt counts once, as in its usage."""
+    return sum(len(prompt.tokens) for prompt in prompts) + sum(answers)
+
+
 async def _watch(receive: Receive, on_gone: Callable[[], None]) -> None:
     await until_disconnected(receive)
     on_gone()
+
+
+def _not_now(_: bytes) -> bool:
+    return False
 
 
 def _no_way_to_hang_up() -> None:

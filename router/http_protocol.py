@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.config import RouterConfig
-from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S
+from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WRITE_NOW
 from router.openai_response import error_body
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,15 @@ _TOO_LARGE = (
 
 class _Refused(Exception):
     """Raised within the parser to end it."""
+
+
+def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
+    """What `cycle.send` does with a piece of the body, if it need not wait."""
+    is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
+    if not is_open or cycle.flow.write_paused or cycle.transport.is_closing():
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -123,6 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope[WRITE_NOW] = partial(_write_now, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def _count(self, size: int) -> None:

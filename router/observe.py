@@ -9,7 +9,12 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.events import Note
 from router.openai_response import Usage
+from router.slo import Verdict
 from router.streaming import Exchange
+from router.timings import first_of, parts_of
+
+TENANT_LABELS_MAX = 64
+"""Label values cost memory here and in Prometheus, and stay until the process ends."""
 
 Outcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
 
@@ -28,6 +33,7 @@ class Observer:
     def __init__(self, meter: Meter, spans: Spans, *, model: str) -> None:
         self.meter, self.spans = meter, spans
         self._model = model
+        self._tenants: set[str] = set()
 
     def on_note(self, note: Note) -> None:
         self.spans.note(
@@ -75,10 +81,27 @@ class Observer:
         """The same, with when its tokens came."""
         meter, model = self.meter, self._model
         self.on_usage(exchange.usage(), took_s=exchange.now_s() - arrived_s)
-        began_s = [choice.first_token_s for choice in exchange.choices if choice.first_token_s]
-        if began_s:
-            meter.observe(c.TTFT, min(began_s) - arrived_s, model=model)
+        if first_token_s := exchange.first_token_s:
+            meter.observe(c.TTFT, first_token_s - arrived_s, model=model)
+            self._on_parts(exchange, arrived_s)
         for choice in exchange.choices:
-            if choice.token_count > 1:
-                tpot_s = (choice.last_token_s - choice.first_token_s) / (choice.token_count - 1)
+            if (tpot_s := choice.tpot_s) is not None:
                 meter.observe(c.TPOT, tpot_s, model=model)
+
+    def _on_parts(self, exchange: Exchange, arrived_s: float) -> None:
+        choice = first_of(exchange.choices)
+        request_id = request_of(choice.seq_id)
+        ago_s = exchange.now_s() - arrived_s
+        for part, seconds in parts_of(exchange.edge, choice):
+            self.meter.observe(c.TTFT_PART, seconds, part=part)
+            ago_s -= seconds
+            if seconds > 0:
+                self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
+
+    def on_verdict(self, slo_class: str, tenant: str, verdict: Verdict) -> None:
+        """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= TENANT_LABELS_MAX:
+                tenant = "other"
+            self._tenants.add(tenant)
+        self.meter.inc(c.SLO_REQUESTS, slo_class=slo_class or "none", tenant=tenant, outcome=verdict.value)

@@ -11,7 +11,7 @@ import msgspec
 from baton.core.errors import ClientError, PromptTooLong
 from baton.core.sampling import Grammar, SamplingParams
 from router.bodies import AnyBody, BatonOptions, Body, ChatBody, CompletionBody, EmbeddingBody, parse_body
-from router.call import Beam, Call, Endpoint, Limits, Template
+from router.call import Beam, Call, Endpoint, Limits, SloWish, Template
 from router.checks import (
     LOGPROBS_MAX,
     SEED_BITS,
@@ -120,7 +120,8 @@ def parse_embedding(body: bytes, limits: Limits) -> Call:
         ),
         add_special_tokens=parsed.add_special_tokens,
         truncate_prompt_tokens=_check_truncation(parsed, limits.card.context_tokens),
-        priority=between("priority", parsed.priority, -PRIORITY_MAX, PRIORITY_MAX, default=0),
+        priority=_check_priority(parsed),
+        slo=_check_slo(parsed),
         fairness_key=check_user(parsed.user or parsed.safety_identifier),
         encoding_format=parsed.encoding_format or "float",
         dimensions=_check_dimensions(parsed.dimensions, limits.card),
@@ -222,8 +223,9 @@ def _call(
         structured=structured,
         add_special_tokens=body.add_special_tokens,
         truncate_prompt_tokens=_check_truncation(body, card.context_tokens),
-        priority=between("priority", body.priority, -PRIORITY_MAX, PRIORITY_MAX, default=0),
-        tpot_slo_s=_check_tpot_s(body.baton),
+        priority=_check_priority(body),
+        slo=_check_slo(body),
+        with_timings=body.baton is not None and bool(body.baton.timings),
         fairness_key=check_user(body.user or body.safety_identifier),
     )
 
@@ -315,6 +317,8 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
     wanted += [name for name, idle in BEAM_IDLE.items() if getattr(body, name) not in (None, *idle)]
     if structured is not None:
         wanted.append(structured.field)
+    if body.baton is not None and body.baton.timings:
+        wanted.append("baton.timings")
     if body.stream:
         wanted.append("stream")
     if wanted:
@@ -329,14 +333,27 @@ def _check_truncation(body: AnyBody, context_tokens: int) -> int | None:
     return between("truncate_prompt_tokens", value, 1, context_tokens - 1, default=-1)
 
 
-def _check_tpot_s(options: BatonOptions | None) -> float:
-    if options is None or options.tpot_ms is None:
-        return 0.0
-    if not 0 < options.tpot_ms <= 60_000:
-        raise ClientError(
-            f"baton.tpot_ms must be above 0 and at most 60000, not {options.tpot_ms}", param="baton.tpot_ms"
-        )
-    return options.tpot_ms / 1000
+def _check_priority(body: AnyBody) -> int | None:
+    value = body.priority
+    return None if value is None else between("priority", value, -PRIORITY_MAX, PRIORITY_MAX, default=0)
+
+
+def _check_slo(body: AnyBody) -> SloWish:
+    options = body.baton or BatonOptions()
+    return SloWish(
+        slo_class=options.slo_class,
+        service_tier=body.service_tier,
+        ttft_s=_check_objective_s("baton.ttft_ms", options.ttft_ms, 3_600_000),
+        tpot_s=_check_objective_s("baton.tpot_ms", options.tpot_ms, 60_000),
+    )
+
+
+def _check_objective_s(field: str, value_ms: float | None, most_ms: int) -> float | None:
+    if value_ms is None:
+        return None
+    if not 0 < value_ms <= most_ms:
+        raise ClientError(f"{field} must be above 0 and at most {most_ms}, not {value_ms}", param=field)
+    return value_ms / 1000
 
 
 def _check_dimensions(dimensions: int | None, card: ModelCard) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from baton.core.errors import BatonError, ClientError, Overloaded, PeerFailure
+from baton.core.errors import BatonError, ClientError, Overloaded, PeerFailure, RateLimited
 from router.call import Endpoint
 
 DONE = b"data: [DONE]\n\n"
@@ -22,11 +22,15 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
 
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "total_tokens": self.total_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
@@ -55,7 +59,7 @@ class AnswerFormat:
         }
         chunk_head = self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
         head = b"data: " + orjson.dumps(chunk_head)[:-1]
-        self._usage_head = head + b',"choices":[],"usage":'
+        self._end_head = head + b',"choices":[]'
         self._chunk_head = head + b',"choices":[{"index":'
         self._chunk_tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         self._text_key = b',"delta":{"content":' if self.is_chat else b',"text":'
@@ -92,8 +96,12 @@ class AnswerFormat:
             self._chunk_tail,
         )
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._usage_head + orjson.dumps(usage.as_dict()) + b"}\n\n"
+    def end_chunk(self, usage: Usage | None, baton: dict[str, Any] | None) -> bytes:
+        """After all choices: what the client asked for of usage and `baton`."""
+        said: dict[str, Any] = {} if usage is None else {"usage": usage.as_dict()}
+        if baton is not None:
+            said["baton"] = baton
+        return self._end_head + b"," + orjson.dumps(said)[1:] + b"\n\n"
 
     def rich_chunk(
         self,
@@ -136,6 +144,8 @@ def error_body(message: str, kind: str, *, param: str | None = None, code: str |
 
 def error_of(error: BatonError) -> bytes:
     param, code = (error.param, error.code) if isinstance(error, ClientError) else (None, None)
+    if isinstance(error, RateLimited):
+        return error_body(str(error), error.kind, code=error.code)
     return error_body(str(error), error.openai_type, param=param, code=code)
 
 
@@ -146,6 +156,8 @@ def error_event(error: BatonError) -> bytes:
 
 def retry_after_s(error: BatonError) -> int | None:
     """Whole seconds for the Retry-After header, where trying again may help."""
+    if isinstance(error, RateLimited) and error.is_final:
+        return None
     if isinstance(error, Overloaded):
         return max(1, math.ceil(error.retry_after_s))
     return 1 if isinstance(error, PeerFailure) else None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.core.errors import DeadlineOver
-from baton.core.ids import RequestId, SequenceId
+from baton.core.ids import RequestId, SequenceId, fairness_key
 from baton.core.messages import AdapterRef, Task
 from baton.core.sampling import Grammar, SamplingParams
 from router import openai_api
@@ -17,8 +17,16 @@ from router.detokenizer import Detokenizer
 from router.events import Submit
 from router.logprobs import LogprobFormat
 from router.parsers.select import Stages, Start, make_parser, reasoning_start
+from router.prompt_hashes import PromptHashes
 from router.service import Service
+from router.slo import NO_OBJECTIVES, Objectives
+from router.stored_prefix import StoredPrefix
+from router.tenants.client import ANYBODY, Client
 from router.tool_grammar import tool_grammar
+
+HASHED_ON_LOOP_TOKENS = 1024
+"""Shorter prompts are hashed when they are placed: 35 us at 16 tokens a block, less than a way to a thread
+and back."""
 
 CONTEXT_TOKENS = 5
 """Prompt tokens that decide how the first generated ones are spaced."""
@@ -33,6 +41,9 @@ class Prompt(NamedTuple):
     text: str | None
     """As the client wrote it; None: it wrote tokens, or was cut."""
     start: Start
+    hashes: PromptHashes | None = None
+    """Computed already, for a prompt that is long."""
+    stored: StoredPrefix | None = None
 
 
 class Preparation:
@@ -47,8 +58,16 @@ class Preparation:
         traceparent: str,
         deadline_s: float,
         adapter: AdapterRef | None,
+        arrived_s: float | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
+        client: Client = ANYBODY,
+        likeness: str = "",
     ) -> None:
+        """`likeness`: the same for a request that is sent again."""
         self._service, self._call = service, call
+        self._arrived_s, self._objectives = arrived_s, objectives
+        self._client, self._likeness = client, likeness
+        self._salt = service.salt(adapter, client.salt)
         self._request_id, self._traceparent = request_id, traceparent
         self._deadline_s = deadline_s
         self._adapter = adapter
@@ -61,15 +80,34 @@ class Preparation:
         self._form = form if call.with_logprobs else None
         self.prompt_form = form if call.with_prompt_logprobs else None
 
+    async def timed_prompts(self) -> tuple[list[Prompt], float]:
+        """With the seconds it took. Raises as `prompts`."""
+        now_s = self._service.driver.now_s
+        began_s = now_s()
+        prompts = await self.prompts()
+        return prompts, now_s() - began_s
+
     async def prompts(self) -> list[Prompt]:
         """Raises ClientError, QueueFull, DeadlineOver."""
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
-                    return [await self._conversation()]
-                return [await self._text(prompt) for prompt in self._call.prompts]
+                    return [await self._hashed(await self._conversation())]
+                return [await self._hashed(await self._text(prompt)) for prompt in self._call.prompts]
         except TimeoutError:
             raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
+
+    async def _hashed(self, prompt: Prompt) -> Prompt:
+        kinds = self._service.driver.chain_kinds
+        if len(prompt.tokens) < HASHED_ON_LOOP_TOKENS or not kinds:
+            return prompt
+        salt = self._salt
+        hashes = await self._tokenizer.in_thread(lambda: PromptHashes.computed(salt, prompt.tokens, kinds))
+        stored: StoredPrefix | None = None
+        if self._service.store_lookup is not None and len(kinds) == 1:
+            (kind,) = kinds
+            stored = await self._service.store_lookup.of(hashes.of(prompt.tokens, *kind))
+        return prompt._replace(hashes=hashes, stored=stored)
 
     async def _conversation(self) -> Prompt:
         call = self._call
@@ -171,7 +209,9 @@ class Preparation:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         first = index - index_in_prompt
         group = f"{self._request_id}/{first}" if call.sequences_per_prompt > 1 else ""
-        submit = self.submit(f"{index}", prompt.tokens, sampling, group=group)
+        submit = self.submit(
+            f"{index}", prompt.tokens, sampling, group=group, hashes=prompt.hashes, stored=prompt.stored
+        )
         wants = Wants(
             token_ids=call.with_token_ids,
             logprobs=self._form,
@@ -197,23 +237,35 @@ class Preparation:
         *,
         group: str = "",
         task: Task = Task.GENERATE,
+        hashes: PromptHashes | None = None,
+        stored: StoredPrefix | None = None,
     ) -> Submit:
-        """One sequence of this request, called `name` within it."""
-        call, service = self._call, self._service
+        """One sequence of this request, called `name` within it. `hashes`: of the prompt's blocks, `stored`:
+        which of them stores have."""
+        call, client, objectives = self._call, self._client, self._objectives
         return Submit(
             seq_id=SequenceId(f"{self._request_id}/{name}"),
             request_id=self._request_id,
             prompt=tokens,
             sampling=sampling,
-            salt=service.salt(self._adapter),
+            salt=self._salt,
             deadline_s=self._deadline_s,
             traceparent=self._traceparent,
             adapter=self._adapter,
-            priority=call.priority,
-            tpot_slo_s=call.tpot_slo_s,
-            fairness_key=call.fairness_key,
+            priority=objectives.priority if call.priority is None else call.priority,
+            ttft_slo_s=objectives.ttft_s,
+            tpot_slo_s=objectives.tpot_s,
+            slo_class=objectives.slo_class,
+            refuse_late=objectives.refuse_late,
+            arrived_s=self._arrived_s,
+            tenant=client.name,
+            weight=client.tenant.weight,
+            likeness=f"{self._likeness}/{name}" if self._likeness else "",
+            fairness_key=fairness_key(client.name if client.salt else "", call.fairness_key),
             group=group,
             task=task,
+            hashes=None if hashes is None else hashes.fork(),
+            stored=stored,
         )
 
     def parser(self, start: Start, *, is_late: bool = False, is_constrained: bool = False) -> Stages | None:

@@ -2,23 +2,30 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
+import os
 import random
 import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
 import uvicorn
 
-from baton.config import Config
+from baton.config import Config, RouterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
+from baton.core.messages import MembershipView
+from baton.core.sharing import RouterMember
 from baton.engine.model_files import default_name
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
+from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
+from baton.wire.server import start_server
+from kv_store.directory.connect import connect
 from router.adapters import Adapters
 from router.app import make_app
 from router.core import RouterCore
@@ -27,8 +34,14 @@ from router.http_protocol import protocol_for
 from router.membership import Roster
 from router.observe import Observer
 from router.parsers.select import choose_parsers
+from router.peers.following import Following
+from router.peers.sharer import Sharer
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
+from router.store_lookup import StoreLookup
+from router.tenants.gate import Gate
+from router.tenants.keyring import LiveKeys
+from router.tenants.open import budgets_of, open_keys
 from router.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -41,6 +54,13 @@ KEEP_ALIVE_S = 65.0
 """Longer than the usual idle time of clients and balancers, so that they close first."""
 CLOSE_S = 2.0
 """For connections to close after the drain; a client that reads nothing is not waited for."""
+
+
+OnReady = Callable[[Sequence[str]], None]
+
+
+GARBAGE_THRESHOLDS = (50_000, 20, 20)
+"""Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
 
 
 class Server(uvicorn.Server):
@@ -56,8 +76,8 @@ def served_name(config: Config) -> str:
     return config.model.name or default_name(config.model.path)
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Raises SetupError if the address can't be had."""
+def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """`is_shared`: other routers listen on the same port. Raises SetupError if the address can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol by name: asyncio turns Nagle's algorithm off only for sockets that say TCP, and with
     # it on, every small answer waits 40 ms for the client's delayed acknowledgement.
@@ -65,6 +85,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
     except OSError as error:
@@ -87,27 +109,73 @@ async def run_router(
     *,
     control_address: str | None = None,
     workers: Sequence[str] = (),
-    on_ready: Callable[[str], None] = lambda _: None,
+    on_ready: OnReady = lambda _: None,
     stop: asyncio.Event | None = None,
     dial: Dial = worker_session,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`, then drain for at most `cluster.drain_timeout_s`.
 
     Workers are found through the directory at `control_address`, or given as host:port. `on_ready`
-    gets the API's URL once it is open, whether there are workers yet or not. Raises SetupError if the
-    model's tokenizer or the port can't be had. A second signal ends at once.
+    gets the API's URLs once they are open, whether there are workers yet or not: the public one, and, where
+    that is shared, one that leads to this process only. Raises SetupError if the model's tokenizer or the
+    port can't be had. A second signal ends at once.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
     tokenizer.limit_context(config.model.context_tokens_max)
-    sock = listening_socket(config.router.host, config.router.port)
-    router = RouterProcess(config, tokenizer, control_address, workers, dial)
-    stop = stop or asyncio.Event()
-    try:
-        with _signals_set(stop):
-            await router.run(sock, on_ready, stop)
-    finally:
-        sock.close()
-        await router.close()
+    with contextlib.closing(Sockets(config.router)) as sockets:
+        lookup = await _store_lookup(config, control_address)
+        keys = await open_keys(config)
+        router = RouterProcess(config, tokenizer, control_address, workers, dial, sockets, lookup, keys)
+        stop = stop or asyncio.Event()
+        try:
+            with _signals_set(stop):
+                await router.run(on_ready, stop)
+        finally:
+            await router.close()
+
+
+async def _store_lookup(config: Config, control_address: str | None) -> StoreLookup | None:
+    """None: the cluster has no store."""
+    if not config.store.host_bytes or not (config.store.directory or control_address):
+        return None
+    directory = await connect(config.store, control_address=control_address or "")
+    return StoreLookup(directory, timeout_s=config.store.lookup_timeout_s)
+
+
+def spare_garbage_collection() -> None:
+    """What is there at the start stays: looking through it again and again, in the middle of streams, frees
+    nothing. What requests leave behind is freed by counting references, all but a little."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+
+
+class Sockets:
+    """Where a router serves. One whose port is shared has another, by which this very process is reached:
+    whether it lives and what it counts is asked there."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Raises SetupError."""
+        self.all = [listening_socket(config.host, config.port, is_shared=config.share_port)]
+        if config.share_port:
+            try:
+                self.all.append(listening_socket(config.host, 0))
+            except SetupError:
+                self.close()
+                raise
+
+    @property
+    def urls(self) -> list[str]:
+        return [url_of(sock) for sock in self.all]
+
+    @property
+    def own_port(self) -> int:
+        """Of this process only."""
+        return self.all[-1].getsockname()[1]
+
+    def close(self) -> None:
+        for sock in self.all:
+            sock.close()
 
 
 class RouterProcess:
@@ -120,14 +188,18 @@ class RouterProcess:
         control_address: str | None,
         workers: Sequence[str],
         dial: Dial,
+        sockets: Sockets,
+        store_lookup: StoreLookup | None = None,
+        keys: LiveKeys | None = None,
     ) -> None:
-        self._config, self._tokenizer = config, tokenizer
-        router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
+        """`keys` None: everybody may."""
+        self._config, self._tokenizer, self._sockets = config, tokenizer, sockets
+        self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
         model = served_name(config)
         self._spans = spans_for(router_id, config.telemetry)
         observer = Observer(Meter(), self._spans, model=model)
         now_s = asyncio.get_running_loop().time()
-        core = RouterCore(config=config.router, rng=random.Random(), now_s=now_s)
+        core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         self.driver = Driver(core, on_note=observer.on_note)
         self._sessions = WorkerSessions(
             self.driver,
@@ -138,9 +210,12 @@ class RouterProcess:
             model=model,
         )
         self._directory = DirectoryClient(control_address) if control_address else None
-        self._watch = DirectoryWatch(self._directory, router_id) if self._directory else None
+        self._watch: DirectoryWatch | None = None
+        self._sharer = Sharer(self.driver, router_id)
+        self._following = Following(self.driver, router_id, addresses=config.router.peers)
         self._service = Service(
             config=config.router,
+            slo=config.slo,
             model=model,
             model_path=config.model.path,
             driver=self.driver,
@@ -158,7 +233,9 @@ class RouterProcess:
                 rank_max=config.engine.adapter_rank_max,
                 may_change=config.router.adapter_loading,
             ),
+            gate=Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id),
             directory_state=self._directory_state,
+            store_lookup=store_lookup,
         )
 
     def _directory_state(self) -> str:
@@ -166,7 +243,7 @@ class RouterProcess:
             return "none"
         return "current" if self._watch.is_current else "away"
 
-    async def run(self, sock: socket.socket, on_ready: Callable[[str], None], stop: asyncio.Event) -> None:
+    async def run(self, on_ready: OnReady, stop: asyncio.Event) -> None:
         await self._service.adapters.load_configured(self._config.model.adapters)
         server = Server(
             uvicorn.Config(
@@ -181,18 +258,43 @@ class RouterProcess:
                 timeout_graceful_shutdown=int(CLOSE_S),
             )
         )
-        async with self._sessions, asyncio.TaskGroup() as group:
-            background = [group.create_task(self.driver.run())]
-            if self._watch is not None:
-                background.append(group.create_task(self._watch.run(self._sessions.on_view)))
-            serving = group.create_task(server.serve(sockets=[sock]))
-            on_ready(url_of(sock))
+        async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
+            background = [group.create_task(self.driver.run()), group.create_task(self._sharer.run())]
+            if self._directory is not None:
+                self._watch = DirectoryWatch(self._directory, member)
+                background.append(group.create_task(self._watch.run(self._on_view)))
+            serving = group.create_task(server.serve(sockets=self._sockets.all))
+            spare_garbage_collection()
+            on_ready(self._sockets.urls)
             await stop.wait()
             await self._drain()
             server.should_exit = True
             await serving
             for task in background:
                 task.cancel()
+
+    def _on_view(self, view: MembershipView) -> None:
+        self._sessions.on_view(view)
+        self._following.on_view(view)
+
+    @contextlib.asynccontextmanager
+    async def _peers(self) -> AsyncGenerator[RouterMember]:
+        """Follow the other routers, and be followed."""
+        config = self._config.router
+        host = reachable_host(config.host)
+        server, port = await start_server(config.host, config.peer_port, router=self._sharer)
+        member = RouterMember(
+            self._router_id,
+            address=host_port(host, port),
+            metrics_address=host_port(host, self._sockets.own_port),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        try:
+            async with self._following:
+                yield member
+        finally:
+            await server.stop(0)
 
     async def _drain(self) -> None:
         timeout_s = self._config.cluster.drain_timeout_s
@@ -204,6 +306,9 @@ class RouterProcess:
     async def close(self) -> None:
         if self._directory is not None:
             await self._directory.close()
+        if self._service.store_lookup is not None:
+            await self._service.store_lookup.close()
+        await self._service.gate.close()
         await self._tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)
 

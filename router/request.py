@@ -1,10 +1,12 @@
 """What all requests that workers are needed for share: an id, a trace, a deadline, an outcome."""
 
-import uuid
 from abc import ABC, abstractmethod
 
-from baton.core.errors import BatonError, BodyTooLarge
-from baton.core.ids import RequestId
+from xxhash import xxh3_128_hexdigest
+
+from baton.core.errors import BatonError, BodyTooLarge, ClientError
+from baton.core.ids import RequestId, new_id
+from router import slo
 from router.asgi import (
     JSON,
     ClientGone,
@@ -21,6 +23,8 @@ from router.observe import Outcome, outcome_of
 from router.openai_response import error_of, retry_after_s
 from router.prepare import Preparation
 from router.service import Service
+from router.slo import NO_OBJECTIVES, Verdict, verdict_of_answer, verdict_of_error
+from router.tenants.client import ANYBODY, client_of
 
 
 class RequestFrame(ABC):
@@ -31,21 +35,75 @@ class RequestFrame(ABC):
         self.request_id, self.traceparent = request_id, traceparent
         self.arrived_s = service.driver.now_s()
         self.deadline_s = self.arrived_s + service.config.request_timeout_s
+        self.objectives = NO_OBJECTIVES
+        self.client = ANYBODY
+        self.used_tokens = 0
+        """Of prompts and answers; what was reserved beyond is given back in the end."""
+        self._reserved_tokens: int | None = None
+        self.verdict: Verdict | None = None
+        """None at the end: it could never work, and so was not offered."""
 
     @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
         """Raises BatonError, ClientGone: nothing is sent then."""
 
-    def preparation(self, call: Call) -> Preparation:
-        """Raises ModelNotFound."""
+    def preparation(self, call: Call, scope: Scope, body: bytes) -> Preparation:
+        """Raises ModelNotFound, ClientError."""
+        client = self.client = client_of(scope)
+        adapter = self.service.adapter_of(call.model)
+        named = header(scope, slo.HEADER.encode())
+        self.objectives = self.service.classes.of(
+            call.slo,
+            header=None if named is None else named.decode("latin-1"),
+            tenant=client.name,
+            record=client.tenant,
+            model=call.model,
+        )
+        if client.salt and call.priority is not None and call.priority < self.objectives.priority:
+            raise ClientError(
+                f"priority must be at least {self.objectives.priority}, that of the request's class: a lower "
+                "one would go before other tenants",
+                param="priority",
+            )
         return Preparation(
             self.service,
             call,
             request_id=self.request_id,
             traceparent=self.traceparent,
             deadline_s=self.deadline_s,
-            adapter=self.service.adapter_of(call.model),
+            adapter=adapter,
+            arrived_s=self.arrived_s,
+            objectives=self.objectives,
+            client=client,
+            likeness=xxh3_128_hexdigest(body),
         )
+
+    async def reserve(self, scope: Scope, tokens: int) -> None:
+        """Take a request and so many tokens from the tenant's budgets. Raises RateLimited."""
+        if not self.client.has_limits:
+            return
+        left_s = max(1.0, self.deadline_s - self.service.driver.now_s())
+        gate = self.service.gate
+        await gate.take(self.client, scope, lease=self.request_id, lease_s=left_s, tokens=tokens)
+        self._reserved_tokens = tokens
+
+    async def settle(self) -> None:
+        """Give back what was reserved and not used."""
+        if self._reserved_tokens is not None:
+            refund = self._reserved_tokens - self.used_tokens
+            self._reserved_tokens = None
+            await self.service.gate.settle(self.client, lease=self.request_id, refund_tokens=refund)
+
+    def answered(self, *, first_token_s: float, tpot_s: float) -> None:
+        """It was answered in full."""
+        ttft_s = first_token_s - self.arrived_s
+        self.verdict = verdict_of_answer(self.objectives, ttft_s=ttft_s, tpot_s=tpot_s)
+
+    def cancelled(self, first_token_s: float) -> None:
+        """By its client; `first_token_s` 0: before its first token, which may be overdue."""
+        ttft_s = (first_token_s or self.service.driver.now_s()) - self.arrived_s
+        is_late = 0 < self.objectives.ttft_s < ttft_s
+        self.verdict = Verdict.MISSED_TTFT if is_late else Verdict.CANCELLED
 
 
 class Handler:
@@ -56,22 +114,29 @@ class Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         observer = self._service.observer
-        request_id = RequestId(self._id_prefix + uuid.uuid4().hex)
+        request_id = RequestId(self._id_prefix + new_id())
         traceparent = observer.open(request_id, (header(scope, b"traceparent") or b"").decode("latin-1"))
         outcome: Outcome = "failed"
         message = ""
+        frame = self._kind(self._service, request_id, traceparent)
+        frame.verdict = Verdict.FAILED  # unless something else is known in the end
         try:
-            outcome = await self._kind(self._service, request_id, traceparent).serve(scope, receive, send)
+            outcome = await frame.serve(scope, receive, send)
         except ClientGone:
             outcome = "cancelled"
+            frame.cancelled(0.0)
         except BodyTooLarge as error:
-            outcome, message = "invalid", str(error)
+            outcome, message, frame.verdict = "invalid", str(error), None
             await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)
         except BatonError as error:
             outcome, message = outcome_of(error), str(error)
+            frame.verdict = verdict_of_error(error)
             await respond(send, error.http_status, error_of(error), error_headers(error))
         finally:
             observer.close(request_id, outcome, message)
+            if frame.verdict is not None:
+                observer.on_verdict(frame.objectives.slo_class, frame.client.name, frame.verdict)
+            await frame.settle()
 
 
 def error_headers(error: BatonError) -> Headers:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from baton.config import RouterConfig
+from baton.config import RouterConfig, SloConfig
 from baton.core.errors import ModelNotFound
 from baton.core.messages import AdapterRef
 from router.adapters import Adapters
@@ -14,6 +14,9 @@ from router.call import Limits
 from router.driver import Driver
 from router.observe import Observer
 from router.parsers.select import Parsers
+from router.slo import Classes
+from router.store_lookup import StoreLookup
+from router.tenants.gate import Gate
 from router.tokenizer import Tokenizer
 
 
@@ -24,6 +27,7 @@ class Service:
         self,
         *,
         config: RouterConfig,
+        slo: SloConfig,
         model: str,
         model_path: str,
         driver: Driver,
@@ -31,15 +35,19 @@ class Service:
         observer: Observer,
         parsers: Parsers,
         adapters: Adapters,
+        gate: Gate,
         directory_state: Callable[[], str] = lambda: "none",
+        store_lookup: StoreLookup | None = None,
     ) -> None:
         """`directory_state`: for /health, whether membership is current."""
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
+        self.classes, self.gate = Classes(slo), gate
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)
         """Special tokens that chat parsers must see as text."""
         self.directory_state = directory_state
+        self.store_lookup = store_lookup
         self.created = int(time.time())
         self._salt = config.tenant_salt.encode()
 
@@ -64,11 +72,15 @@ class Service:
         known = ", ".join(f"`{one}`" for one in (self.model, *self.adapters.names))
         raise ModelNotFound(f"The model `{name:.200}` does not exist; this server has {known:.2000}.")
 
-    def salt(self, adapter: AdapterRef | None) -> bytes:
-        """Of the block hashes: KV computed with one adapter is of no use with another."""
+    def salt(self, adapter: AdapterRef | None, tenant_salt: bytes = b"") -> bytes:
+        """Of the block hashes: no tenant gets KV computed for another, and KV computed with one adapter is of
+        no use with another. `tenant_salt` empty: no tenants are told apart."""
+        salt = self._salt
+        if tenant_salt:
+            salt = blake2b(tenant_salt, key=salt[:64], digest_size=32).digest()
         if adapter is None:
-            return self._salt
-        return blake2b(adapter.digest.encode(), key=self._salt[:64], digest_size=32).digest()
+            return salt
+        return blake2b(adapter.digest.encode(), key=salt[:64], digest_size=32).digest()
 
     @property
     def system_fingerprint(self) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 from baton.core.errors import BatonError, IncompatiblePeer
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView, RouterMessage, WorkerHello, WorkerMessage
+from baton.core.sharing import RouterMember
 from baton.wire.client import DirectoryClient
 from baton.wire.link import LinkBroken
 from router.driver import Connection, Driver
@@ -159,8 +160,8 @@ def _end_now(ending: asyncio.Timeout) -> None:
 class DirectoryWatch:
     """Follows the directory. While it is away, what it said last holds."""
 
-    def __init__(self, client: DirectoryClient, router_id: RouterId) -> None:
-        self._client, self._router_id = client, router_id
+    def __init__(self, client: DirectoryClient, member: RouterMember) -> None:
+        self._client, self._member = client, member
         self.is_current = False
 
     async def run(self, on_view: Callable[[MembershipView], None]) -> None:
@@ -177,7 +178,7 @@ class DirectoryWatch:
 
     async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
         # It is a generator, and must be closed for the call behind it to end.
-        views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._router_id))
+        views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._member))
         async with asyncio.timeout(None) as ending, aclosing(views):
             with SilenceWatch(DIRECTORY_SILENCE_S, lambda: _end_now(ending)) as silence:
                 async for view in views:

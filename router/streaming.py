@@ -14,14 +14,21 @@ from baton.core.steps import TokenLogprobs
 from router.choice import Choice, Wants
 from router.detokenizer import Detokenizer
 from router.driver import Driver
-from router.events import Submit
+from router.events import Served, Submit, Waterfall
 from router.logprobs import LogprobFormat, joined
 from router.openai_response import DONE, AnswerFormat, Usage, error_event
+from router.timings import EdgeTimes, timings_body
 
 Write = Callable[[bytes], Awaitable[None]]
+WriteNow = Callable[[bytes], bool]
+"""False: nothing was written."""
 
 DEADLINE_GRACE_S = 5.0
 """The core ends what is over its deadline; this much later the edge stops waiting for anything."""
+
+
+def _never_now(_: bytes) -> bool:
+    return False
 
 
 class Exchange:
@@ -35,6 +42,9 @@ class Exchange:
         self._deadline_s = deadline_s
         self.prompt_format: LogprobFormat | None = None
         """Set if the client wants the prompt's logprobs."""
+        self.edge = EdgeTimes()
+        self.with_timings = False
+        """The client wants them."""
         self._unsent_tokens_max = unsent_tokens_max
         self._wake = asyncio.Event()
         self.choices: list[Choice] = []
@@ -44,6 +54,12 @@ class Exchange:
         self.is_too_slow = False
         self._choices_per_prompt = self._answers_per_prompt = 1
         self._is_streaming = False
+        self._write_now: WriteNow = _never_now
+        self._is_writing = True
+        """The task that streams is at work, and looks again when it is done."""
+        self._is_flush_due = False
+        self._unwritten = b""
+        """Said, and not to be written without waiting."""
         self._on_drop: Callable[[], None] = lambda: None
 
     def now_s(self) -> float:
@@ -76,8 +92,15 @@ class Exchange:
     def cancel(self, choice: Choice) -> None:
         self._driver.client_gone(choice.seq_id)
 
+    def progress_of(self, choice: Choice) -> tuple[Waterfall | None, Served | None]:
+        return self._driver.progress_of(choice.seq_id)
+
     def on_progress(self, choice: Choice) -> None:
-        self._wake.set()
+        if self._is_writing:
+            self._wake.set()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._driver.flusher.add(self._flush)
         if self._is_streaming and choice.unsent_tokens > self._unsent_tokens_max:
             self.is_too_slow = True
             self.client_gone()
@@ -104,6 +127,11 @@ class Exchange:
     @property
     def is_complete(self) -> bool:
         return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def first_token_s(self) -> float:
+        """When the first one of any choice came, on the driver's clock; 0: none has."""
+        return min((c.first_token_s for c in self.choices if c.first_token_s), default=0.0)
 
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
@@ -146,6 +174,8 @@ class Exchange:
         extra: dict[str, Any] = {}
         if self._answer.is_chat and (found := self._prompt_logprobs(answered[0])) is not None:
             extra = {"prompt_logprobs": found}
+        if self.with_timings:
+            extra["baton"] = timings_body(self.edge, self.choices)
         return self._answer.whole(bodies, self.usage(), extra)
 
     def _of_prompt(self, choice: Choice) -> tuple[TokenLogprobs, ...] | None:
@@ -169,31 +199,52 @@ class Exchange:
         logprobs = joined([choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs()])
         return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
-    async def stream(self, write: Write, *, include_usage: bool, on_drop: Callable[[], None]) -> None:
-        """Server-sent events until the end, which is [DONE], or an `error` event without it.
+    async def stream(
+        self,
+        write: Write,
+        *,
+        include_usage: bool,
+        on_drop: Callable[[], None],
+        write_now: WriteNow = _never_now,
+    ) -> bytes:
+        """Server-sent events until the end. Returns the last of them, with [DONE], or with an `error` event
+        and without it; nothing if the client is gone.
 
         `on_drop` is called when the client is too slow, and should break its connection: `write` may
-        be waiting for it.
+        be waiting for it. What `write_now` takes needs no task to be woken.
         """
-        self._is_streaming, self._on_drop = True, on_drop
+        self._is_streaming, self._on_drop, self._write_now = True, on_drop, write_now
         try:
             async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):
                 while not self.is_gone:
                     self._wake.clear()
-                    events = self._take_events()
+                    self._is_writing = True
+                    events = self._unwritten + self._take_events()
+                    self._unwritten = b""
                     if self.error is not None:
-                        await write(events + error_event(self.error))
-                        return
+                        return events + error_event(self.error)
                     if self.is_complete:
-                        usage = self._answer.usage_chunk(self.usage()) if include_usage else b""
-                        await write(events + usage + DONE)
-                        return
+                        return events + self._end_chunk(include_usage) + DONE
                     if events:
                         await write(events)
+                    self._is_writing = False
                     await self._wake.wait()
         except TimeoutError:
             self.is_gone = self.is_too_slow = True
             on_drop()
+        return b""
+
+    def _flush(self) -> None:
+        """After whatever else came at the same time."""
+        self._is_flush_due = False
+        if self._is_writing or self.is_gone or self.error is not None or self.is_complete:
+            self._wake.set()
+            return
+        events = self._take_events()
+        if events and not self._write_now(events):
+            self._unwritten += events
+            self._is_writing = True
+            self._wake.set()
 
     async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await it, like every other write no longer than the request may take."""
@@ -236,6 +287,14 @@ class Exchange:
                 choice.is_closed = True
                 events.append(answer.last_chunk(choice.index, choice.finish_reason))
         return b"".join(events)
+
+    def _end_chunk(self, include_usage: bool) -> bytes:
+        """After all choices; empty if nothing of it was asked for."""
+        if not (include_usage or self.with_timings):
+            return b""
+        usage = self.usage() if include_usage else None
+        timings = timings_body(self.edge, self.choices) if self.with_timings else None
+        return self._answer.end_chunk(usage, timings)
 
     def _echo_chunk(self, choice: Choice) -> bytes:
         echo = choice.wants.echo

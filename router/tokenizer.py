@@ -55,6 +55,7 @@ class Tokenizer:
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}
+        self._text_of_one: dict[int, str] = {}
         self._bytes_of: TokenBytes = (
             (lambda token: self.decode([token]).encode())
             if rust is None
@@ -106,8 +107,19 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """Exactly what the tokens say: no clean-up of spaces, ids outside the vocabulary are nothing."""
-        if self._rust is not None:
+        if self._rust is None:
+            return self._decode_slowly(ids)
+        if len(ids) != 1:
             return self._rust.decode(ids, skip_special_tokens=False)
+        # Half of all calls: the token that the next one is decoded beside.
+        text = self._text_of_one.get(ids[0])
+        if text is None:
+            text = self._rust.decode(ids, skip_special_tokens=False)
+            if len(self._text_of_one) < self.card.vocab_size:
+                self._text_of_one[ids[0]] = text
+        return text
+
+    def _decode_slowly(self, ids: list[int]) -> str:
         return self._pretrained.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     async def encode(
@@ -118,9 +130,13 @@ class Tokenizer:
         Raises PromptTooLong if they do not fit into the context, unless the prompt `may_be_cut` later;
         QueueFull when too many texts wait.
         """
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: self._encode(text, field, with_special=with_special, may_be_cut=may_be_cut)
         )
+
+    def encode_now(self, text: str) -> tuple[int, ...]:
+        """Without a thread, whatever the length: for tools."""
+        return self._encode(text, "prompt", with_special=False, may_be_cut=True)
 
     async def encode_chat(
         self,
@@ -145,12 +161,13 @@ class Tokenizer:
             ids = self._encode(text, "messages", with_special=with_special, may_be_cut=may_be_cut)
             return ChatPrompt(ids, text[-PROMPT_END_CHARACTERS:])
 
-        return await self._in_thread(encode)
+        return await self.in_thread(encode)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
-    async def _in_thread(self, work: Callable[[], R]) -> R:
+    async def in_thread(self, work: Callable[[], R]) -> R:
+        """Work on a long prompt, where it holds nobody up. Raises QueueFull when too much waits."""
         if self._waiting_count >= WAITING_MAX:
             raise QueueFull(f"{WAITING_MAX} prompts are waiting to be tokenised")
         self._waiting_count += 1

@@ -2,7 +2,7 @@
 
 A request that needs one of them is refused: an answer that silently lacks what was asked for is worse
 than none. Values that change nothing pass, null always. Fields found neither here nor in the request
-types are unknown and ignored, as are those that only inform the server (`metadata`, `service_tier`,
+types are unknown and ignored, as are those that only inform the server (`metadata`,
 `prompt_cache_key`, `prediction` …).
 """
 

@@ -10,9 +10,13 @@ from rich.table import Table
 
 from baton.bench import handover as handover_bench
 from baton.bench.engine_cli import engine
+from baton.bench.fidelity_cli import fidelity
+from baton.bench.goodput_cli import goodput
 from baton.bench.kernels_cli import kernels
+from baton.bench.placement_cli import placement
 from baton.bench.quality_cli import quality
 from baton.bench.reuse_cli import reuse
+from baton.bench.router_cli import router
 from baton.bench.speculation_cli import speculation
 from baton.bench.store_cli import store
 from baton.bench.store_policies_cli import policies
@@ -28,12 +32,16 @@ app = typer.Typer(
 )
 
 app.command("engine")(engine)
+app.command("fidelity")(fidelity)
 app.command("quality")(quality)
+app.command("goodput")(goodput)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
 app.command("policies")(policies)
 app.command("store")(store)
+app.command("placement")(placement)
 app.command("reuse")(reuse)
+app.command("router")(router)
 app.command("working-set")(working_set)
 app.command("store-cost")(store_cost)
 

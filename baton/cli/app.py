@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.keys import app as keys_app
 from baton.cli.store import app as store_app
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ def serve(
     both: Annotated[
         int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
     ] = None,
+    routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
     device: Device = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
@@ -81,6 +83,7 @@ def serve(
         "model.device": device,
         "router.host": host,
         "router.port": port,
+        "router.processes": routers,
         **_pools(prefill, decode, both),
         "cluster.ray_address": ray_address,
         "store.directory": store,
@@ -200,6 +203,7 @@ def config(
 
 
 app.add_typer(store_app, name="store")
+app.add_typer(keys_app, name="keys")
 
 
 def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:
@@ -222,11 +226,39 @@ _mount(
     "baton sim --seeds 100",
 )
 _mount(
+    "simulate",
+    "baton.cli.simulate",
+    "worker",
+    "A production trace on a modelled cluster of GPUs, with the production router.",
+    "baton simulate trace.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8",
+)
+_mount(
+    "plan",
+    "baton.sim.plan.cli",
+    "worker",
+    "The cheapest cluster that serves a trace within its objectives.",
+    "baton plan trace.jsonl --model llama-3-70b --gpu h100=2.99 --ttft-slo 5 --tpot-slo 0.05",
+)
+_mount(
     "replay",
     "loadgen.cli",
     "",
     "Open-loop replay of a production trace, with goodput under SLOs.",
     "baton replay trace.jsonl --url http://127.0.0.1:8000",
+)
+_mount(
+    "synth",
+    "loadgen.synth.cli",
+    "",
+    "Synthetic traces that look like a production trace, and how alike they are.",
+    "baton synth mooncake-conversation --requests 5000 --out trace.jsonl",
+)
+_mount(
+    "compare",
+    "loadgen.compare",
+    "",
+    "Reports of several runs beside one another: tables, JSON, one HTML page.",
+    "baton compare baton.json vllm.json --html compared.html",
 )
 _mount("bench", "baton.bench.cli", "worker", "Measure parts against their limits.", "baton bench handover")
 _mount(

@@ -160,7 +160,10 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
         if "nixl" in bytes_by_backend and moved.keys() == {"tcp"}:
             yield Finding("note", "NIXL is there, but all KV moved over TCP")
     elif _prefilled(workers):
-        yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved")
+        if any(count for name, count in _sums(workers).items() if name.endswith(".reads_failed")):
+            yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved: reads fail")
+        else:
+            yield Finding("note", "no KV has moved: every request was predicted to do better on one worker")
     else:
         yield Finding("note", "no KV has moved yet: send a request of at least one block of tokens")
 

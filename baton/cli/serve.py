@@ -71,7 +71,7 @@ def serve_router(
         config,
         control_address=control_address,
         workers=list(workers),
-        on_ready=lambda url: print(f"{READY_PREFIX}{url}", flush=True),
+        on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
     )
     try:
         run_on_uvloop(running)

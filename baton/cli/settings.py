@@ -36,27 +36,36 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if not separator or section not in Config.model_fields:
         known = ", ".join(Config.model_fields)
         raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
-    values.setdefault(section, {})[field] = _parsed(value, is_list=_is_list(section, field))
+    field, *path = field.split(".")
+    kind = _kind_of(section, field)
+    if path and kind is dict:
+        inner = values.setdefault(section, {}).setdefault(field, {})
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+        return
+    values.setdefault(section, {})[".".join([field, *path])] = _parsed(value, kind)
 
 
-def _is_list(section: str, field: str) -> bool:
+def _kind_of(section: str, field: str) -> Any:
+    """list and dict of knobs that are such; None: of all others."""
     section_class = Config.model_fields[section].annotation
     assert isinstance(section_class, type)
     assert issubclass(section_class, BaseModel)
     info = section_class.model_fields.get(field)
-    return info is not None and get_origin(info.annotation) is tuple
+    return None if info is None else get_origin(info.annotation)
 
 
-def _parsed(value: Any, *, is_list: bool) -> Any:
-    """Lists are given as JSON or separated by commas; everything else pydantic reads from text."""
-    if not is_list or not isinstance(value, str):
+def _parsed(value: Any, kind: Any) -> Any:
+    """Lists are JSON or separated by commas, maps are JSON; everything else pydantic reads from text."""
+    if kind not in (tuple, dict) or not isinstance(value, str):
         return value
-    if value.startswith("["):
+    if value.startswith("[" if kind is tuple else "{"):
         try:
             return json.loads(value)
         except ValueError:
             return value  # pydantic says what is wrong with it
-    return [part.strip() for part in value.split(",") if part.strip()]
+    return value if kind is dict else [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _explain(error: ValidationError) -> str:

@@ -3,11 +3,15 @@
 BatonError
 ├── ClientError               the request can never work           -> 400, do not retry
 │   ├── PromptTooLong
+│   ├── Unauthorized          no API key, or nobody's -> 401
+│   ├── Forbidden             -> 403
 │   ├── ModelNotFound         -> 404
 │   ├── AdapterNotFound       -> 404
 │   └── BodyTooLarge          -> 413
 ├── Overloaded                it would work later                  -> 503 + Retry-After
+│   ├── RateLimited           the tenant's own budget is spent   -> 429
 │   ├── QueueFull
+│   ├── ObjectivesUnmet       it would come too late to be of use
 │   └── NoCapacity            a pool is empty or full
 ├── DeadlineOver              the request's time is up             -> 504
 ├── PeerFailure               another process failed us            -> retry elsewhere, then 503
@@ -44,6 +48,20 @@ class PromptTooLong(ClientError):
         super().__init__(message, param=param, code="context_length_exceeded")
 
 
+class Unauthorized(ClientError):
+    http_status = 401
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="invalid_api_key")
+
+
+class Forbidden(ClientError):
+    http_status = 403
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="permission_denied")
+
+
 class ModelNotFound(ClientError):
     http_status = 404
 
@@ -68,7 +86,22 @@ class Overloaded(BatonError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(Overloaded):
+    """`kind`: requests or tokens, which OpenAI tells as the error's type. `retry_after_s` None: never."""
+
+    http_status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str, retry_after_s: float | None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s or 0.0)
+        self.kind, self.is_final = kind, retry_after_s is None
+
+
 class QueueFull(Overloaded):
+    pass
+
+
+class ObjectivesUnmet(Overloaded):
     pass
 
 

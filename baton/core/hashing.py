@@ -26,12 +26,13 @@ def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> Iterator
     then `tokens` are those that follow that block."""
     words = array("I", tokens)
     assert words.itemsize == 4
-    parent = root
-    for start in range(0, len(words) - block_tokens + 1, block_tokens):
-        digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
-        digest.update(words[start : start + block_tokens].tobytes())
-        parent = BlockHash(digest.digest())
-        yield parent
+    raw, width = words.tobytes(), block_tokens * words.itemsize
+    hashed = hashlib.blake2b
+    parent: bytes = root
+    for start in range(0, len(raw) - width + 1, width):
+        # One call with both parts: half the price of an object that is updated.
+        parent = hashed(parent + raw[start : start + width], digest_size=HASH_BYTES).digest()
+        yield BlockHash(parent)
 
 
 def block_hashes(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:

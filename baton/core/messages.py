@@ -9,12 +9,15 @@ Token indices count *generated* tokens of a sequence from 0, over all its attemp
 `tokens` already contain k generated ones continues at index k.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum, auto
 
 import msgspec
 
+from baton.core.costs import LegTimings, StepCosts
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
+from baton.core.sharing import RouterMember
 from baton.core.steps import TokenLogprobs
 
 WIRE_VERSION = 2
@@ -86,7 +89,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
     seq_id: SequenceId
     epoch: int
     leg: Leg
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     """Prompt, then the generated tokens that the client already has."""
     prompt_token_count: int
     sampling: SamplingParams
@@ -142,6 +145,16 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     max_model_tokens: int
     """Prompt plus generated tokens of one sequence, at most."""
     wire_version: int = WIRE_VERSION
+    costs: StepCosts | None = None
+    """As it timed itself when it started; None: it did not."""
+    block_bytes: int = 0
+    """Of one KV block; 0: not told."""
+    step_tokens_max: int = 512
+    """Token budget of one step: the longest chunk of a prompt."""
+    batch_sequences_max: int = 64
+    """Sequences in one step."""
+    host: str = ""
+    """Workers of one host reach each other's memory fast."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
@@ -161,6 +174,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """Of the prompt tokens from the second on; set with the first token, if asked for."""
     embedding: tuple[float, ...] = ()
     """Task EMBED; comes with finish STOP and no tokens."""
+    timings: LegTimings | None = None
+    """Set on an attempt's first output by the worker that prefilled."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -244,6 +259,16 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """Prompt tokens accepted and not computed yet."""
     step_s: float
     """Smoothed duration of one engine step; 0 when none ran yet."""
+    costs: StepCosts | None = None
+    """As its steps show it now."""
+    decoding_count: int = 0
+    """Of the running sequences, those whose prompt is computed."""
+    context_tokens: int = 0
+    """Positions of the decoding sequences, together: what a decode step reads."""
+    tokens_per_step: float = 1.0
+    """Smoothed: tokens that a decoding sequence gains in one step, more than 1 where guesses are right."""
+    incoming_count: int = 0
+    """Decode legs accepted whose KV has not all arrived."""
 
 
 WorkerMessage = (
@@ -369,3 +394,4 @@ class MembershipView(msgspec.Struct, frozen=True):
     directory_life: str
     version: int
     members: tuple[Member, ...]
+    routers: tuple[RouterMember, ...] = ()

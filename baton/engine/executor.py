@@ -32,9 +32,12 @@ from baton.engine.models.decoder import Progress
 from baton.engine.models.model import LanguageModel
 from baton.engine.sampling.logprobs import logprobs_of
 from baton.engine.sampling.sampler import Sampler
+from baton.engine.self_timing import Measured, time_steps
 from baton.engine.step_batch import PromptRows, StepBatch
 from baton.engine.swap import SwapSpace
 
+TIMED_BYTES_MAX = 64 * 2**20
+"""Of the KV pool, that a worker writes to when it times itself."""
 PROMPT_LOGITS_MAX = 2**24
 """Logits of a prompt that are in memory at once, 64 MiB."""
 
@@ -232,6 +235,23 @@ class Executor:
 
         self.execute(StepPlan((item(0, (0,) * max(1, chunk), tuple(range(block_count))),), 0))
         self.execute(StepPlan(tuple(item(n, (0,), (n,)) for n in range(decodes)), 1))
+
+    def time_itself(self, budget_s: float) -> Measured:
+        """What steps of several shapes cost, see `time_steps`. Call before any block holds anything."""
+        block_bytes = self.geometry.block_bytes
+        blocks = min(self.kv.block_count, max(1, TIMED_BYTES_MAX // block_bytes))
+        for block in range(blocks):
+            self.kv.clear(block)  # memory that was never written is faster than any that is used
+        return time_steps(
+            self.execute,
+            block_tokens=self.geometry.block_tokens,
+            block_count=blocks,
+            step_tokens_max=self._step_tokens_max,
+            batch_sequences_max=self._batch_sequences_max,
+            positions_max=self.max_model_tokens - 1,
+            vocab=self.vocab_size,
+            budget_s=budget_s,
+        )
 
     def close(self) -> None:
         """Drop weights. The pool's memory lives as long as somebody refers to it. Idempotent."""

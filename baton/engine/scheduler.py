@@ -36,6 +36,9 @@ OVERLAP_STEP_S_MAX = 0.1
 """Beside a longer step the gap between two steps is nothing, and who arrives meanwhile should not wait
 for one more."""
 
+GAIN_SMOOTHING = 0.02
+"""Weight of one sequence's newest step in `tokens_per_step`."""
+
 
 class Scheduler:
     """Sequences wait for a seat (`batch_sequences_max`) and for blocks; `scheduling.order` says whose
@@ -57,7 +60,7 @@ class Scheduler:
             cache, block_tokens=block_tokens, swap_slot_count=engine.swap_bytes // block_bytes
         )
         self._order = Order()
-        self._times = StepTimeModel()
+        self.times = StepTimeModel(chunk_tokens=engine.step_tokens_max)
         self._speculator = Speculator(engine)
         self._waiting: list[Sequence] = []
         self._joined: deque[Sequence] = deque()
@@ -75,6 +78,8 @@ class Scheduler:
         """Since the start; `swap_count` are those preemptions that kept their KV."""
         self.drafted_count = self.accepted_count = 0
         """Guesses, since the start."""
+        self.tokens_per_step = 1.0
+        """Smoothed: what a sequence that decodes gains by one step."""
 
     # --- what others may know -------------------------------------------------------------------
 
@@ -115,6 +120,10 @@ class Scheduler:
         waiting = sum(seq.pending_count for seq in self._waiting)
         return waiting + sum(seq.pending_count for seq in self._running if seq.pending_count > 1)
 
+    def decoding(self) -> list[Sequence]:
+        """Whose prompt is computed; seated, or about to be."""
+        return [*self._joined, *(seq for seq in self._running if seq.is_decoding)]
+
     def sequences(self) -> Iterator[Sequence]:
         """All that hold blocks or wait for them, dropped ones of steps under way included."""
         yield from self._waiting
@@ -129,19 +138,10 @@ class Scheduler:
         for moves in (*(step.moves for step in self._steps), self._tables.moves):
             yield from moves.shares
 
-    def prompt_s(self, start: int, end: int) -> float:
-        """Predicted: computing positions [start, end) of one prompt."""
-        return self._times.prompt_s(start, end, chunk_tokens=self._engine.step_tokens_max)
-
-    def share_s(self, start: int, end: int) -> float:
-        """The same, of positions within a longer chunk."""
-        chunk_tokens = self._engine.step_tokens_max
-        return self.prompt_s(start, start + chunk_tokens) * (end - start) / chunk_tokens
-
     def queue_s(self, seq: Sequence) -> float:
         """Predicted: computing the prompts that came before it."""
         others = (s for s in (*self._running, *self._waiting) if s.order < seq.order and s.pending_count > 1)
-        return self._times.prompt_token_s * sum(other.pending_count for other in others)
+        return self.times.prompt_token_s * sum(other.pending_count for other in others)
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Scheduler:
         elif not self._fits(decodes):
             return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_guesses(decodes)
-        budget = prompt_budget(self._engine, self._times, work)
+        budget = prompt_budget(self._engine, self.times, work)
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
         return work, preempted
@@ -228,7 +228,7 @@ class Scheduler:
         back and are not reported."""
         step = self._steps.popleft()
         assert step.plan.step_number == result.step_number, "answer to another step"
-        self._times.saw(step.work, result.elapsed_s)
+        self.times.saw(step.work, result.elapsed_s)
         self._tables.moved(step.moves)
         progress: list[Progress] = []
         for seq, item, sampled in zip(step.sequences, step.plan.items, result.results, strict=True):
@@ -261,6 +261,8 @@ class Scheduler:
             self.drafted_count += item.draft_count
             self.accepted_count += accepted_count
         if item.sample_index is not None:
+            if seq.generated_here:
+                self.tokens_per_step += GAIN_SMOOTHING * (len(sampled.tokens) - self.tokens_per_step)
             seq.sampling_count -= 1
             seq.generated_here = True
 
@@ -287,7 +289,7 @@ class Scheduler:
             return False
         if any(seq.is_guessing for seq in self._running):
             return False
-        return not self._speculator.is_worth_waiting(self._running, self._times)
+        return not self._speculator.is_worth_waiting(self._running, self.times)
 
     def _seat_joined(self) -> None:
         """Sequences that hold all their KV take free seats, unless an older one waits and can run."""
@@ -361,7 +363,7 @@ class Scheduler:
         count = blocks_for(seq.computed_count, self._block_tokens)
         if not 0 < count <= self._tables.free_slot_count or self._tables.has_moves_to_come(seq):
             return False
-        return 2 * count * self._times.moved_block_s < seq.computed_count * self._times.prompt_token_s
+        return 2 * count * self.times.moved_block_s < seq.computed_count * self.times.prompt_token_s
 
     def _with_guesses(self, decodes: list[Sequence]) -> list[Work]:
         if self._steps:
@@ -369,7 +371,7 @@ class Scheduler:
         budget = self._engine.step_tokens_max - len(decodes)
         if self._waiting or any(seq.runnable_count > 1 for seq in self._running):
             budget -= self._engine.chunk_tokens_min  # else guesses could keep prompts out for ever
-        guesses = self._speculator.guesses(decodes, self._times, budget=max(0, budget))
+        guesses = self._speculator.guesses(decodes, self.times, budget=max(0, budget))
         return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, guesses, strict=True)]
 
     def _that_fit(self, seq: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
@@ -460,7 +462,7 @@ class Scheduler:
             ended=ended,
         )
         sequences = [one.sequence for one in work]
-        self._steps.append(OpenStep(plan, sequences, moves, step_work, self._times.predict_s(step_work)))
+        self._steps.append(OpenStep(plan, sequences, moves, step_work, self.times.predict_s(step_work)))
         return plan
 
     def _item(self, one: Work) -> StepItem:

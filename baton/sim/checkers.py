@@ -23,10 +23,12 @@ from baton.core.steps import StepItem, StepPlan
 from baton.sim.client import Ending, SimClient
 from baton.sim.model import fake_logprob
 from baton.sim.scenario import DELAYING, Scenario
+from baton.sim.setbacks import SetbackChecker
 from baton.sim.turns import Turns
 from baton.sim.world import Violation, World
 from baton.worker.events import CopyFromStore, CopyToStore, StartRead
 from router.events import Deliver, Failed, FailureKind, Finished, Note
+from router.hedging import submitted_name
 
 if TYPE_CHECKING:
     from baton.sim.node import SimWorker
@@ -47,6 +49,7 @@ class Checkers:
         "_leases",
         "_progress",
         "_scenario",
+        "_setbacks",
         "_turns",
         "clients",
         "is_calm",
@@ -67,6 +70,8 @@ class Checkers:
         """Who began to fill a block, and its generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
         self._turns: dict[WorkerId, Turns] = {}
+        self._setbacks: dict[str, SetbackChecker] = {}
+        """By router."""
         self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
 
     # --- what clients see ---------------------------------------------------------------------------
@@ -100,8 +105,9 @@ class Checkers:
                 2, f"logprobs {action.logprobs}, of the prompt {action.prompt_logprobs}", seq_id=client.seq_id
             )
 
-    def finished(self, action: Finished) -> None:
+    def finished(self, router: str, action: Finished) -> None:
         client = self._living(action.seq_id, action)
+        self._setbacks_of(router).finished()
         expected = client.expected
         if action.embedding != expected.embedding:
             raise Violation(
@@ -151,9 +157,10 @@ class Checkers:
         client.ending, client.ended_s = ending, self.world.now_s
         self.world.counts[f"ended: {ending}"] += 1
 
-    def noted(self, note: Note) -> None:
-        """Coverage: what the router says it did."""
+    def noted(self, router: str, note: Note) -> None:
+        """Coverage: what the router says it did; and that it keeps to its budgets."""
         client = self.clients[note.seq_id]
+        self._setbacks_of(router).noted(note, is_begun=bool(client.received))
         self.world.counts[f"note: {note.what}"] += 1
         match note.what:
             case "placed" | "fallback":
@@ -167,6 +174,7 @@ class Checkers:
                 client.phase = "decoding"
             case "retried":
                 client.phase = "queued"
+                self.world.counts[f"retried: {note.cause}"] += 1
                 if self.is_calm:
                     raise Violation(
                         6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id
@@ -185,10 +193,16 @@ class Checkers:
 
     def after_router_event(self, router: "SimRouter") -> None:
         """Invariant 8 while it runs, every few events: its accounts agree with its sequences."""
+        self._setbacks_of(router.name).looked(router)
         count = self._audits.get(router.name, 0) + 1
         self._audits[router.name] = count
         if count % AUDIT_EVERY == 0:
             self.audit_router(router)
+
+    def _setbacks_of(self, router: str) -> SetbackChecker:
+        if router not in self._setbacks:
+            self._setbacks[router] = SetbackChecker(self.world, self._scenario.router)
+        return self._setbacks[router]
 
     def audit_router(self, router: "SimRouter") -> None:
         try:
@@ -308,7 +322,7 @@ class Checkers:
 
     def _is_still_wanted(self, worker: "SimWorker", item: StepItem) -> None:
         """Invariant 6: a worker hears within a bounded time that a client or a router is gone."""
-        client = self.clients[item.key.seq_id]
+        client = self.clients[submitted_name(item.key.seq_id)]
         if client.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
             return
         late_s = self.world.now_s - client.ended_s - self._scenario.network_latency_s * 50

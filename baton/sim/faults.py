@@ -37,6 +37,8 @@ class Faults:
             "peer_stall": self._peer_stall,
             "slow_network": self._slow_network,
             "slow_worker": self._slow_worker,
+            "sick_worker": self._sick_worker,
+            "straggler": self._straggler,
             "router_crash": self._router_crash,
             "router_freeze": self._router_freeze,
             "drain": self._drain,
@@ -81,6 +83,7 @@ class Faults:
                 cluster.set_role(slot, slot.first_role)
             if slot.worker is not None:
                 slot.worker.step_slowness = 1.0
+                slot.worker.is_sick = False
                 self._thaw(slot.worker)
         for router in cluster.routers:
             router.thaw()
@@ -166,6 +169,20 @@ class Faults:
         worker = self._worker()
         if worker is not None:
             worker.step_slowness = self._rng.choice((3.0, 20.0))
+
+    def _sick_worker(self) -> None:
+        """It takes sequences, and fails each of them at once."""
+        worker = self._worker()
+        if worker is not None:
+            worker.is_sick = True
+            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "is_sick", False))
+
+    def _straggler(self) -> None:
+        """Its steps take very long for a while, and then no longer."""
+        worker = self._worker()
+        if worker is not None:
+            worker.step_slowness = self._rng.choice((20.0, 100.0))
+            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "step_slowness", 1.0))
 
     def _router_crash(self) -> None:
         index = self._rng.randrange(len(self._cluster.routers))

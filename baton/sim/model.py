@@ -13,6 +13,7 @@ from baton.core.messages import Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import PENDING_TOKEN, ItemResult, StepItem, StepPlan, TokenLogprobs
 from baton.sim.world import Violation
+from router.hedging import submitted_name
 
 VOCABULARY = 61
 EOS = 0
@@ -153,7 +154,7 @@ class Model:
             memory.writers[block] = memory.writers[source]
 
     def _run_item(self, item: StepItem, memory: Memory, who: str) -> ItemResult:
-        expected = self.expected[item.key.seq_id]
+        expected = self.expected[submitted_name(item.key.seq_id)]
         first = item.first_position
         tokens = self._tokens_of(item, memory, who)
         if item.history is not None:
@@ -194,7 +195,7 @@ class Model:
         self, item: StepItem, tokens: tuple[int, ...], states: list[int], memory: Memory, who: str
     ) -> tuple[int, ...]:
         """After the last token that is no guess, and after each guess that was right."""
-        expected = self.expected[item.key.seq_id]
+        expected = self.expected[submitted_name(item.key.seq_id)]
         assert item.sample_index is not None
         history = self._known(item, memory, who)
         sampled: list[int] = []
@@ -211,7 +212,7 @@ class Model:
     def _known(self, item: StepItem, memory: Memory, who: str) -> list[int]:
         """The tokens before: as the executor keeps them for those that need it."""
         if not item.sampling.needs_history:
-            expected = self.expected[item.key.seq_id]
+            expected = self.expected[submitted_name(item.key.seq_id)]
             assert item.sample_index is not None
             return expected.tokens[: len(expected.prompt) + item.sample_index]
         history = memory.histories.get(item.key)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, cast
 
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
-from baton.core.messages import AskerMessage, PeerRef, Role, RouterMessage, SourceMessage, StartSequence
+from baton.core.messages import (
+    AskerMessage,
+    CancelSequence,
+    FailureReason,
+    PeerRef,
+    Role,
+    RouterMessage,
+    SequenceFailed,
+    SourceMessage,
+    StartSequence,
+)
 from baton.core.steps import StepPlan, StepResult
 from baton.sim.checkers import Checkers
 from baton.sim.model import Memory, Model
@@ -120,6 +130,7 @@ class SimWorker(Process):
         "core",
         "fingerprint",
         "generations",
+        "is_sick",
         "memory",
         "step_slowness",
         "store",
@@ -149,6 +160,8 @@ class SimWorker(Process):
         self.memory = Memory(scenario.block_count, scenario.block_tokens)
         self.generations = Generations(scenario.block_count)
         self.step_slowness = 1.0
+        self.is_sick = False
+        """It fails whatever it is told to start."""
         self._timer = Timer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Under way, each with the generations of its items' blocks when it was planned."""
@@ -291,8 +304,20 @@ class SimWorker(Process):
     def on_message(self, session: Session, message: object) -> None:
         """From the router that opened `session`."""
         router_id = RouterId(session.ends[0].process.name)
-        if self._router_sessions.get(router_id) is session:
-            self.feed(FromRouter(router_id, cast(RouterMessage, message)))
+        if self._router_sessions.get(router_id) is not session:
+            return
+        if self.is_sick and isinstance(message, StartSequence):
+            self._fail(router_id, session, message)
+            return
+        self.feed(FromRouter(router_id, cast(RouterMessage, message)))
+
+    def _fail(self, router_id: RouterId, session: Session, start: StartSequence) -> None:
+        """As a worker does that cannot make ready what the sequence needs (`baton.worker.preparation`)."""
+        if start.epoch:
+            self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
+        failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
+        self._checkers.worker_says(self, failed)
+        session.send(0, failed)
 
     def on_break(self, session: Session, reason: str) -> None:
         router_id = RouterId(session.ends[0].process.name)

@@ -115,13 +115,13 @@ class SimRouter(Process):
             case Deliver():
                 self._checkers.delivered(action)
             case Finished():
-                self._checkers.finished(action)
+                self._checkers.finished(self.name, action)
                 del self.live[action.seq_id]
             case Failed():
                 self._checkers.failed(action)
                 del self.live[action.seq_id]
             case Note():
-                self._checkers.noted(action)
+                self._checkers.noted(self.name, action)
 
     # --- clients ------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from baton.config import EngineConfig, RouterConfig, StoreConfig, TransferConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
 
-Policy = Literal["cached_prefix", "least_loaded", "round_robin", "random"]
-POLICIES: tuple[Policy, ...] = ("cached_prefix", "cached_prefix", "least_loaded", "round_robin", "random")
+Policy = Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"]
+POLICIES: tuple[Policy, ...] = ("slo", "slo", "slo", "cached_prefix", "least_loaded", "round_robin", "random")
 
 PAGE_BYTES = 4096
 """A slot of the store: a simulated block is smaller."""
@@ -25,6 +25,8 @@ FAULTS = (
     "repeats",
     "slow_network",
     "slow_worker",
+    "sick_worker",
+    "straggler",
     "read_fail",
     "read_hang",
     "read_late",
@@ -56,6 +58,7 @@ DELAYING = frozenset(
         "partition",
         "slow_network",
         "slow_worker",
+        "straggler",
         "router_freeze",
     }
 )
@@ -164,7 +167,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shapes = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _forgetful, _forgetful, _forgetful)
+    shapes = (*BAD_DAYS, _forgetful, _forgetful, _forgetful)
     shape = rng.choice((*(None,) * 6, *shapes))
     return scenario if shape is None else shape(scenario)
 
@@ -247,6 +250,34 @@ def _forgetful(scenario: Scenario) -> Scenario:
         presses_store=True,
         copy_block_s=0.003,
         store=scenario.store.model_copy(update={"host_bytes": slot_count * PAGE_BYTES, **ssd}),
+    )
+
+
+def _sick(scenario: Scenario) -> Scenario:
+    """Workers that fail all they get, or are very slow, for a while, beside others that are well."""
+    return replace(
+        scenario,
+        roles=(Role.PREFILL,) * 3 + (Role.DECODE,) * 3,
+        router_count=1,
+        faults=frozenset({"sick_worker", "straggler", "drain"}),
+        strikes_max=6,
+        request_count=90,
+        leave_chance=0.05,
+        step_base_s=0.012,
+        network_latency_s=0.0005,
+        block_count=200,
+        router=scenario.router.model_copy(
+            update={
+                "disaggregate": True,
+                "queue_requests_max": 64,
+                "attempts_max": 8,
+                "breaker_failures": 3,
+                "hedge_share": 0.5,
+                "hedge_after_s": 0.08,
+                "hedge_quantile": 0.75,
+            }
+        ),
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64, "batch_sequences_max": 32}),
     )
 
 
@@ -344,4 +375,18 @@ def _draw_router(rng: random.Random) -> RouterConfig:
         queue_wait_s=rng.choice((1.0, 8.0)),
         attempts_max=rng.choice((2, 8, 8)),
         worker_silence_s=0.8,
+        retry_share=rng.choice((0.0, 0.2, 0.2)),
+        retry_floor=rng.choice((2, 1000, 1000)),
+        breaker_failures=rng.choice((0, 2, 5)),
+        breaker_open_s=rng.choice((0.2, 1.0)),
+        breaker_open_max_s=2.0,
+        hedge_share=rng.choice((0.0, 0.1, 0.5)),
+        hedge_after_s=rng.choice((0.05, 0.3)),
+        hedge_quantile=rng.choice((0.75, 0.99)),
+        migrate_after_s=rng.choice((0.0, 0.3, 20.0)),
+        any_role=rng.random() < 0.4,
     )
+
+
+BAD_DAYS = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
+"""Shapes that press on one thing; those of the store are beside them."""

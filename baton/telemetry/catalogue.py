@@ -12,6 +12,7 @@ Unit = Literal[
     "requests",
     "sequences",
     "workers",
+    "routers",
     "nodes",
     "sessions",
     "events",
@@ -47,6 +48,15 @@ REQUESTS = Metric(
     "Requests by how they ended: completed, refused (429/503), failed, cancelled, invalid (4xx).",
     ("model", "outcome"),
 )
+SLO_REQUESTS = Metric(
+    "baton_slo_requests_total",
+    "counter",
+    "requests",
+    "Offered requests by how they ended: met, missed_ttft, missed_tpot, missed_both, refused_queue, "
+    "refused_slo, refused_capacity, refused_quota, deadline, failed, cancelled. Goodput: met over all others "
+    "but cancelled.",
+    ("slo_class", "tenant", "outcome"),
+)
 TTFT = Metric(
     "baton_ttft_seconds", "histogram", "seconds", "Request accepted to first token sent.", ("model",)
 )
@@ -56,6 +66,15 @@ TPOT = Metric(
     "seconds",
     "Mean time per output token of a sequence, the first excluded.",
     ("model",),
+    SHORT_BUCKETS,
+)
+TTFT_PART = Metric(
+    "baton_ttft_part_seconds",
+    "histogram",
+    "seconds",
+    "Where the time to first token went: route, tokenize, queue, retries, wait, load, prefill, first_hop; "
+    "and after it transfer and first_decode.",
+    ("part",),
     SHORT_BUCKETS,
 )
 E2E = Metric("baton_e2e_seconds", "histogram", "seconds", "Request accepted to last token sent.", ("model",))
@@ -86,14 +105,85 @@ PLACEMENTS = Metric(
 RETRIES = Metric(
     "baton_router_retries_total", "counter", "sequences", "Sequences placed again, by cause.", ("cause",)
 )
+REFUSED_RETRIES = Metric(
+    "baton_router_refused_retries_total",
+    "counter",
+    "sequences",
+    "Failed, and not placed again since too many attempts failed lately.",
+)
+HEDGES = Metric(
+    "baton_router_hedges_total",
+    "counter",
+    "sequences",
+    "Second attempts at sequences without a first token: started, and won.",
+    ("what",),
+)
+HEDGE_WASTE = Metric(
+    "baton_router_hedge_wasted_tokens_total",
+    "counter",
+    "tokens",
+    "Prompt tokens that the slower of two attempts was to compute, at most.",
+)
+BREAKER_OPEN = Metric(
+    "baton_router_breaker_open_ratio",
+    "gauge",
+    "ratio",
+    "1 while a worker gets no new sequences since it keeps failing, 0.5 while it is tried again, else 0.",
+    ("worker",),
+)
+BREAKERS_OPENED = Metric(
+    "baton_router_breaker_openings_total",
+    "counter",
+    "events",
+    "Times that a worker's circuit breaker opened.",
+)
 KNOWN_WORKERS = Metric(
     "baton_router_known_workers", "gauge", "workers", "Workers with an open session.", ("role",)
 )
+PEERS = Metric(
+    "baton_router_peer_routers", "gauge", "routers", "Other routers whose work counts in placements."
+)
+INDEX_BYTES = Metric("baton_router_index_bytes", "gauge", "bytes", "Memory of the prefix index.")
 INDEXED_BLOCKS = Metric(
     "baton_router_indexed_blocks", "gauge", "blocks", "Blocks in the prefix index.", ("worker",)
 )
 DEGRADED = Metric(
     "baton_router_degraded_ratio", "gauge", "ratio", "1 while a pool is empty, else 0.", ("pool",)
+)
+PREDICTOR_ERROR = Metric(
+    "baton_predictor_error_ratio",
+    "gauge",
+    "ratio",
+    "Mean of |predicted - actual| / actual of the latest 100 sequences placed there; what: ttft, tpot.",
+    ("worker", "what"),
+)
+PREDICTOR_BIAS = Metric(
+    "baton_predictor_bias_ratio",
+    "gauge",
+    "ratio",
+    "Mean of (predicted - actual) / actual, as above: above 0, too much was predicted.",
+    ("worker", "what"),
+)
+PREDICTOR_CHANGES = Metric(
+    "baton_predictor_changes_events",
+    "gauge",
+    "events",
+    "Times that a worker was seen to have become faster or slower, in the life of its session.",
+    ("worker",),
+)
+PREDICTOR_EXCESS = Metric(
+    "baton_predictor_excess_ratio",
+    "gauge",
+    "ratio",
+    "Smoothed error of all predictions beyond what matters; compared with router.predictor_error_max.",
+    (),
+)
+PREDICTOR_FALLBACK = Metric(
+    "baton_predictor_fallback_ratio",
+    "gauge",
+    "ratio",
+    "1 while predictions are too far off and placement is by cached prefix, else 0.",
+    (),
 )
 HANDOVER = Metric(
     "baton_handover_seconds",

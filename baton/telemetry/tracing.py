@@ -50,15 +50,17 @@ class Spans:
         if (span := self._open.get(key)) is not None:
             span.add_event(event, attributes)
 
-    def record(self, key: Hashable, name: str, seconds: float, **attributes: Any) -> None:
-        """A span that ended just now and took `seconds`, child of the open span `key`, if there is one."""
+    def record(
+        self, key: Hashable, name: str, seconds: float, *, ended_ago_s: float = 0.0, **attributes: Any
+    ) -> None:
+        """A span that took `seconds` and is over, child of the open span `key`, if there is one."""
         if self._tracer is None or (parent := self._open.get(key)) is None:
             return
-        now_ns = time.time_ns()
+        end_ns = time.time_ns() - int(ended_ago_s * 1e9)
         context = trace.set_span_in_context(parent)
-        start_ns = now_ns - int(seconds * 1e9)
+        start_ns = end_ns - int(seconds * 1e9)
         span = self._tracer.start_span(name, context=context, start_time=start_ns, attributes=attributes)
-        span.end(now_ns)
+        span.end(end_ns)
 
     def close(self, key: Hashable, *, error: str = "", **attributes: Any) -> None:
         """End a span; unknown key: nothing."""

@@ -13,11 +13,13 @@ import msgspec
 from baton.core import messages as m
 from baton.core.errors import IncompatiblePeer
 from baton.core.ids import RouterId, WorkerId
+from baton.core.sharing import RouterMember
 from baton.wire import codec
 from baton.wire.link import END, Link, LinkBroken, describe
 from baton.wire.options import CHANNEL_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.sharing_codec import router_member_to_pb
 
 CONNECT_S = 5.0
 """From dialling to the peer's first message."""
@@ -192,9 +194,9 @@ class DirectoryClient:
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
-    async def watch(self, router_id: RouterId) -> AsyncIterator[m.MembershipView]:
-        """The view now, then after every change; at least one a second."""
-        call = self._stub.Watch(pb.WatchRequest(router_id=router_id))
+    async def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
+        """The view now, then after every change; at least one a second. The router is listed meanwhile."""
+        call = self._stub.Watch(router_member_to_pb(member))
         try:
             async for view in call:
                 yield codec.view_from_pb(view)

@@ -6,11 +6,15 @@ unspecified enum, a block hash of the wrong size.
 
 from typing import Any, assert_never
 
+import msgspec
+
 from baton.core import messages as m
+from baton.core.costs import LegTimings, StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.sampling import FinishReason
 from baton.wire import vocabulary as v
 from baton.wire.proto import baton_pb2 as pb
+from baton.wire.sharing_codec import router_member_from_pb, router_member_to_pb
 from baton.wire.vocabulary import WireError
 
 _ROLE = v.numbers(m.Role)
@@ -103,7 +107,20 @@ def _hello_to_pb(h: m.WorkerHello) -> pb.WorkerHello:
         block_count=h.block_count,
         max_model_tokens=h.max_model_tokens,
         wire_version=h.wire_version,
+        costs=_costs_to_pb(h.costs),
+        block_bytes=h.block_bytes,
+        step_tokens_max=h.step_tokens_max,
+        batch_sequences_max=h.batch_sequences_max,
+        host=h.host,
     )
+
+
+def _costs_to_pb(costs: StepCosts | None) -> pb.StepCosts | None:
+    return None if costs is None else pb.StepCosts(**msgspec.structs.asdict(costs))
+
+
+def _costs_from_pb(costs: pb.StepCosts) -> StepCosts:
+    return StepCosts(costs.base_s, costs.prompt_token_s, costs.decode_s, costs.context_token_s, costs.pair_s)
 
 
 def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
@@ -116,6 +133,11 @@ def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
         block_count=h.block_count,
         max_model_tokens=h.max_model_tokens,
         wire_version=h.wire_version,
+        costs=_costs_from_pb(h.costs) if h.HasField("costs") else None,
+        block_bytes=h.block_bytes,
+        step_tokens_max=h.step_tokens_max,
+        batch_sequences_max=h.batch_sequences_max,
+        host=h.host,
     )
 
 
@@ -130,6 +152,7 @@ def _output_to_pb(o: m.SequenceOutput) -> pb.SequenceOutput:
         logprobs=[v.logprobs_to_pb(x) for x in o.logprobs],
         prompt_logprobs=v.prompt_logprobs_to_pb(o.prompt_logprobs),
         embedding=o.embedding,
+        timings=None if o.timings is None else pb.LegTimings(**msgspec.structs.asdict(o.timings)),
     )
 
 
@@ -146,7 +169,12 @@ def _output_from_pb(o: pb.SequenceOutput) -> m.SequenceOutput:
         if o.HasField("prompt_logprobs")
         else None,
         embedding=tuple(o.embedding),
+        timings=_timings_from_pb(o.timings) if o.HasField("timings") else None,
     )
+
+
+def _timings_from_pb(t: pb.LegTimings) -> LegTimings:
+    return LegTimings(t.wait_s, t.load_s, t.compute_s)
 
 
 def _joined_to_pb(j: m.SequenceJoined) -> pb.SequenceJoined:
@@ -187,6 +215,11 @@ def _load_to_pb(r: m.LoadReport) -> pb.LoadReport:
         waiting_count=r.waiting_count,
         waiting_tokens=r.waiting_tokens,
         step_s=r.step_s,
+        costs=_costs_to_pb(r.costs),
+        decoding_count=r.decoding_count,
+        context_tokens=r.context_tokens,
+        tokens_per_step=r.tokens_per_step,
+        incoming_count=r.incoming_count,
     )
 
 
@@ -230,6 +263,11 @@ def _load_from_pb(r: pb.LoadReport) -> m.LoadReport:
         waiting_count=r.waiting_count,
         waiting_tokens=r.waiting_tokens,
         step_s=r.step_s,
+        costs=_costs_from_pb(r.costs) if r.HasField("costs") else None,
+        decoding_count=r.decoding_count,
+        context_tokens=r.context_tokens,
+        tokens_per_step=r.tokens_per_step,
+        incoming_count=r.incoming_count,
     )
 
 
@@ -417,6 +455,7 @@ def view_to_pb(view: m.MembershipView) -> pb.MembershipView:
         directory_life=view.directory_life,
         version=view.version,
         members=[member_to_pb(x) for x in view.members],
+        routers=[router_member_to_pb(x) for x in view.routers],
     )
 
 
@@ -425,4 +464,5 @@ def view_from_pb(view: pb.MembershipView) -> m.MembershipView:
         directory_life=view.directory_life,
         version=view.version,
         members=tuple(map(member_from_pb, view.members)),
+        routers=tuple(map(router_member_from_pb, view.routers)),
     )

@@ -7,16 +7,21 @@ import grpc
 import grpc.aio
 
 from baton.core import messages as m
+from baton.core.budgets import Ledger
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
+from baton.core.sharing import RouterMember
 from baton.wire import codec
 from baton.wire.address import host_port
+from baton.wire.budgets import BudgetsServicer
 from baton.wire.client import WorkerStatusReply, disagreement
 from baton.wire.link import END, Link
 from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.routers import RouterHandler, add_router
 from baton.wire.serving import first_message, until_end
+from baton.wire.sharing_codec import router_member_from_pb
 from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
 from baton.wire.store_nodes import StoreHandler, add_store_node
 
@@ -52,7 +57,9 @@ class DirectoryHandler(Protocol):
 
     def leave(self, worker_id: WorkerId) -> None: ...
 
-    def watch(self, router_id: RouterId) -> AsyncIterator[m.MembershipView]: ...
+    def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
+        """The router is listed, if it has an address, until this is closed."""
+        ...
 
 
 class _WorkerServicer(pb_grpc.WorkerServicer):
@@ -130,7 +137,7 @@ class _DirectoryServicer(pb_grpc.DirectoryServicer):
         return pb.LeaveReply()
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.MembershipView]:
-        async for view in self._handler.watch(RouterId(request.router_id)):
+        async for view in self._handler.watch(router_member_from_pb(request)):
             yield codec.view_to_pb(view)
 
 
@@ -143,6 +150,8 @@ async def start_server(
     directory: DirectoryHandler | None = None,
     store_directory: StoreDirectoryHandler | None = None,
     store: StoreHandler | None = None,
+    budgets: Ledger | None = None,
+    router: RouterHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
@@ -156,8 +165,12 @@ async def start_server(
     if store_directory is not None:
         servicer = StoreDirectoryServicer(store_directory)
         pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
+    if budgets is not None:
+        pb_grpc.add_BudgetsServicer_to_server(BudgetsServicer(budgets), server)
     if store is not None:
         add_store_node(store, server)
+    if router is not None:
+        add_router(router, server)
     try:
         bound = server.add_insecure_port(host_port(host, port))
     except RuntimeError:

@@ -5,7 +5,7 @@ our blocks, the intake how a decode leg's KV gets here, the outbox what routers 
 """
 
 from collections import Counter
-from collections.abc import MutableSequence
+from collections.abc import Iterable, MutableSequence
 from typing import assert_never
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
@@ -32,6 +32,7 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.scheduler import Scheduler
 from baton.engine.scheduling.sequence import Progress, Sequence
+from baton.engine.scheduling.step_time import StepWork
 from baton.worker.core_attempts import Attempt, Attempts, Epochs
 from baton.worker.core_legs import Legs
 from baton.worker.core_starts import sequence_of, unfit
@@ -62,6 +63,7 @@ from baton.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+from baton.worker.leg_clock import LegClock
 from baton.worker.outbox import Outbox
 from decode_worker.intake import GaveUp, Intake, IntakeAction, NoRoom, Read, Ready, Send
 from prefill_worker.leases import LeaseBook
@@ -92,11 +94,15 @@ class WorkerCore:
         heartbeat_s: float,
         generations: MutableSequence[int],
         now_s: float,
+        host: str = "",
+        measured: Iterable[tuple[StepWork, float]] = (),
     ) -> None:
+        """`measured`: what steps cost when the worker timed itself."""
         self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
         self._role = role
         self._is_draining = False
-        self._block_tokens = block_tokens
+        self._block_tokens, self._block_bytes, self._host = block_tokens, block_bytes, host
+        self._engine = engine
         # A sequence that fills the pool ends there as it would at the end of the context.
         self._max_tokens = min(max_model_tokens, block_count * block_tokens)
         self._waiting_max = engine.waiting_sequences_max
@@ -106,6 +112,8 @@ class WorkerCore:
         self._pool = BlockPool(block_count, generations)
         self._cache = PrefixCache(self._pool)
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
+        for work, elapsed_s in measured:
+            self._scheduler.times.saw(work, elapsed_s)
         self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_asks_max=self._waiting_max)
         self._intake = Intake(
             self._cache,
@@ -277,6 +285,7 @@ class WorkerCore:
         self._advance_loads(now_s)  # of those just admitted
         self._out.extend(self._store.flush())
         self._do_intake(self._intake.admit(now_s=now_s), now_s=now_s)
+        self._legs.look_at_loads(now_s)
 
     def _advance_loads(self, now_s: float) -> None:
         self._out.extend(self._store.advance())
@@ -306,6 +315,11 @@ class WorkerCore:
             block_tokens=self._block_tokens,
             block_count=self._pool.block_count,
             max_model_tokens=self._max_tokens,
+            costs=self._scheduler.times.seen_costs,
+            block_bytes=self._block_bytes,
+            step_tokens_max=self._engine.step_tokens_max,
+            batch_sequences_max=self._engine.batch_sequences_max,
+            host=self._host,
         )
         self._out.join(router_id, hello, self._report())
 
@@ -336,7 +350,7 @@ class WorkerCore:
             self._out.tell(router_id, refusal)
             self._legs.tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
             return
-        attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s)
+        attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s, clock=LegClock(now_s))
         self._attempts.add(attempt)
         if start.leg is Leg.DECODE:
             assert start.source is not None
@@ -348,6 +362,7 @@ class WorkerCore:
         attempt.sequence = self._sequence(start, list(start.tokens))
         self._scheduler.add(attempt.sequence, now_s=now_s)
         self._out.extend(self._store.find(attempt.sequence))
+        self._legs.watch(attempt)
         if start.leg is Leg.PREFILL:
             self._legs.tell_askers(self._leases.open(key, now_s=now_s))
 
@@ -445,7 +460,7 @@ class WorkerCore:
         self._out.tell(attempt.router_id, joined)
         self._scheduler.join(seq, now_s=now_s)
         logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
-        self._legs.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs)
+        self._legs.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs, now_s)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -453,7 +468,7 @@ class WorkerCore:
         weight = STEP_S_SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.elapsed_s - self._step_s)
         for done in self._scheduler.finish_step(result):
-            self._legs.progressed(done, now_s)
+            self._legs.progressed(done, now_s, step_s=result.elapsed_s)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -461,6 +476,7 @@ class WorkerCore:
         return sequence_of(start, tokens, block_tokens=self._block_tokens, tokens_max=self._max_tokens)
 
     def _report(self) -> LoadReport:
+        decoding = self._scheduler.decoding()
         return LoadReport(
             role=self._role,
             is_draining=self._is_draining,
@@ -469,4 +485,9 @@ class WorkerCore:
             waiting_count=self._scheduler.waiting_count + self._intake.count,
             waiting_tokens=self._scheduler.waiting_token_count(),
             step_s=self._step_s,
+            costs=self._scheduler.times.seen_costs,
+            decoding_count=len(decoding),
+            context_tokens=sum(seq.computed_count for seq in decoding),
+            tokens_per_step=self._scheduler.tokens_per_step,
+            incoming_count=self._intake.count,
         )

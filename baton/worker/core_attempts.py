@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baton.core.ids import RouterId, SeqKey, SequenceId
 from baton.core.messages import StartSequence
 from baton.engine.scheduling.sequence import Sequence
+from baton.worker.leg_clock import LegClock
 
 EPOCHS_REMEMBERED_MAX = 16_384
 """Sequences whose highest epoch is remembered after they ended, so that late messages are refused."""
@@ -21,6 +22,7 @@ class Attempt:
     router_id: RouterId
     start: StartSequence
     deadline_s: float
+    clock: LegClock
     sequence: Sequence | None = None
     """None while a decode leg's KV is on its way."""
     has_output: bool = False

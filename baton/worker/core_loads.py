@@ -15,7 +15,7 @@ from enum import StrEnum, auto
 
 from baton.config import StoreConfig
 from baton.core.geometry import blocks_for
-from baton.core.ids import BlockHash, SeqKey
+from baton.core.ids import BlockHash, SeqKey, tenant_of
 from baton.core.store import (
     BlocksReady,
     EndLoad,
@@ -234,11 +234,11 @@ class Loads:
         held_count = 0 if seq.was_preempted else len(self._cache.match(hashes))
         self._next_id += 1
         if held_count < usable_count:  # else the store only hears that they are used
-            missing_s = self._scheduler.prompt_s(held_count * self._block_tokens, len(seq.tokens))
+            missing_s = self._scheduler.times.prompt_s(held_count * self._block_tokens, len(seq.tokens))
             seq.incoming = Incoming(wait_until_s=now_s + self._patience_s(missing_s))
             load = Load(seq, seq.incoming, hashes, held_count, self._next_id, asked_s=now_s)
             self._loads[self._next_id] = load
-        return [ToStore(FindBlocks(self._next_id, tuple(hashes), held_count, seq.fairness_key))]
+        return [ToStore(FindBlocks(self._next_id, tuple(hashes), held_count, tenant_of(seq.fairness_key)))]
 
     def _patience_s(self, missing_s: float) -> float:
         """How long an answer is worth waiting for, where computing what is missing takes `missing_s`."""
@@ -282,7 +282,7 @@ class Loads:
             held_count=start,
             block_tokens=self._block_tokens,
             token_count=len(seq.tokens),
-            compute_s=self._scheduler.prompt_s,
+            compute_s=self._scheduler.times.prompt_s,
             queue_s=0.0 if load.is_admitted else self._scheduler.queue_s(seq),
         )
         plan = plan_load(load.spans, prompt, self.times, always=self._config.load == "always")
@@ -387,7 +387,13 @@ class Loads:
         self._loads[load.load_id] = load
         self.counts.started_count += 1
         wanted = tuple(load.hashes[load.first : load.end])
-        return [ToStore(LoadBlocks(load.load_id, wanted, self._config.load_timeout_s, load.seq.fairness_key))]
+        return [
+            ToStore(
+                LoadBlocks(
+                    load.load_id, wanted, self._config.load_timeout_s, tenant_of(load.seq.fairness_key)
+                )
+            )
+        ]
 
     def _may_prefetch(self, load: Load, loading: list[Load]) -> bool:
         """Within bounds, and not what another load brought or brings: that one's sequence is waited for.
@@ -428,7 +434,9 @@ class Loads:
     def _give_up_s(self, load: Load, *, now_s: float) -> float:
         left_s = max(0.0, load.loading_s + load.bring_s - now_s)
         left_s += self.times.copy_block_s * (load.end - load.first)
-        computing_s = self._scheduler.prompt_s(load.first * self._block_tokens, load.end * self._block_tokens)
+        computing_s = self._scheduler.times.prompt_s(
+            load.first * self._block_tokens, load.end * self._block_tokens
+        )
         patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, PATIENCE_SHARE * computing_s)
         return now_s + min(patience_s, self._config.load_timeout_s + GRACE_S)
 

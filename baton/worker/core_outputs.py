@@ -1,5 +1,6 @@
 """What routers hear of a sequence's progress."""
 
+from baton.core.costs import LegTimings
 from baton.core.messages import Leg, SequenceOutput
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
@@ -9,7 +10,9 @@ from baton.worker.core_attempts import Attempt
 PromptLogprobs = tuple[TokenLogprobs, ...] | None
 
 
-def token_output(attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs) -> SequenceOutput:
+def token_output(
+    attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
+) -> SequenceOutput:
     """Of the sequence's newest tokens, `done.tokens`."""
     seq = done.sequence
     is_first_here = not attempt.has_output and attempt.start.leg is not Leg.DECODE
@@ -21,10 +24,11 @@ def token_output(attempt: Attempt, done: Progress, prompt_logprobs: PromptLogpro
         cached_token_count=seq.cached_token_count if is_first_here else None,
         logprobs=done.logprobs,
         prompt_logprobs=prompt_logprobs,
+        timings=attempt.clock.timings(now_s) if is_first_here else None,
     )
 
 
-def embedding_output(done: Progress) -> SequenceOutput:
+def embedding_output(done: Progress, timings: LegTimings) -> SequenceOutput:
     return SequenceOutput(
         *done.sequence.key,
         first_index=0,
@@ -32,6 +36,7 @@ def embedding_output(done: Progress) -> SequenceOutput:
         finish=FinishReason.STOP,
         cached_token_count=done.sequence.cached_token_count,
         embedding=done.embedding,
+        timings=timings,
     )
 
 

@@ -7,7 +7,7 @@ from typing import assert_never
 import msgspec
 
 from baton.config import StoreConfig
-from baton.core.ids import BlockId
+from baton.core.ids import BlockId, tenant_of
 from baton.core.store import (
     BlockFacts,
     BlocksReady,
@@ -184,8 +184,8 @@ class StoreClient:
                 block_hash=seq.hashes[i],
                 parent=seq.hashes[i - 1] if i else seq.cache_root,
                 depth=i,
-                recompute_s=self._scheduler.share_s(i * size, (i + 1) * size),
-                tenant=seq.fairness_key,
+                recompute_s=self._scheduler.times.share_s(i * size, (i + 1) * size),
+                tenant=tenant_of(seq.fairness_key),
                 is_generated=(i + 1) * size > seq.prompt_token_count,
             )
             self._offers.sealed(facts, now_s=self._now_s)

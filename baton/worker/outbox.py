@@ -14,6 +14,10 @@ from baton.core.messages import (
 from baton.engine.prefix_cache import PrefixCache
 from baton.worker.events import ToRouter, WorkerAction
 
+MESSAGE_BLOCKS_MAX = 2048
+"""Blocks of a snapshot told at once; the rest follows as blocks that were stored since. A router takes a
+message in one go, and should not be held up for longer than that."""
+
 
 class Outbox:
     """Routers with a session, and the actions of the event being handled.
@@ -81,9 +85,11 @@ class Outbox:
 
     def send_snapshot(self, router_id: RouterId) -> None:
         self.flush_blocks()
-        number = self._take_number(router_id)
-        snapshot = BlockEvents(number, stored=self._cache.snapshot(), is_snapshot=True)
-        self._actions.append(ToRouter(router_id, snapshot))
+        blocks = self._cache.snapshot()
+        for start in range(0, max(1, len(blocks)), MESSAGE_BLOCKS_MAX):
+            some = blocks[start : start + MESSAGE_BLOCKS_MAX]
+            events = BlockEvents(self._take_number(router_id), stored=some, is_snapshot=start == 0)
+            self._actions.append(ToRouter(router_id, events))
 
     def collect(self) -> list[WorkerAction]:
         assert not self._outputs, "outputs left behind"

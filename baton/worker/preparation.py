@@ -160,6 +160,11 @@ class Preparation:
             why = "the request's time is up, and its grammar or adapter not ready"
             self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, why))
             return
+        if start.epoch:
+            # An earlier worker may have been ready in time: it is this one that is slow, not the request.
+            why = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
+            self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, why))
+            return
         what = "grammar takes longer to compile" if start.sampling.grammar else "adapter takes longer to load"
         why = f"the {what} than {self._prepare_s:g} s (engine.prepare_s)"
         self._refuse(router_id, start, RefusalReason.UNSUPPORTED, why)

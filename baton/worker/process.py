@@ -100,6 +100,7 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
             await self._engine.run(executor.warm_up)
+            self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             transfer = transfer_manager(self._worker_id, executor.kv, self._config, host=self._host)
             stack.push_async_callback(transfer.close)
@@ -184,6 +185,8 @@ class WorkerProcess:
             heartbeat_s=cluster.heartbeat_s,
             generations=cast(MutableSequence[int], executor.kv.generations),
             now_s=time.monotonic(),
+            host=socket.gethostname(),
+            measured=self._measured,
         )
 
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:

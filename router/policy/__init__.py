@@ -8,7 +8,7 @@ from router.policy.views import Policy
 
 def make_policy(config: RouterConfig) -> Policy:
     match config.policy:
-        case "cached_prefix":
+        case "cached_prefix" | "slo":  # slo: what it falls back to
             return CachedPrefix(load_bound=config.load_bound)
         case "least_loaded":
             return LeastLoaded()

@@ -31,6 +31,7 @@ def place(
     fitting = [w for w in usable if w.fits]
     if not fitting:
         return NoPlace("longer than any worker can hold", is_final=True)
+    fitting = _healthy(fitting)
     choose = _chooser(request, policy, rng)
     if not disaggregate:
         return _whole(fitting, choose, "not disaggregated")
@@ -42,6 +43,16 @@ def place(
             return _whole(prefills, choose, "one token: no decode leg")
         return _without_pair(fitting, choose, fallback)
     return _pair(fitting, choose, fallback)
+
+
+def _healthy(fitting: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """Without those whose breaker is open, unless that takes away a leg, or all that is large enough."""
+    kept = [w for w in fitting if not w.is_suspended]
+    if len(kept) == len(fitting):
+        return fitting
+    loses_pairs = bool(pairable_fingerprints(fitting)) and not pairable_fingerprints(kept)
+    loses_prefill = not any(w.role.prefills for w in kept) and any(w.role.prefills for w in fitting)
+    return fitting if not kept or loses_pairs or loses_prefill else kept
 
 
 def pairable_fingerprints(workers: Sequence[WorkerView]) -> set[str]:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Leg, Role
+from router.predict.forecast import Forecast, Predicted
 
 SEQUENCE_TOKENS = 64
 """Load is counted in prompt tokens still to compute; a sequence in flight weighs as much as this many."""
@@ -33,6 +34,8 @@ class WorkerView(NamedTuple):
     """Took part in the sequence's last attempt, which failed."""
     is_foreign: bool
     """Another fingerprint than the one that computed the sequence's tokens so far."""
+    is_suspended: bool = False
+    """Its circuit breaker is open: it gets nothing while any other worker can."""
     is_preferred: bool = False
     """The sequence's siblings are there, or its adapter is."""
 
@@ -62,6 +65,9 @@ class Policy(Protocol):
         ...
 
 
+NO_BLOCKS: Mapping[WorkerId, int] = {}
+
+
 class Placement(NamedTuple):
     """Where a sequence runs: prefill and decode on two workers, or `decode` None: whole on `prefill`."""
 
@@ -69,6 +75,12 @@ class Placement(NamedTuple):
     decode: WorkerView | None
     because: str
     is_fallback: bool = False
+    cached_blocks: Mapping[WorkerId, int] = NO_BLOCKS
+    """Leading blocks of the sequence that each worker holds, of the prefill worker's fingerprint."""
+    forecast: Forecast | None = None
+    """None: the policy predicts nothing, or what it predicts is not to be trusted."""
+    predicted: Predicted | None = None
+    """To be compared with what happens."""
 
     @property
     def legs(self) -> dict[WorkerId, Leg]:

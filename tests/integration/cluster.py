@@ -98,7 +98,8 @@ class Cluster:
         self.model = model.name
         command = [sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", str(self.port)]
         command += ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
-        for name, value in {"transfer__checksums": True, **settings}.items():
+        # Else prompts as short as the tests' would mostly stay on one worker.
+        for name, value in {"transfer__checksums": True, "router__any_role": False, **settings}.items():
             command += ["--set", f"{name.replace('__', '.')}={value}"]
         self.log: list[str] = []
         self.process = subprocess.Popen(

@@ -60,11 +60,15 @@ class Serve:
         return found
 
     def router(self):
+        return next(iter(self.routers()), None)
+
+    def routers(self):
+        found = []
         for process in self.family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "router" in process.cmdline() and "baton" in process.cmdline():
-                    return process
-        return None
+                    found.append(process)
+        return found
 
     def complete(self):
         """The text of a greedy completion, or None while the cluster cannot."""
@@ -78,9 +82,9 @@ class Serve:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, request):
     path = make_model(tmp_path / "tiny", "llama", seed=5)
-    one = Serve(path)
+    one = Serve(path, *getattr(request, "param", ()))
     one.model = path.name
     try:
         assert one.ready.wait(START_S)
@@ -124,3 +128,39 @@ def test_what_dies_or_hangs_comes_back_and_ctrl_c_leaves_nothing(serve):
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
     assert sum("Baton is ready" in line for line in serve.lines) == 1
+
+
+def router_of(stream, routers):
+    """The process at the other end of a client's connection."""
+    port = stream.extensions["network_stream"].get_extra_info("client_addr")[1]
+    for process in routers:
+        if any(c.raddr and c.raddr.port == port for c in process.net_connections("tcp")):
+            return process
+    return None
+
+
+@pytest.mark.parametrize("serve", [("--routers", "2", "--both", "1", "--prefill", "0")], indirect=True)
+def test_of_two_routers_one_is_killed_and_only_its_own_streams_end(serve):
+    assert serve.complete()
+    routers = serve.routers()
+    assert len(routers) == 2
+    url = f"http://127.0.0.1:{serve.port}"
+    body = {"model": serve.model, "prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as stack:
+        streams = {}
+        while len(streams) < 2:  # connections go to either
+            http = stack.enter_context(httpx.Client(timeout=60))
+            stream = stack.enter_context(http.stream("POST", f"{url}/v1/completions", json=body))
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            streams.setdefault(router_of(stream, routers), lines)
+        left, killed = streams  # the one that began last cannot have ended yet
+        killed.kill()
+        with contextlib.suppress(httpx.TransportError):
+            assert "data: [DONE]" not in list(streams[killed])
+        assert "data: [DONE]" in list(streams[left])
+    eventually("the port answers", serve.complete, timeout_s=BACK_S)
+    eventually("two routers again", lambda: len(serve.routers()) == 2, timeout_s=BACK_S)
+    assert left.is_running()
+    serve.process.send_signal(signal.SIGINT)
+    assert serve.process.wait(END_S) == 0

@@ -23,10 +23,15 @@ from baton.worker.core_legs import Legs
 from baton.worker.events import WorkerAction
 from decode_worker.intake import Intake
 from prefill_worker.leases import LeaseBook
+from router import breaker
 from router import core as router_core
+from router.breaker import Circuit, State
+from router.budgets import CreditBudget, WindowBudget
 from router.cluster_view import ClusterView
 from router.core import RouterCore
 from router.flow import Flow
+from router.placing import Placing
+from router.token_order import TokenOrder
 from tests.sim import store_mutants as store
 
 Patch = pytest.MonkeyPatch
@@ -294,11 +299,11 @@ def _epoch_does_not_rise(patch: Patch) -> None:
 def _router_ignores_indices(patch: Patch) -> None:
     """Whatever a worker says is new: stale outputs and the repeated first token go to the client."""
 
-    def accept(self: Flow, output: object) -> object:
+    def accept(self: TokenOrder, output: object) -> object:
         self.generated.extend(output.tokens)
         return output.finish
 
-    patch.setattr(Flow, "_accept", accept)
+    patch.setattr(TokenOrder, "accept", accept)
 
 
 def _worker_forgets_epochs(patch: Patch) -> None:
@@ -351,6 +356,46 @@ def _weights_are_not_compared(patch: Patch) -> None:
     patch.setattr(ClusterView, "views", all_alike)
 
 
+def _losers_of_hedges_are_heard(patch: Patch) -> None:
+    """Of two attempts the slower one is not cancelled."""
+
+    def decide(self: RouterCore, winner: Flow) -> list[object]:
+        self._hedging.decided(winner.name, winner.submit.seq_id, wasted_tokens=0)
+        winner.serve()
+        return []
+
+    patch.setattr(RouterCore, "_decide", decide)
+
+
+def _load_of_hedges_is_kept(patch: Patch) -> None:
+    """A second attempt that is over counts at its workers for ever."""
+    settle = Placing.settle
+
+    def keeps(self: Placing, flow: Flow) -> bool:
+        return False if "~" in flow.name and flow.is_over else settle(self, flow)
+
+    patch.setattr(Placing, "settle", keeps)
+
+
+def _breakers_never_close(patch: Patch) -> None:
+    """Whoever was kept out once stays out."""
+    patch.setattr(Circuit, "state", lambda self, now_s: State.OPEN if self.is_open else State.CLOSED)
+
+
+def _breakers_take_whole_pools(patch: Patch) -> None:
+    """All workers of a pool may be kept out."""
+    patch.setattr(breaker, "_may_be_out", lambda count, share_max: count)
+
+
+def _retries_have_no_budget(patch: Patch) -> None:
+    patch.setattr(WindowBudget, "take", lambda self, now_s, **_: True)
+
+
+def _hedges_have_no_budget(patch: Patch) -> None:
+    patch.setattr(CreditBudget, "has_credit", True)
+    patch.setattr(CreditBudget, "take", lambda self: None)
+
+
 def _any(*numbers: int) -> frozenset[int]:
     return frozenset(numbers)
 
@@ -386,6 +431,12 @@ MUTANTS = (
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, _any(0, 6, 8)),
     Mutant("weights are not compared", _weights_are_not_compared, _any(7)),
     Mutant("a step's result is lost", _step_result_is_lost, _any(2, 6)),
+    Mutant("the loser of a hedge is heard", _losers_of_hedges_are_heard, _any(0, 1, 2)),
+    Mutant("load of a hedge is not taken back", _load_of_hedges_is_kept, _any(0, 8)),
+    Mutant("a breaker never closes", _breakers_never_close, _any(11)),
+    Mutant("breakers take whole pools", _breakers_take_whole_pools, _any(11)),
+    Mutant("retries have no budget", _retries_have_no_budget, _any(12)),
+    Mutant("hedges have no budget", _hedges_have_no_budget, _any(12)),
 )
 
 STORE_MUTANTS = (

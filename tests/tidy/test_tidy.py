@@ -68,8 +68,12 @@ def test_no_large_file_is_tracked():
 
 
 SLEEPERS = {
+    "baton/bench/goodput_servers.py",  # another program's server can only be asked until it answers
     "baton/bench/peers.py",  # another program's server can only be asked until it answers
     "baton/bench/reuse.py",  # Baton's processes are watched from outside, as an operator does
+    "baton/bench/router.py",  # another program's server can only be asked until it answers
+    "baton/bench/router_free.py",  # a worker's steps take their time
+    "baton/bench/router_load.py",  # requests are sent when they are due
     "baton/engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
     "baton/store/local.py",  # backoff when out of descriptors
     "baton/store/process.py",  # a pause before dialling again
@@ -79,6 +83,9 @@ SLEEPERS = {
     "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
+    "router/peers/following.py",  # backoff before dialling again
+    "router/peers/sharer.py",  # what changed is told at intervals
+    "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/sessions.py",  # backoff before dialling again
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
 }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+from baton.core.costs import prompt_pairs
 from baton.core.geometry import blocks_for
 from baton.core.messages import Task
 from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan
@@ -39,15 +40,17 @@ class OpenStep:
 
 def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
     """What the step costs, before `planned_count` is moved on."""
-    prompt_tokens = decodes = context_tokens = guesses = 0
+    prompt_tokens = decodes = context_tokens = guesses = pairs = 0
     for one in work:
-        context_tokens += one.sequence.planned_count
+        start = one.sequence.planned_count
         guesses += len(one.guesses)
         if one.count == 1:
             decodes += 1
+            context_tokens += start
         else:
             prompt_tokens += one.count
-    return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, guesses)
+            pairs += prompt_pairs(start, start + one.count)
+    return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, guesses, pairs)
 
 
 def item_of(work: Work, *, gives_history: bool, want_drafts: int = 0) -> StepItem:

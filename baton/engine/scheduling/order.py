@@ -8,8 +8,9 @@ OLDEST_EVERY · (m + 1) admissions, and a prompt that runs gets every `OLDEST_EV
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
-from baton.engine.scheduling.sequence import Sequence
+from baton.core.ids import tenant_of
 
 OLDEST_EVERY = 4
 PRIORITY_AGE_S = 5.0
@@ -19,8 +20,31 @@ FAIR_QUANTUM_TOKENS = 512
 GENERATED_TOKEN_COST = 2
 """A generated token counts as so many prompt tokens (as in the paper below)."""
 
-Rank = tuple[int, int, int, int]
-"""Lower goes first: priority, service its client had, power of two of the tokens to compute, age."""
+Rank = tuple[int, tuple[int, int], int, int]
+"""Lower goes first: priority, service its tenant and its client had, power of two of the tokens to compute,
+age."""
+
+
+class Ranked(Protocol):
+    """What the order asks of a sequence. A worker's is `baton.engine.scheduling.sequence.Sequence`."""
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def fairness_key(self) -> str: ...
+
+    @property
+    def arrived_s(self) -> float: ...
+
+    @property
+    def order(self) -> int: ...
+
+    @property
+    def generated_here(self) -> bool: ...
+
+    @property
+    def pending_count(self) -> int: ...
 
 
 class FairShares:
@@ -51,28 +75,51 @@ class FairShares:
         return self._served[client] // FAIR_QUANTUM_TOKENS
 
 
+class TwoLevels:
+    """Tenants share the engine, and each one's clients what it gets: nobody has more for asking under many
+    names. Clients are given by their fairness keys, see `baton.core.ids.fairness_key`."""
+
+    def __init__(self) -> None:
+        self._tenants, self._clients = FairShares(), FairShares()
+
+    def came(self, client: str) -> None:
+        self._tenants.came(tenant_of(client))
+        self._clients.came(client)
+
+    def left(self, client: str) -> None:
+        self._tenants.left(tenant_of(client))
+        self._clients.left(client)
+
+    def charge(self, client: str, tokens: int) -> None:
+        self._tenants.charge(tenant_of(client), tokens)
+        self._clients.charge(client, tokens)
+
+    def level(self, client: str) -> tuple[int, int]:
+        return self._tenants.level(tenant_of(client)), self._clients.level(client)
+
+
 class Order:
     """Ranks sequences at one moment after another."""
 
     def __init__(self) -> None:
-        self.shares = FairShares()
+        self.shares = TwoLevels()
         self._now_s = 0.0
         self._best_priority = 0
 
-    def at(self, now_s: float, present: Iterable[Sequence]) -> None:
+    def at(self, now_s: float, present: Iterable[Ranked]) -> None:
         """Ranks from here on are of this moment; `present`: all that wait or run."""
         self._now_s = now_s
         self._best_priority = min((seq.priority for seq in present), default=0)
 
-    def rank(self, seq: Sequence) -> Rank:
+    def rank(self, seq: Ranked) -> Rank:
         # A client that is being streamed to goes before prompts that nobody has heard of yet.
         bucket = 0 if seq.generated_here else seq.pending_count.bit_length()
         return (self.level(seq), self.shares.level(seq.fairness_key), bucket, seq.order)
 
-    def standing(self, seq: Sequence) -> tuple[int, int]:
+    def standing(self, seq: Ranked) -> tuple[int, int]:
         """Who gives way for want of blocks: the highest first."""
         return (self.level(seq), seq.order)
 
-    def level(self, seq: Sequence) -> int:
+    def level(self, seq: Ranked) -> int:
         aged = seq.priority - int(max(0.0, self._now_s - seq.arrived_s) / PRIORITY_AGE_S)
         return max(self._best_priority, aged)

@@ -1,18 +1,30 @@
 """How long a step will take, learnt from how long steps took.
 
-seconds ≈ base + a·prompt tokens + b·decodes + c·context tokens read + d·blocks moved + e·guesses
+seconds ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·blocks moved + e·guesses + f·pairs
 
 Least squares over steps, older ones forgotten, no coefficient below zero: cyclic coordinate descent on
 the weighted normal equations (Franc, Hlaváč, Navara, "Sequential coordinate-wise algorithm for the
-non-negative least squares problem", CAIP 2005), a few sweeps per step from where the last one ended. A
-little weight on the present estimate keeps what no recent step shows from drifting.
+non-negative least squares problem", CAIP 2005), a few sweeps per step from where the last one ended. Errors
+count relative to the step's length, else a few long prompts would drown what a decode costs. A little weight
+on the present estimate keeps what no recent step shows from drifting.
 """
 
 from dataclasses import dataclass
+from math import log, sqrt
+
+from baton.core.costs import StepCosts
 
 FORGET = 0.98
 """Weight of a step, per later step: about fifty steps are remembered."""
-RIDGE = 0.01
+FORGET_FAST = 0.8
+"""The same while steps take much longer or shorter than predicted, again and again."""
+SURPRISE = 0.5
+"""Of ln(actual / predicted), smoothed: from here on the machine is another one."""
+SURPRISE_WEIGHT = 0.2
+RIDGE = 0.02
+"""Steps' worth of belief in each cost as it is now."""
+RIDGE_SHARE_MIN = 0.05
+"""Of its cold value: a cost of nothing can become more again."""
 SWEEPS = 4
 COLD_STEPS = 8
 """Until so many steps were seen nothing counts as an outlier."""
@@ -26,24 +38,30 @@ class StepWork:
     prompt_tokens: int = 0
     decodes: int = 0
     context_tokens: int = 0
-    """Positions before those that are computed, over all items."""
+    """Positions before those that are computed, of the sequences that decode."""
     moved_blocks: int = 0
     """Swapped or copied."""
     guesses: int = 0
+    pairs: int = 0
+    """Of prompt tokens computed and positions before them, see `baton.core.costs`."""
 
 
-SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0)
+SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0)
 """So that all features are of the order of one."""
-COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4)
+COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8)
 """Before the first step: a small model on a few cores. Wrong by any factor, it is forgotten at once."""
 
 
 class StepTimeModel:
-    def __init__(self) -> None:
+    def __init__(self, *, chunk_tokens: int = 512) -> None:
+        """`chunk_tokens`: of a long prompt, in one step."""
+        self._chunk_tokens = chunk_tokens
         size = len(SCALES)
         self._theta = [cold_s * scale for cold_s, scale in zip(COLD_S, SCALES, strict=True)]
+        self._theta_min = [RIDGE_SHARE_MIN * theta for theta in self._theta]
         self._a = [[0.0] * size for _ in range(size)]
         self._y = [0.0] * size
+        self._surprise = 0.0
         self.step_count = 0
         self.has_seen_prompt = False
         """Whether the cost of prompt tokens is more than a guess."""
@@ -69,26 +87,41 @@ class StepTimeModel:
         left_s = limit_s - self.predict_s(beside)
         return int(left_s / max(self.prompt_token_s, 1e-9)) if left_s > 0 else 0
 
-    def prompt_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
+    def prompt_s(self, start: int, end: int) -> float:
         """Computing positions [start, end) of one prompt, with nobody beside it."""
-        count = max(0, end - start)
-        step_count = -(-count // chunk_tokens)
-        context_tokens = step_count * start + chunk_tokens * step_count * (step_count - 1) // 2
-        one_step_s = self._theta[0]
-        return step_count * one_step_s + (
-            self.predict_s(StepWork(prompt_tokens=count, context_tokens=context_tokens)) - one_step_s
-        )
+        return self.costs.prompt_s(start, end, chunk_tokens=self._chunk_tokens)
+
+    def share_s(self, start: int, end: int) -> float:
+        """The same, of positions within a longer chunk."""
+        chunk_tokens = self._chunk_tokens
+        return self.prompt_s(start, start + chunk_tokens) * (end - start) / chunk_tokens
+
+    @property
+    def seen_costs(self) -> StepCosts | None:
+        """None: no step ran yet."""
+        return self.costs if self.step_count else None
+
+    @property
+    def costs(self) -> StepCosts:
+        """As believed now."""
+        each = [theta / scale for theta, scale in zip(self._theta, SCALES, strict=True)]
+        return StepCosts(each[0], each[1], each[2], each[3], each[6])
 
     def saw(self, work: StepWork, elapsed_s: float) -> None:
         if self.step_count >= COLD_STEPS:
             elapsed_s = min(elapsed_s, OUTLIER * self.predict_s(work))
+        error = log(max(elapsed_s, 1e-6) / max(self.predict_s(work), 1e-6))
+        self._surprise += SURPRISE_WEIGHT * (error - self._surprise)
+        forget = FORGET_FAST if abs(self._surprise) > SURPRISE else FORGET
         self.step_count += 1
         self.has_seen_prompt |= work.prompt_tokens > 0
-        features = _features(work)
+        scale = 1.0 / max(sqrt(elapsed_s * self.predict_s(work)), 1e-5)
+        features = tuple(x * scale for x in _features(work))
+        elapsed_s *= scale
         for row, x in zip(self._a, features, strict=True):
             for j, other in enumerate(features):
-                row[j] = FORGET * row[j] + x * other
-        self._y = [FORGET * y + x * elapsed_s for y, x in zip(self._y, features, strict=True)]
+                row[j] = forget * row[j] + x * other
+        self._y = [forget * y + x * elapsed_s for y, x in zip(self._y, features, strict=True)]
         for _ in range(SWEEPS):
             self._sweep()
 
@@ -96,7 +129,8 @@ class StepTimeModel:
         theta = self._theta
         for i, row in enumerate(self._a):
             explained = sum(a * t for a, t in zip(row, theta, strict=True)) - row[i] * theta[i]
-            best = (self._y[i] - explained + RIDGE * theta[i]) / (row[i] + RIDGE)
+            ridge = RIDGE / max(theta[i], self._theta_min[i]) ** 2
+            best = (self._y[i] - explained + ridge * theta[i]) / (row[i] + ridge)
             theta[i] = max(0.0, best)
 
 
@@ -108,4 +142,5 @@ def _features(work: StepWork) -> tuple[float, ...]:
         work.context_tokens / SCALES[3],
         work.moved_blocks / SCALES[4],
         work.guesses / SCALES[5],
+        work.pairs / SCALES[6],
     )

@@ -259,8 +259,32 @@ class RouterEnvelope(_message.Message):
     resync: ResyncBlocks
     def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
 
+class StepCosts(_message.Message):
+    __slots__ = ("base_s", "prompt_token_s", "decode_s", "context_token_s", "pair_s")
+    BASE_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    base_s: float
+    prompt_token_s: float
+    decode_s: float
+    context_token_s: float
+    pair_s: float
+    def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...
+
+class LegTimings(_message.Message):
+    __slots__ = ("wait_s", "load_s", "compute_s")
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    load_s: float
+    compute_s: float
+    def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version")
+    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "host")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +293,11 @@ class WorkerHello(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     fingerprint: str
@@ -277,10 +306,15 @@ class WorkerHello(_message.Message):
     block_count: int
     max_model_tokens: int
     wire_version: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ...) -> None: ...
+    costs: StepCosts
+    block_bytes: int
+    step_tokens_max: int
+    batch_sequences_max: int
+    host: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding")
+    __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding", "timings")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +324,7 @@ class SequenceOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_index: int
@@ -299,7 +334,8 @@ class SequenceOutput(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: PromptLogprobs
     embedding: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
+    timings: LegTimings
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
     __slots__ = ("outputs",)
@@ -358,7 +394,7 @@ class BlockEvents(_message.Message):
     def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s")
+    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +402,11 @@ class LoadReport(_message.Message):
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_COUNT_FIELD_NUMBER: _ClassVar[int]
     role: Role
     is_draining: bool
     free_blocks: int
@@ -373,7 +414,12 @@ class LoadReport(_message.Message):
     waiting_count: int
     waiting_tokens: int
     step_s: float
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+    costs: StepCosts
+    decoding_count: int
+    context_tokens: int
+    tokens_per_step: float
+    incoming_count: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
 
 class WorkerEnvelope(_message.Message):
     __slots__ = ("hello", "step", "joined", "refused", "failed", "blocks", "load")
@@ -584,20 +630,76 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("router_id",)
+    __slots__ = ("router_id", "address", "metrics_address", "host", "pid")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    def __init__(self, router_id: _Optional[str] = ...) -> None: ...
+    address: str
+    metrics_address: str
+    host: str
+    pid: int
+    def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class MembershipView(_message.Message):
-    __slots__ = ("directory_life", "version", "members")
+    __slots__ = ("directory_life", "version", "members", "routers")
     DIRECTORY_LIFE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     directory_life: str
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[WatchRequest]
+    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[WatchRequest, _Mapping]]] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("router_id", "wire_version")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    wire_version: int
+    def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class WorkerShare(_message.Message):
+    __slots__ = ("worker_id", "sequences", "tokens", "blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    sequences: int
+    tokens: int
+    blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class ExpectedBlocks(_message.Message):
+    __slots__ = ("worker_id", "hashes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    hashes: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class RouterUpdate(_message.Message):
+    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    is_snapshot: bool
+    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
+    expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
+    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
+
+class BudgetFrame(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class StoreMember(_message.Message):
     __slots__ = ("node_id", "address", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")

@@ -604,6 +604,88 @@ class Directory:
             _registered_method=True)
 
 
+class RouterStub:
+    """--- routers among themselves -------------------------------------------------------------------------
+
+    Counterparts in baton/core/sharing.py.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Follow = channel.unary_stream(
+                '/baton.v1.Router/Follow',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
+                _registered_method=True)
+
+
+class RouterServicer:
+    """--- routers among themselves -------------------------------------------------------------------------
+
+    Counterparts in baton/core/sharing.py.
+    """
+
+    def Follow(self, request, context):
+        """All that counts at once, then what changed, and at least twice a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RouterServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Router', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Router', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Router:
+    """--- routers among themselves -------------------------------------------------------------------------
+
+    Counterparts in baton/core/sharing.py.
+    """
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Router/Follow',
+            baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class StoreDirectoryStub:
     """--- store directory ----------------------------------------------------------------------------------
 
@@ -849,6 +931,121 @@ class StoreDirectory:
             '/baton.v1.StoreDirectory/LookUp',
             baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class BudgetsStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Take = channel.unary_unary(
+                '/baton.v1.Budgets/Take',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/baton.v1.Budgets/Settle',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                _registered_method=True)
+
+
+class BudgetsServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Take(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Settle(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BudgetsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Take': grpc.unary_unary_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+            ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Budgets', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Budgets', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Budgets:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Take(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Budgets/Take',
+            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Budgets/Settle',
+            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
             options,
             channel_credentials,
             insecure,

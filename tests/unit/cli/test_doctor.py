@@ -32,10 +32,10 @@ def test_a_cluster_that_moves_kv_is_well():
     assert "32 prompt tokens" in said
 
 
-def test_prompts_without_transfers_and_different_fingerprints_are_bad():
+def test_transfers_that_fail_and_different_fingerprints_are_bad():
     workers = [
         worker(Role.PREFILL, step_tokens__prefill=100),
-        worker(Role.DECODE, fingerprint="g", transfer__nixl__bytes_read=0),
+        worker(Role.DECODE, fingerprint="g", transfer__nixl__bytes_read=0, transfer__nixl__reads_failed=3),
     ]
     found = bad(HEALTH, workers)
     assert any("no KV has moved" in text for text in found)

@@ -6,6 +6,7 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import INFO_NOTE, Member, Role
+from baton.core.sharing import RouterMember
 from control_plane.plane import ControlPlane
 
 
@@ -39,7 +40,7 @@ async def test_a_silent_worker_is_killed_and_replaced_once_it_is_dead():
     ((first, _),) = replicas.started
     plane.renew(member(first))
     await asyncio.wait_for(plane.until_settled(), 5)
-    watch = plane.watch(RouterId("r"))
+    watch = plane.watch(RouterMember(RouterId("r")))
     assert [m.worker_id for m in (await anext(watch)).members] == [first]
     view = await asyncio.wait_for(anext(watch), 5)  # the lease lapses, and the watcher hears at once
     assert view.members == ()
@@ -72,7 +73,7 @@ async def test_a_life_that_is_being_killed_does_not_join_again(caplog):
     plane.want({Role.DECODE: 1})
     worker_id = replicas.started[0][0]
     plane.renew(member(worker_id))
-    watch = plane.watch(RouterId("r"))
+    watch = plane.watch(RouterMember(RouterId("r")))
     assert (await anext(watch)).members
     assert (await asyncio.wait_for(anext(watch), 5)).members == ()
     assert "its lease lapsed" in caplog.text
@@ -115,7 +116,7 @@ async def test_what_the_operator_must_change_is_told_as_the_worker_told_it():
 
 async def test_a_watcher_hears_from_an_idle_directory():
     plane = plane_of(Replicas())
-    watch = plane.watch(RouterId("r"))
+    watch = plane.watch(RouterMember(RouterId("r")))
     first = await anext(watch)
     again = await asyncio.wait_for(anext(watch), 5)
     assert again == first

@@ -10,11 +10,7 @@ from loadgen.sse import OpenAIStream, StreamFault
 
 
 def settings_with(slo):
-    return Settings(
-        trace="t", trace_format="mooncake", url="u", api="completions", model="m", length_scale="1",
-        output_scale="1", time_scale="1", spread_ticks=True, seed=0, inputs_cut=0, outputs_cut=0, planned=9,
-        slo=slo, expected_hit_ratio=None, server_block_tokens=32, server_cache_blocks=None,
-    )  # fmt: skip
+    return Settings(trace="t", target="u", model="m", planned=9, slo=slo)
 
 
 def done(planned_s, instants_s, *, tokens=None, prompt=10, cached=None):

@@ -238,7 +238,7 @@ def test_the_command_replays_and_reports(served, tmp_path):
     assert figures["goodput_share"] == 1.0
     assert figures["cache_hit_ratio"] == pytest.approx(0.5)
     assert figures["settings"]["expected_hit_ratio"] == pytest.approx(3 * 32 / (4 * 64))
-    assert figures["settings"]["length_scale"] == "1/16"
+    assert figures["settings"]["options"]["length_scale"] == "1/16"
     assert {len(a["prompt"]) for a in app.asked} == {64}
     assert {(a["model"], a["max_tokens"], a["ignore_eos"], a["stream"]) for a in app.asked} == {
         ("tiny", 2, True, True)
@@ -247,7 +247,7 @@ def test_the_command_replays_and_reports(served, tmp_path):
     assert len({tuple(p[:32]) for p in prompts}) == 1
     assert len({tuple(p[32:]) for p in prompts}) == 4
     assert all(1000 <= t < 5000 for p in prompts for t in p)
-    assert "scales: input 1/16" in result.output
+    assert "length_scale 1/16" in result.output
 
 
 def test_json_on_standard_output_is_nothing_but_json(served, tmp_path):
@@ -264,7 +264,6 @@ def test_json_on_standard_output_is_nothing_but_json(served, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--length-scale", "0.3"], "whole number"),
         (["--length-scale", "0"], "positive factor"),
         (["--start", "99"], "holds no request"),
         (["--url", "ftp://x"], "must look like"),

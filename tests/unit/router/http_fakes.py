@@ -28,7 +28,8 @@ from baton.core.messages import (
 from baton.core.sampling import FinishReason, finish_after
 from baton.core.steps import TokenLogprobs
 from baton.wire.link import LinkBroken
-from router.process import RouterProcess, listening_socket, url_of
+from router.process import RouterProcess, Sockets
+from router.tenants.open import open_keys
 from router.tokenizer import Tokenizer
 from tests.models import CONTEXT_TOKENS, save_tokenizer
 
@@ -87,9 +88,10 @@ class FakeLink:
 class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
-    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=()):
+    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=(), timings=None):
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless, self.vector = list(reply), endless, vector
+        self.timings = timings
         self.refuses = None
         """Why it starts nothing: no worker could."""
         self.link = None
@@ -196,7 +198,10 @@ class FakeWorker:
                     TokenLogprobs(t, -float(i + 1), 2, ((9, -0.5),)) for i, t in enumerate(prompt)
                 )
             logprobs = self.logprobs(start, index, token)
-            output = SequenceOutput(*key, index, (token,), finish, cached, logprobs, of_prompt)
+            timings = None if cached is None else self.timings
+            output = SequenceOutput(
+                *key, index, (token,), finish, cached, logprobs, of_prompt, timings=timings
+            )
             self.tell(StepOutput((output,)))
             index += 1
             if finish is not None or start.leg is Leg.PREFILL:
@@ -265,12 +270,14 @@ async def cluster(
     context=CONTEXT,
     waits_for_workers=True,
     model=None,
+    slo=None,
     **router,
 ):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
     config = Config(
         model={"path": str(folder), "name": MODEL} | (model or {}),
-        router=settings,
+        router={"any_role": False} | settings,
+        slo=slo or {},
         cluster={"drain_timeout_s": drain_timeout_s},
     )
     tokenizer = await asyncio.to_thread(Tokenizer.load, str(folder))
@@ -280,12 +287,13 @@ async def cluster(
     def dial(address, _):
         return by_address[address].session()
 
-    process = RouterProcess(config, tokenizer, None, list(by_address), dial)
-    sock = listening_socket(config.router.host, 0)
+    keys = await open_keys(config)
+    sockets = Sockets(config.router.model_copy(update={"port": 0}))
+    process = RouterProcess(config, tokenizer, None, list(by_address), dial, sockets, keys=keys)
     stop = stop or asyncio.Event()
-    serving = asyncio.create_task(process.run(sock, lambda _: None, stop))
+    serving = asyncio.create_task(process.run(lambda _: None, stop))
     try:
-        running = Cluster(url_of(sock), process, workers)
+        running = Cluster(sockets.urls[0], process, workers)
         if waits_for_workers:
             await running.joined()
         try:
@@ -300,5 +308,5 @@ async def cluster(
         stop.set()
         async with asyncio.timeout(BOUND_S):
             await serving
-        sock.close()
+        sockets.close()
         await process.close()

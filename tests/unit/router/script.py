@@ -24,6 +24,7 @@ from baton.core.messages import (
 from baton.core.sampling import FinishReason, SamplingParams
 from router.core import RouterCore
 from router.events import (
+    ClientGone,
     Deliver,
     Failed,
     Finished,
@@ -46,7 +47,9 @@ class Script:
     """A router core, a clock, and all it ever said."""
 
     def __init__(self, **config: Any) -> None:
-        self.core = RouterCore(config=RouterConfig(**config), rng=random.Random(7), now_s=0.0)
+        self.core = RouterCore(
+            config=RouterConfig(**{"policy": "cached_prefix"} | config), rng=random.Random(7), now_s=0.0
+        )
         self.now_s = 0.0
         self.actions: list[RouterAction] = []
         """Of the last event."""
@@ -168,8 +171,17 @@ class Script:
     ) -> list[RouterAction]:
         return self.says(worker, SequenceFailed(SequenceId(seq), self.epoch(seq), reason, "broken"))
 
+    def leave(self, seq: str = "s") -> list[RouterAction]:
+        return self.do(ClientGone(SequenceId(seq)))
+
     def lose(self, worker: str) -> list[RouterAction]:
         return self.do(WorkerLost(WorkerId(worker), "silent"))
+
+    def ended(self, seq: str = "s") -> tuple[FinishReason, int, int]:
+        """(reason, generated, cached) of a sequence that finished."""
+        end = self.ends[seq]
+        assert isinstance(end, Finished)
+        return end.reason, end.generated_count, end.cached_token_count
 
     def epoch(self, seq: str = "s") -> int:
         return max(start.epoch for start in self.starts[seq].values())

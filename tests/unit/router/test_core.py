@@ -15,7 +15,6 @@ from router.events import (
     ClientGone,
     Failed,
     FailureKind,
-    Finished,
     Note,
     ToWorker,
 )
@@ -54,7 +53,7 @@ def test_the_usual_life_delivers_each_token_once_and_frees_everything(pair):
     pair.output("d", 0, 10, 11)
     pair.output("d", 2, 12, 13, finish=FinishReason.LENGTH)
     assert pair.delivered["s"] == [10, 11, 12, 13]
-    assert pair.ends["s"] == Finished(SequenceId("s"), FinishReason.LENGTH, 4, 4)
+    assert pair.ended() == (FinishReason.LENGTH, 4, 4)
     assert pair.cancelled() == {}
     assert pair.in_flight() == {"p": 0, "d": 0}
     assert pair.core.is_idle
@@ -253,7 +252,7 @@ def test_a_finish_the_worker_did_not_announce_still_ends_and_cancels(pair):
     pair.output("p", 0, 10)
     pair.output("d", 0, 10, 11, 12)
     assert pair.delivered["s"] == [10, 11]
-    assert pair.ends["s"] == Finished(SequenceId("s"), FinishReason.LENGTH, 2, 0)
+    assert pair.ended() == (FinishReason.LENGTH, 2, 0)
     assert pair.cancelled() == {"d": 0}
 
 

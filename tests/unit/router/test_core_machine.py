@@ -84,7 +84,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         self.history: list[tuple[str, StepOutput]] = []
 
     @initialize(
-        policy=st.sampled_from(["cached_prefix", "least_loaded", "round_robin", "random"]),
+        policy=st.sampled_from(["slo", "cached_prefix", "least_loaded", "round_robin", "random"]),
         queue=st.sampled_from([0, 2, 100]),
         fallback=st.booleans(),
         disaggregate=st.sampled_from([True, True, True, False]),
@@ -212,12 +212,20 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         max_tokens=st.integers(1, 6),
         stops=st.booleans(),
         patience_s=st.sampled_from([0.5, 3.0, 900.0, 900.0, 900.0]),
+        tenant=st.sampled_from(["", "a", "b"]),
+        ttft_slo_s=st.sampled_from([0.0, 0.0, 0.2, 2.0]),
+        refuse_late=st.booleans(),
+        priority=st.sampled_from([0, 0, 1]),
     )
-    def submit(self, prompt_length, max_tokens, stops, patience_s):
+    def submit(self, prompt_length, max_tokens, stops, patience_s, tenant, ttft_slo_s, refuse_late, priority):
         seq_id = SequenceId(f"s{len(self.submitted)}")
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,) if stops else ())
         prompt = tuple(range(prompt_length))
-        submit = Submit(seq_id, RequestId(seq_id), prompt, sampling, b"", self.now_s + patience_s)
+        submit = Submit(
+            seq_id, RequestId(seq_id), prompt, sampling, b"", self.now_s + patience_s, tenant=tenant,
+            ttft_slo_s=ttft_slo_s, refuse_late=refuse_late, priority=priority, likeness=seq_id,
+            arrived_s=self.now_s - 0.1,
+        )  # fmt: skip
         self.submitted[seq_id] = submit
         self.delivered[seq_id] = []
         self.do(submit)

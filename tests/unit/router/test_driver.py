@@ -13,6 +13,7 @@ from baton.core.errors import NoCapacity
 from baton.core.ids import RequestId, RouterId, SequenceId, WorkerId
 from baton.core.messages import LoadReport, Member, MembershipView, Role
 from baton.core.sampling import SamplingParams
+from baton.core.sharing import RouterMember
 from baton.wire.link import LinkBroken
 from router.core import RouterCore
 from router.driver import Driver
@@ -321,7 +322,7 @@ async def test_the_directory_is_followed_through_its_absence():
             away.set()
             raise LinkBroken("it died")
 
-    watch = DirectoryWatch(Flaky(), RouterId("r"))
+    watch = DirectoryWatch(Flaky(), RouterMember(RouterId("r")))
     both = asyncio.Event()
 
     def on_view(one):

@@ -214,7 +214,7 @@ async def test_sigterm_ends_the_process_well(folder):
     script = (
         "import asyncio; from baton.config import Config; from router.process import run_router;"
         f"c = Config(model={{'path': {str(folder)!r}}}, router={{'port': 0}});"
-        "asyncio.run(run_router(c, on_ready=lambda url: print(url, flush=True)))"
+        "asyncio.run(run_router(c, on_ready=lambda urls: print(urls[0], flush=True)))"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.getcwd()}

@@ -209,7 +209,7 @@ async def test_after_a_loss_no_logprob_comes_twice_and_the_prompts_are_not_asked
 
 async def test_choices_of_one_prompt_run_on_the_same_worker(folder, ids):
     workers = [FakeWorker(name, reply=ids()) for name in "abc"]
-    async with cluster(folder, *workers) as c:
+    async with cluster(folder, *workers, policy="cached_prefix") as c:
         await c.openai().chat.completions.create(**ASK, n=5, max_tokens=4)
         assert sorted(len(w.started) for w in workers) == [0, 0, 5]
 

@@ -6,9 +6,10 @@ import contextlib
 import httpx
 import pytest
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.core.messages import LoadReport, Member, MembershipView, Role
 from baton.wire.server import start_server
+from control_plane.plane import ControlPlane
 from router.process import run_router
 from router.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, make_folder
@@ -66,15 +67,23 @@ async def served(*workers):
 
 
 @contextlib.asynccontextmanager
-async def routing(folder, **found):
+async def routing(folder, *, knobs=None, **found):
     """A router started as a command would start it; its clients' entrance."""
     config = Config(
         model={"path": str(folder)},
-        router={"port": 0, "worker_silence_s": 60, "fallback_to_other_pool": False},
+        router={
+            "port": 0,
+            "worker_silence_s": 60,
+            "fallback_to_other_pool": False,
+            "any_role": False,
+            **(knobs or {}),
+        },
     )
     url = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    running = asyncio.create_task(run_router(config, on_ready=url.set_result, stop=stop, **found))
+    running = asyncio.create_task(
+        run_router(config, on_ready=lambda urls: url.set_result(urls[0]), stop=stop, **found)
+    )
     try:
         async with asyncio.timeout(BOUND_S), httpx.AsyncClient(base_url=await url, timeout=BOUND_S) as http:
             yield http
@@ -109,3 +118,52 @@ async def test_workers_found_through_a_directory_outlive_it(folder, reply):
                 await directory.stop(0)
             assert len((await http.get("/health")).json()["workers"]["prefill"]) == 1
         assert [len(w.started) for w in pair] == [2, 2]
+
+
+async def until_health(http, holds):
+    async with asyncio.timeout(BOUND_S):
+        while not holds(health := (await http.get("/health")).json()):
+            pass  # asking takes its time
+    return health
+
+
+class QuietWorker(WireWorker):
+    """It takes sequences, says nothing more, and its reports stay away."""
+
+    def on_message(self, _):
+        pass
+
+
+async def test_routers_find_each_other_in_the_directory_and_count_each_others_work(folder, reply):
+    worker = QuietWorker("w", Role.BOTH, reply)
+    async with served(worker) as [address]:
+        member = Member(worker.hello.worker_id, Role.BOTH, address, MODEL, "f" * 32)
+        plane = ControlPlane(ClusterConfig(), life="l", replicas=None, spawn=asyncio.create_task)
+        plane.renew(member)
+        directory, port = await start_server("127.0.0.1", 0, directory=plane)
+        control = f"127.0.0.1:{port}"
+        async with routing(folder, control_address=control) as first:
+            async with routing(folder, control_address=control) as second:
+                for http in (first, second):
+                    await until_health(http, lambda h: h["peers"] == 1 and h["workers"]["both"])
+                assert len(plane.book.view.routers) == 2
+                asking = asyncio.create_task(second.post("/v1/chat/completions", json=BODY))
+                health = await until_health(first, lambda h: h["workers"]["both"][0]["in_flight_elsewhere"])
+                assert health["workers"]["both"][0]["in_flight"] == 0
+                asking.cancel()
+                await until_health(first, lambda h: not h["workers"]["both"][0]["in_flight_elsewhere"])
+            await until_health(first, lambda h: h["peers"] == 0)
+            assert len(plane.book.view.routers) == 1
+        plane.close()
+        await directory.stop(0)
+
+
+async def test_routers_that_are_given_to_each_other_need_no_directory(folder, reply, unused_tcp_port_factory):
+    ports = unused_tcp_port_factory(), unused_tcp_port_factory()
+    peers = [f"127.0.0.1:{port}" for port in ports]  # itself among them
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = await stack.enter_async_context(served(WireWorker(reply=reply)))
+        for port in ports:
+            knobs = {"peers": peers, "peer_port": port}
+            http = await stack.enter_async_context(routing(folder, knobs=knobs, workers=addresses))
+        await until_health(http, lambda h: h["peers"] == 1)

@@ -56,7 +56,7 @@ async def test_waiting_texts_are_bounded_and_the_loop_goes_on(folder, monkeypatc
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     tokenizer = Tokenizer.load(str(folder))
     release = threading.Event()
-    stuck = [asyncio.create_task(tokenizer._in_thread(lambda: release.wait(20))) for _ in range(3)]
+    stuck = [asyncio.create_task(tokenizer.in_thread(lambda: release.wait(20))) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await tokenizer.encode("one more")

@@ -3,6 +3,7 @@ fields, so a field that the codec forgets fails here."""
 
 import types
 import typing
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -46,7 +47,7 @@ def values(kind) -> st.SearchStrategy:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([st.none() if a is type(None) else values(a) for a in args])
-    if origin is tuple and args[-1] is ...:
+    if origin is Sequence or (origin is tuple and args[-1] is ...):
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))
@@ -110,8 +111,8 @@ def full(kind):
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return full(next(a for a in args if a is not type(None)))
-    if origin is tuple:
-        return (full(args[0]),) * 2 if args[-1] is ... else tuple(map(full, args))
+    if origin in (tuple, Sequence):
+        return (full(args[0]),) * 2 if origin is Sequence or args[-1] is ... else tuple(map(full, args))
     if origin is dict:
         return {full(args[0]): full(args[1])}
     if issubclass(kind, StrEnum):

@@ -7,6 +7,7 @@ import pytest
 from baton.core import messages as m
 from baton.core.errors import IncompatiblePeer
 from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.core.sharing import RouterMember
 from baton.wire import client, serving
 from baton.wire.client import (
     DirectoryClient,
@@ -140,7 +141,7 @@ class ListDirectory:
     def leave(self, worker_id):
         self.members.pop(worker_id, None)
 
-    async def watch(self, router_id):
+    async def watch(self, _):
         yield m.MembershipView("life", 0, ())
         await self.changed.wait()
         yield m.MembershipView("life", 1, tuple(self.members.values()))
@@ -151,7 +152,7 @@ async def test_directory_calls():
     server, port = await start_server("127.0.0.1", 0, directory=directory)
     client = DirectoryClient(f"127.0.0.1:{port}")
     member = m.Member(WorkerId("w.1"), m.Role.PREFILL, "127.0.0.1:9", "model", "f", pid=7)
-    views = client.watch(R)
+    views = client.watch(RouterMember(R))
     assert (await anext(views)).members == ()
     await client.renew(member)
     assert (await anext(views)).members == (member,)
@@ -234,7 +235,7 @@ async def test_a_view_that_makes_no_sense_is_a_directory_that_is_away(monkeypatc
     monkeypatch.setattr(client.codec, "view_from_pb", odd)
     directory = DirectoryClient(f"127.0.0.1:{port}")
     with pytest.raises(LinkBroken, match="role 9"):
-        async for _ in directory.watch(R):
+        async for _ in directory.watch(RouterMember(R)):
             pass
     await directory.close()
     await served.stop(0)

@@ -183,15 +183,23 @@ async def test_more_than_may_wait_are_refused():
     await bench.settle()
 
 
+async def test_a_later_attempt_that_takes_too_long_is_the_workers_failure_not_the_requests():
+    bench = Bench(Slow(), prepare_s=0.01)
+    bench.tell(start("a", 1, grammar=GRAMMAR))
+    async with asyncio.timeout(5):
+        answer = await bench.answers.get()
+    assert (answer.epoch, answer.reason) == (1, FailureReason.INTERNAL)
+
+
 async def test_what_takes_too_long_is_refused_and_a_deadline_is_a_deadline():
     bench = Bench(Slow(), prepare_s=0.01)
-    bench.tell(start(grammar=GRAMMAR))
+    bench.tell(start(epoch=0, grammar=GRAMMAR))
     await bench.settle()
     refused = bench.answers.get_nowait()
     assert isinstance(refused, SequenceRefused)
     assert refused.reason is RefusalReason.UNSUPPORTED
     assert "0.01 s" in refused.message
-    bench.tell(start(grammar=GRAMMAR, time_left_s=0.001))
+    bench.tell(start(epoch=1, grammar=GRAMMAR, time_left_s=0.001))
     await bench.settle()
     failed = bench.answers.get_nowait()
     assert isinstance(failed, SequenceFailed)
@@ -251,7 +259,7 @@ async def test_one_grammar_compiles_at_a_time_and_gives_way_and_those_given_up_a
     with compiling_threads() as threads:
         bench = Bench(Grammars(store, threads), prepare_s=0.05)
         for text in ("a", "b", "c"):
-            bench.tell(start(text, grammar=Grammar(GrammarKind.REGEX, text)))
+            bench.tell(start(text, 0, grammar=Grammar(GrammarKind.REGEX, text)))
         await bench.settle()
         reasons = [bench.answers.get_nowait().reason for _ in range(3)]
         assert reasons == [RefusalReason.UNSUPPORTED] * 3

@@ -1,0 +1,152 @@
+"""What `baton bench goodput` compares: Baton as built in, peers as a file describes them.
+
+A variant is a set of processes and which of them takes the load. Nothing of a peer is imported and no path
+of anybody's is in here: programs are named in the file and found on PATH, or where `--program NAME=PATH`
+says. An example with vLLM and sglang-router is docs/examples/goodput-peers.toml.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import SetupError
+
+MODEL_NAME = "bench"
+
+BATON_SETTINGS = (
+    f"model.name={MODEL_NAME}",
+    "engine.threads=1",
+    f"engine.kv_bytes={2**30}",
+    # A random model repeats itself: n-gram guesses would win what they win on no real text.
+    "engine.speculation=off",
+    # What the peers have is 2 GiB for KV altogether; the store would be more.
+    "store.host_bytes=0",
+)
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([A-Za-z0-9_-]+))?\}")
+
+
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process of a variant. In `command` and `env` these are filled in:
+
+    `{model}` folder of the model; `{port:NAME}` a free port, the same wherever NAME is the same; `{cores}`
+    ids of this process's cores, `{threads}` how many; `{python}` the interpreter this runs in;
+    `{program:NAME}` a path from `programs`.
+    """
+
+    name: str
+    command: list[str]
+    env: dict[str, str] = {}
+    cores: list[int] = []
+    """Which of `--cores`, by position; empty: all of them."""
+    ready: str = ""
+    """Path that answers 200 on `{port:<name>}` when it is ready; empty: the variant's warm-up tells."""
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    processes: list[Process]
+    front: str = ""
+    """Name of the process whose port takes the load; empty: the last one. It starts when the others are
+    ready."""
+    about: str = ""
+    model_name: str = MODEL_NAME
+    knows_objectives: bool = False
+    """Each request says its objectives, in `baton`; then every pair of objectives is a run of its own."""
+    group: str = "peers"
+
+    @property
+    def front_name(self) -> str:
+        return self.front or self.processes[-1].name
+
+
+class PeersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    programs: dict[str, str] = {}
+    """Name in `{program:NAME}` to a program on PATH or its path."""
+    variants: list[Variant] = []
+
+
+def baton_variants(settings: Sequence[str] = ()) -> list[Variant]:
+    """`settings`: further SECTION.FIELD=VALUE."""
+    split = ("--prefill", "1", "--decode", "1")
+    both = ("--prefill", "0", "--decode", "0", "--both", "2")
+    return [
+        _baton("baton-split", split, "Baton, one prefill and one decode worker, a thread each", settings),
+        _baton("baton-both", both, "Baton, two workers that do both, a thread each", settings),
+    ]
+
+
+def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> Variant:
+    sets = [part for value in (*BATON_SETTINGS, *settings) for part in ("--set", value)]
+    command = ["{python}", "-m", "baton", "serve", "--model", "{model}", "--port", "{port:baton}", *workers]
+    process = Process("baton", [*command, *sets], {"OMP_WAIT_POLICY": "PASSIVE"}, ready="/health")
+    return Variant(name, [process], about=about, knows_objectives=True, group="baton")
+
+
+def read_peers(path: Path, programs: Mapping[str, str]) -> list[Variant]:
+    """Variants of the file with their programs' paths filled in. Raises SetupError: not such a file, or a
+    program that is not there."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text())
+        described = msgspec.convert(raw, PeersFile)
+    except OSError as error:
+        raise SetupError(f"--peers {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise SetupError(f"--peers {path}: {error}") from None
+    unknown = set(programs) - set(described.programs)
+    if unknown:
+        raise SetupError(f"--program {sorted(unknown)[0]}: {path} has no such program")
+    known = {**described.programs, **programs}
+    names = [v.name for v in described.variants]
+    if len(set(names)) < len(names):
+        raise SetupError(f"--peers {path}: two variants have the same name")
+    return [_with_programs(variant, known) for variant in described.variants]
+
+
+def _with_programs(variant: Variant, programs: Mapping[str, str]) -> Variant:
+    if not variant.processes or variant.front_name not in {p.name for p in variant.processes}:
+        raise SetupError(f"variant {variant.name}: `front` must be the name of one of its processes")
+
+    def value(kind: str, name: str) -> str:
+        if kind != "program":
+            return f"{{{kind}:{name}}}" if name else f"{{{kind}}}"
+        if name not in programs:
+            raise SetupError(f"variant {variant.name}: no program {name} under [programs]")
+        found = which(str(Path(programs[name]).expanduser()))
+        if found is None:
+            raise SetupError(f"program {name} is not at {programs[name]}; say --program {name}=PATH")
+        return found
+
+    processes = [
+        msgspec.structs.replace(
+            p, command=[fill(t, value) for t in p.command], env={k: fill(t, value) for k, t in p.env.items()}
+        )
+        for p in variant.processes
+    ]
+    return msgspec.structs.replace(variant, processes=processes)
+
+
+def fill(text: str, value: Callable[[str, str], str]) -> str:
+    """Every `{kind}` and `{kind:name}` replaced; other braces stay, as JSON in a command has them."""
+    return _PLACEHOLDER.sub(lambda m: value(m[1], m[2] or ""), text)
+
+
+def choose(variants: Sequence[Variant], wanted: str) -> list[Variant]:
+    """Those of the comma-separated names, all where it is empty. Raises SetupError: no such variant."""
+    if not wanted:
+        return list(variants)
+    by_name = {v.name: v for v in variants}
+    for name in wanted.split(","):
+        if name not in by_name:
+            raise SetupError(f"--variants {name}: there are {', '.join(by_name)}")
+    return [by_name[name] for name in wanted.split(",")]
+
+
+def python_program() -> str:
+    return sys.executable

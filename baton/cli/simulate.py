@@ -1,0 +1,446 @@
+"""`baton simulate`: a production trace on a modelled cluster, with the production router."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from baton.cli.settings import load_config
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.sim.fleet.fleet import Fleet, Observer
+from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
+from baton.sim.fleet.setup import (
+    BATCH_SEQUENCES,
+    BLOCK_TOKENS,
+    BLOCK_TOKENS_MAX,
+    STEP_TOKENS,
+    Machine,
+    Pools,
+    fleet_spec,
+    machine_of,
+    read_costs,
+    with_costs,
+)
+from baton.sim.fleet.simulate import Simulated, attains, faster, search
+from baton.sim.fleet.simulate import simulate as run
+from baton.sim.fleet.spec import FleetSpec, StoreSpec
+from baton.sim.fleet.workload import of_plan
+from baton.sim.hardware import Node, find_gpu, find_model
+from loadgen.files import report_bytes, write_file, write_records
+from loadgen.html.page import render
+from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
+from loadgen.outputs import write_json
+from loadgen.report import Settings, Slo
+from loadgen.show import show_report
+from loadgen.slo import parse_class_slo
+from loadgen.sources import name_of, open_trace
+from loadgen.traces import Trace, cut
+
+_Trace = Annotated[str, typer.Argument(help="Any trace that `baton replay` takes, or synth:NAME.")]
+_Model = Annotated[
+    str, typer.Option(help="Known by name, such as llama-3-70b, or a folder with config.json.")
+]
+_Gpu = Annotated[str, typer.Option(help="By its data sheet: h100, a100, l40s, mi300x …")]
+_Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
+_Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
+_Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
+_Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
+_Both = Annotated[int, typer.Option(min=0, help="Workers that take either leg.")]
+_Policy = Annotated[str, typer.Option(help="As `router.policy`; default: the configuration's.")]
+_Ttft = Annotated[float, typer.Option(min=0, help="Target for the first token, seconds; 0: none.")]
+_Tpot = Annotated[float, typer.Option(min=0, help="Target per token after the first, seconds; 0: none.")]
+_Classes = Annotated[
+    list[str], typer.Option("--class-slo", metavar="NAME=TTFT/TPOT", help="Targets of a class; repeatable.")
+]
+_Rate = Annotated[float, typer.Option(min=0, help="Requests per second; 0: as in the trace.")]
+_TimeScale = Annotated[str, typer.Option(help="Factor for the time between arrivals; 2 is half the rate.")]
+_LengthScale = Annotated[str, typer.Option(help="Factor for input lengths, such as 1/16.")]
+_OutputScale = Annotated[str, typer.Option(help="Factor for output lengths; default: --length-scale.")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="At most so many requests of the trace.")]
+_Start = Annotated[float, typer.Option(min=0, help="Skip so many seconds of the trace.")]
+_Duration = Annotated[float, typer.Option(min=0, help="Take so many seconds of the trace.")]
+_Copies = Annotated[
+    int, typer.Option(min=1, help="Copies of the trace at once, not in step, sharing nothing.")
+]
+_Spread = Annotated[bool, typer.Option(help="Spread arrivals inside a trace's ticks (Mooncake: 3 s).")]
+_BlockTokens = Annotated[int, typer.Option(min=0, help="Of one KV block; 0: the trace's, or 64.")]
+_StepTokens = Annotated[int, typer.Option(min=1, help="Token budget of one step.")]
+_Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step.")]
+_Kv = Annotated[float, typer.Option(min=0, help="GB of KV pool per worker; 0: what the GPUs leave.")]
+_Costs = Annotated[
+    Path | None, typer.Option(help="Measured: step costs as JSON, or the JSON of `baton bench engine`.")
+]
+_Link = Annotated[float, typer.Option(min=0, help="GB/s between two workers; 0: the GPUs' network cards.")]
+_Store = Annotated[float, typer.Option(min=0, help="GB of host memory per host for the KV store; 0: none.")]
+_Ssd = Annotated[float, typer.Option(min=0, help="GB of SSD per host for the KV store.")]
+_Heartbeat = Annotated[float, typer.Option(min=0.001, help="Between two reports of a worker, seconds.")]
+_Hop = Annotated[float, typer.Option(min=0, help="One message between two processes, seconds.")]
+_Cells = Annotated[int, typer.Option(min=1, help="Parts of the cluster, each with a router of its own.")]
+_Seed = Annotated[int, typer.Option(help="Of arrivals and of choices by chance.")]
+_Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of router or engine; repeatable."),
+]
+_Json = Annotated[str, typer.Option("--json", help="Write the figures there; - is standard output.")]
+_Plot = Annotated[Path | None, typer.Option(help="Write the pools' loads over time there, as SVG.")]
+_Html = Annotated[Path | None, typer.Option(help="Write the report there as one self-contained page.")]
+_Records = Annotated[
+    Path | None, typer.Option(help="Write a line per request there (.gz: compressed), for `baton compare`.")
+]
+_SEARCH = "Find the highest rate at which --attain of the requests meet both targets."
+_Attain = Annotated[float, typer.Option(min=0.01, max=1, help="What --search aims at.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The parameters of `simulate`, by the same names."""
+
+    trace: str
+    model: str
+    gpu: str
+    tp: int
+    pp: int
+    prefill: int
+    decode: int
+    both: int
+    policy: str
+    ttft_slo: float
+    tpot_slo: float
+    class_slos: list[str]
+    rate: float
+    time_scale: str
+    length_scale: str
+    output_scale: str
+    limit: int | None
+    start: float
+    duration: float
+    copies: int
+    spread: bool
+    block_tokens: int
+    step_tokens: int
+    batch: int
+    kv_gb: float
+    costs: Path | None
+    link_gb_s: float
+    store_gb: float
+    ssd_gb: float
+    heartbeat: float
+    hop: float
+    cells: int
+    seed: int
+    sets: list[str]
+    search_rate: bool
+    attain: float
+
+
+def simulate(
+    trace: _Trace,
+    model: _Model = "llama-3-70b",
+    gpu: _Gpu = "h100",
+    tp: _Tp = 4,
+    pp: _Pp = 1,
+    prefill: _Prefill = 0,
+    decode: _Decode = 0,
+    both: _Both = 0,
+    policy: _Policy = "",
+    ttft_slo: _Ttft = 10.0,
+    tpot_slo: _Tpot = 0.1,
+    class_slos: _Classes = [],  # noqa: B006 - typer copies it
+    rate: _Rate = 0.0,
+    time_scale: _TimeScale = "1",
+    length_scale: _LengthScale = "1",
+    output_scale: _OutputScale = "",
+    limit: _Limit = None,
+    start: _Start = 0.0,
+    duration: _Duration = inf,
+    copies: _Copies = 1,
+    spread: _Spread = True,
+    block_tokens: _BlockTokens = 0,
+    step_tokens: _StepTokens = STEP_TOKENS,
+    batch: _Batch = BATCH_SEQUENCES,
+    kv_gb: _Kv = 0.0,
+    costs: _Costs = None,
+    link_gb_s: _Link = 0.0,
+    store_gb: _Store = 0.0,
+    ssd_gb: _Ssd = 0.0,
+    heartbeat: _Heartbeat = 0.25,
+    hop: _Hop = 0.0002,
+    cells: _Cells = 1,
+    seed: _Seed = 0,
+    sets: _Sets = [],  # noqa: B006 - typer copies it
+    search_rate: Annotated[bool, typer.Option("--search", help=_SEARCH)] = False,
+    attain: _Attain = 0.9,
+    json_to: _Json = "",
+    html: _Html = None,
+    plot: _Plot = None,
+    records: _Records = None,
+) -> None:
+    """Simulate a production trace on a cluster of GPUs known by their data sheets.
+
+    Router, placement, admission and block accounts are the production code under virtual time; what a step,
+    a transfer and a load take is modelled (docs/simulation.md).
+
+    Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
+    """
+    given = dict(locals())
+    del given["json_to"], given["html"], given["plot"], given["records"]
+    try:
+        done = _run(Options(**given), json_to=json_to, html=html, records=records)
+        if plot is not None:
+            write_file(plot, pool_chart(done.fleet.samples).encode())
+    except SetupError as error:
+        typer.echo(f"baton: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _run(asked: Options, *, json_to: str, html: Path | None, records: Path | None) -> Simulated:
+    ready = prepare(asked)
+    console = Console(stderr=True)
+    if asked.search_rate:
+        ready = _at_capacity(ready, console)
+    done = _simulate(ready, console)
+    _publish(done, json_to=json_to, html=html)
+    if records is not None:
+        write_records(records, done.fleet.tally, ready.settings)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is simulated."""
+
+    asked: Options
+    plan: Plan
+    spec: FleetSpec
+    machine: Machine
+    settings: Settings
+    trace_block_tokens: float
+    factor: float = 1.0
+    """Rate, as a multiple of the plan's."""
+
+    @property
+    def planned(self) -> int:
+        return len(self.plan.requests) * self.asked.copies
+
+    def at(self, factor: float) -> "Ready":
+        return replace(self, factor=factor)
+
+
+def prepare(asked: Options) -> Ready:
+    """Raises SetupError for whatever cannot be simulated."""
+    scaling = Scaling(
+        parse_factor(asked.length_scale),
+        parse_factor(asked.output_scale or asked.length_scale),
+        parse_factor(asked.time_scale),
+    )
+    trace = _trace(asked)
+    plan = make_plan(trace, scaling, spread=asked.spread, seed=asked.seed)
+    block_tokens = _block_tokens(asked, plan)
+    machine = _machine(asked)
+    config = _config(asked, block_tokens)
+    slos = dict(parse_class_slo(text) for text in asked.class_slos)
+    pools = Pools(asked.prefill, asked.decode, asked.both)
+    classes = {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
+    spec = fleet_spec(
+        machine,
+        pools,
+        block_tokens=block_tokens,
+        router=config.router,
+        engine=config.engine,
+        slo_classes={"": (asked.ttft_slo, asked.tpot_slo), **classes},
+        heartbeat_s=asked.heartbeat,
+        hop_s=asked.hop,
+        cells=asked.cells,
+        store=StoreSpec(
+            asked.store_gb * 1e9,
+            asked.ssd_gb * 1e9,
+            host_bytes_s=machine.host_bytes_s,
+            peer_bytes_s=machine.link_bytes_s,
+        ),
+        refuses_late=config.slo.late == "refuse",
+        seed=asked.seed,
+    )
+    settings = _settings(asked, trace, plan, spec, machine, pools, slos)
+    factor = 1.0
+    if asked.rate:
+        factor = asked.rate / (asked.copies * _own_rate(plan))
+    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor)
+
+
+def _trace(asked: Options) -> Trace:
+    seconds = asked.start + asked.duration
+    requests = asked.limit if asked.start == 0.0 and asked.duration == inf else None
+    whole = open_trace(asked.trace, requests=requests, duration_s=seconds, seed=asked.seed)
+    return cut(whole, start_s=asked.start, duration_s=asked.duration, limit=asked.limit)
+
+
+def _own_rate(plan: Plan) -> float:
+    return (len(plan.requests) - 1) / max(1e-9, plan.requests[-1].at_s - plan.requests[0].at_s)
+
+
+def _block_tokens(asked: Options, plan: Plan) -> int:
+    """As asked, or the trace's own if engines can have such blocks."""
+    own = plan.block_tokens
+    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
+    return asked.block_tokens or (int(own) if fits else BLOCK_TOKENS)
+
+
+def _machine(asked: Options) -> Machine:
+    node = Node(find_model(asked.model), find_gpu(asked.gpu), tensor=asked.tp, pipeline=asked.pp)
+    machine = machine_of(node, kv_bytes=asked.kv_gb * 1e9 if asked.kv_gb else None)
+    if asked.costs is not None:
+        machine = with_costs(machine, read_costs(asked.costs), f"{node.model.name}, {asked.costs.name}")
+    if asked.link_gb_s:
+        machine = machine.with_link(asked.link_gb_s * 1e9)
+    return machine
+
+
+def _config(asked: Options, block_tokens: int) -> Config:
+    """Of routers and engines: flags, then --set, then the environment."""
+    engine = {"block_tokens": block_tokens, "step_tokens_max": asked.step_tokens}
+    flags: dict[str, object] = {f"engine.{name}": value for name, value in engine.items()}
+    flags["engine.batch_sequences_max"] = asked.batch
+    flags["router.policy"] = asked.policy or None
+    if asked.tpot_slo:
+        flags["engine.tpot_slo_s"] = asked.tpot_slo
+    return load_config(asked.sets, flags)
+
+
+def _settings(
+    asked: Options,
+    trace: Trace,
+    plan: Plan,
+    spec: FleetSpec,
+    machine: Machine,
+    pools: Pools,
+    slos: dict[str, Slo],
+) -> Settings:
+    return Settings(
+        trace=name_of(asked.trace),
+        target=f"{pools} × {machine.name}",
+        model=asked.model,
+        slo=Slo(asked.ttft_slo or None, asked.tpot_slo or None),
+        class_slos=slos,
+        attain=asked.attain,
+        planned=len(plan.requests) * asked.copies,
+        kind="simulation",
+        trace_format=trace.format.value,
+        time_scale=asked.time_scale,
+        seed=asked.seed,
+        options={
+            "policy": spec.router.policy,
+            "disaggregate": spec.router.disaggregate,
+            "length_scale": asked.length_scale,
+            "output_scale": asked.output_scale or asked.length_scale,
+            "rate": asked.rate or None,
+            "copies": asked.copies,
+            "block_tokens": spec.workers[0][0].block_tokens,
+            "kv_blocks": spec.workers[0][0].block_count,
+            "step_tokens": asked.step_tokens,
+            "store_gb": asked.store_gb,
+            "ssd_gb": asked.ssd_gb,
+            "cells": asked.cells,
+        },
+    )
+
+
+def _at_capacity(ready: Ready, console: Console) -> Ready:
+    """At the highest rate that attains the goal."""
+    attain, asked = ready.asked.attain, ready.asked
+    own_rate = asked.copies * _own_rate(ready.plan)
+
+    def share_at(factor: float) -> float:
+        return attains(
+            ready.spec,
+            faster(of_plan(ready.plan, copies=asked.copies, seed=asked.seed), factor),
+            trace_block_tokens=ready.trace_block_tokens,
+            attain=attain,
+            planned=ready.planned,
+        )
+
+    found = search(
+        share_at,
+        attain=attain,
+        first=ready.factor,
+        progress=lambda factor, share: console.print(
+            f"{factor * own_rate:8.3f} requests/s: {share:.1%} meet both targets"
+            + ("" if share >= attain else " (stopped)")
+        ),
+    )
+    if not found.factor:
+        raise SetupError("no rate attains the goal: even a cluster without a queue misses the targets")
+    console.print(f"highest rate: {found.factor * own_rate:.3f} requests/s")
+    return ready.at(found.factor)
+
+
+def _simulate(ready: Ready, console: Console) -> Simulated:
+    asked = ready.asked
+    demands = of_plan(ready.plan, copies=asked.copies, seed=asked.seed)
+    with live_progress(console, planned=ready.planned) as observer:
+        return run(
+            ready.spec,
+            faster(demands, ready.factor) if ready.factor != 1.0 else demands,
+            ready.settings,
+            trace_block_tokens=ready.trace_block_tokens,
+            observer=observer,
+        )
+
+
+@contextmanager
+def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
+    """A line with virtual time, counts, goodput so far and how much faster than the clock it runs."""
+    columns = (
+        TextColumn("simulate"),
+        BarColumn(bar_width=10),
+        TextColumn("{task.completed}/{task.total}, {task.fields[live]} live, {task.fields[virtual]:.0f} s"),
+        TextColumn("goodput {task.fields[goodput]:.1%}, {task.fields[speed]:.0f}× real time"),
+        TimeElapsedColumn(),
+    )
+    begun_s = perf_counter()
+    shown_s = 0.0
+    with Progress(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task("simulate", total=planned, live=0, virtual=0.0, goodput=1.0, speed=0.0)
+
+        def look(fleet: Fleet) -> bool:
+            nonlocal shown_s
+            now_s = perf_counter()
+            if now_s - shown_s < 0.25:
+                return True
+            shown_s = now_s
+            ended = len(fleet.tally)
+            bar.update(
+                task,
+                completed=ended,
+                live=fleet.live_count,
+                virtual=fleet.agenda.now_s,
+                goodput=fleet.met / ended if ended else 1.0,
+                speed=fleet.agenda.now_s / max(1e-9, now_s - begun_s),
+                refresh=True,
+            )
+            return True
+
+        yield look
+
+
+def _publish(done: Simulated, *, json_to: str, html: Path | None) -> None:
+    console = Console(stderr=json_to == "-")
+    show_report(console, done.report)
+    fleet = done.fleet
+    console.print(
+        f"{fleet.agenda.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
+        f"({done.virtual_s / done.wall_s:.0f}× real time); prompt tokens computed "
+        f"{fleet.prompt_tokens_computed}, of these {wasted_share(done.report, fleet):.1%} for requests that "
+        "missed their targets; correlation of the pools' loads, at its lowest, "
+        f"{anti_phase(fleet.samples):+.2f}"
+    )
+    write_json(report_bytes(done.report), json_to)
+    if html is not None:
+        write_file(html, render([done.report]).encode())

@@ -1,0 +1,150 @@
+"""Budgets of tenants: requests and tokens per minute, and requests at once. Pure.
+
+Rates are kept by GCRA (the generic cell rate algorithm, ITU-T I.371): per budget one number, the instant at
+which it would be whole again. A whole budget is a minute's worth, so a tenant may spend that at once and
+has its rate from then on. Whoever holds the ledger has the clock; `router.tenants.redis_budgets` is the
+same in Lua.
+"""
+
+import math
+from collections import OrderedDict
+from enum import StrEnum, auto
+
+import msgspec
+
+WINDOW_S = 60.0
+TENANTS_MAX = 100_000
+ROUTER_SEEN_S = 30.0
+"""A router that took nothing for so long is not counted among those that share a budget."""
+
+
+class Scarce(StrEnum):
+    REQUESTS = auto()
+    TOKENS = auto()
+    CONCURRENT = auto()
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request of a tenant. Limits of 0 do not bound anything."""
+
+    tenant: str
+    lease: str
+    """Name of the request, for `settle`."""
+    lease_s: float
+    """After this it no longer counts as running, whether it was settled or not."""
+    tokens: int
+    """Of the prompt, and as many as may be generated."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent_max: int = 0
+    router_id: str = ""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """What the ledger says. Nothing is taken unless it `is_granted`."""
+
+    scarce: Scarce | None = None
+    """What is missing; None: granted."""
+    retry_after_s: float = 0.0
+    """Until the same request would be granted, if the tenant sends nothing else; infinite: it is larger
+    than the whole budget."""
+    requests_left_s: float = 0.0
+    """Until the budget of requests is whole again."""
+    tokens_left_s: float = 0.0
+    router_count: int = 1
+    """Routers that took from any budget lately."""
+
+    @property
+    def is_granted(self) -> bool:
+        return self.scarce is None
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """The request is over. Twice, or of an unknown one: only what is given back twice counts twice."""
+
+    tenant: str
+    lease: str
+    refund_tokens: int
+    """Taken and not used; negative: more was used."""
+    tokens_per_minute: int
+
+
+def remaining(limit: int, whole_in_s: float) -> int:
+    """Of a budget of `limit` per minute that is whole again in so many seconds."""
+    return max(0, math.floor(limit * (1.0 - whole_in_s / WINDOW_S) + 1e-6))
+
+
+class _Account:
+    __slots__ = ("leases", "requests_whole_s", "tokens_whole_s")
+
+    def __init__(self) -> None:
+        self.requests_whole_s = self.tokens_whole_s = 0.0
+        self.leases: dict[str, float] = {}
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        """The one used last at the end."""
+        self._routers: dict[str, float] = {}
+
+    def take(self, ask: Ask, *, now_s: float) -> Grant:
+        account = self._account(ask.tenant)
+        account.leases = {name: end_s for name, end_s in account.leases.items() if end_s > now_s}
+        requests_s = max(account.requests_whole_s, now_s)
+        tokens_s = max(account.tokens_whole_s, now_s)
+        after_requests_s = requests_s + _cost_s(1, ask.requests_per_minute)
+        after_tokens_s = tokens_s + _cost_s(ask.tokens, ask.tokens_per_minute)
+        scarce, wait_s = None, 0.0
+        if 0 < ask.concurrent_max <= len(account.leases):
+            scarce, wait_s = Scarce.CONCURRENT, 1.0
+        if _over_s(ask.tokens, ask.tokens_per_minute, after_tokens_s - now_s) > 0:
+            scarce, wait_s = Scarce.TOKENS, _over_s(ask.tokens, ask.tokens_per_minute, after_tokens_s - now_s)
+        if after_requests_s - now_s - WINDOW_S > max(1e-9, wait_s):
+            scarce, wait_s = Scarce.REQUESTS, after_requests_s - now_s - WINDOW_S
+        if scarce is None:
+            account.requests_whole_s, account.tokens_whole_s = after_requests_s, after_tokens_s
+            if ask.concurrent_max:
+                account.leases[ask.lease] = now_s + ask.lease_s
+            requests_s, tokens_s = after_requests_s, after_tokens_s
+        count = self._count_router(ask.router_id, now_s)
+        return Grant(scarce, wait_s, requests_s - now_s, tokens_s - now_s, count)
+
+    def settle(self, settle: Settle, *, now_s: float) -> None:
+        account = self._accounts.get(settle.tenant)
+        if account is None:
+            return
+        account.leases.pop(settle.lease, None)
+        refund_s = _cost_s(settle.refund_tokens, settle.tokens_per_minute)
+        account.tokens_whole_s = max(account.tokens_whole_s, now_s) - refund_s
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account()
+            if len(self._accounts) > TENANTS_MAX:
+                self._accounts.popitem(last=False)
+        else:
+            self._accounts.move_to_end(tenant)
+        return account
+
+    def _count_router(self, router_id: str, now_s: float) -> int:
+        if router_id:
+            self._routers[router_id] = now_s
+            seen = self._routers.items()
+            self._routers = {name: at_s for name, at_s in seen if now_s - at_s <= ROUTER_SEEN_S}
+        return max(1, len(self._routers))
+
+
+def _cost_s(count: int, per_minute: int) -> float:
+    return count * WINDOW_S / per_minute if per_minute > 0 else 0.0
+
+
+def _over_s(tokens: int, per_minute: int, whole_in_s: float) -> float:
+    """How long to wait for so many; infinite if they are more than a whole budget."""
+    if per_minute <= 0:
+        return 0.0
+    if tokens > per_minute:
+        return math.inf
+    over_s = whole_in_s - WINDOW_S
+    return over_s if over_s > 1e-9 else 0.0

@@ -1,0 +1,357 @@
+"""The cluster in virtual time: production routers, modelled workers, and the requests that come to them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
+from baton.core.messages import Role, WorkerMessage
+from baton.core.sampling import SamplingParams
+from baton.sim.fleet.agenda import Agenda
+from baton.sim.fleet.spec import FleetSpec, WorkerSpec
+from baton.sim.fleet.store import Directory, HostStore, WorkerStore
+from baton.sim.fleet.tally import NEVER, Tally
+from baton.sim.fleet.worker import FleetWorker, MacroWorker, Surroundings
+from baton.sim.fleet.workload import Demand, Namer, TraceHashes
+from loadgen.records import ErrorKind, Outcome
+from router.core import RouterCore
+from router.events import (
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    FromWorker,
+    Note,
+    RouterAction,
+    RouterEvent,
+    Submit,
+    Tick,
+    ToWorker,
+    WorkerJoined,
+)
+
+TICK_AFTER_S = 1e-6
+REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One request under way."""
+
+    demand: Demand
+    hashes: list[BlockHash]
+    first_s: float = NEVER
+    last_s: float = NEVER
+    generated: int = 0
+    cached: int = -1
+    computed: int = 0
+    attempts: int = 0
+    workers: tuple[WorkerId, ...] = ()
+
+
+@dataclass(slots=True)
+class PoolSample:
+    """Load of the pools at one instant."""
+
+    at_s: float
+    prefill_busy: float
+    """Share of the time since the last sample in which workers that prefill were computing."""
+    decode_share: float
+    """Of the blocks of workers that decode: held."""
+    prefill_tokens: int
+    """Prompt tokens accepted and not computed."""
+    decoding: int
+    """Sequences in decode batches."""
+    queued: int
+    """At the routers."""
+
+
+Observer = Callable[["Fleet"], bool]
+"""Looks at every sample; False: stop here."""
+
+
+def timings_of(finished: Finished) -> dict[str, float] | None:
+    """As a live answer's `timings` tell them; None: the router does not know."""
+    if finished.waterfall is None:
+        return None
+    timings: dict[str, float] = msgspec.structs.asdict(finished.waterfall)
+    served = finished.served
+    if served is not None and served.predicted_ttft_s is not None:
+        timings["predicted_ttft_s"] = served.predicted_ttft_s
+    if served is not None and served.predicted_tpot_s is not None:
+        timings["predicted_tpot_s"] = served.predicted_tpot_s
+    return timings
+
+
+class MakeWorker(Protocol):
+    def __call__(
+        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+    ) -> FleetWorker: ...
+
+
+class Cell:
+    """One router and its workers."""
+
+    def __init__(self, fleet: "Fleet", number: int) -> None:
+        spec = fleet.spec
+        self._fleet, self._agenda = fleet, fleet.agenda
+        self.core = RouterCore(config=spec.router, rng=Random(f"{spec.seed}/place/{number}"), now_s=0.0)
+        self._armed_s: float | None = None
+        self._version = 0
+
+    def feed(self, event: RouterEvent) -> None:
+        perform = self._fleet.perform
+        for action in self.core.handle(event, now_s=self._agenda.now_s):
+            perform(action)
+        due_s = self.core.next_tick_s
+        if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
+            self._armed_s = due_s
+            self._version += 1
+            self._agenda.at(due_s + TICK_AFTER_S, self._tick, self._version)
+
+    def _tick(self, version: int) -> None:
+        if version == self._version:
+            self._armed_s = None
+            self.feed(Tick())
+
+
+class Fleet:
+    """`Surroundings` of its workers. Feed it requests by `run`; `tally` says what became of them."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        *,
+        trace_block_tokens: float = 0.0,
+        make_worker: "MakeWorker" = MacroWorker,
+    ) -> None:
+        self.spec = spec
+        self._make_worker = make_worker
+        self.agenda = Agenda()
+        self.tally = Tally()
+        self.samples: list[PoolSample] = []
+        self.submitted = self.met = 0
+        self.prompt_tokens_computed = self.prompt_tokens_lost = 0
+        """Computed by workers; of those, for requests that had failed when it was known."""
+        self._namer = Namer(
+            trace_block_tokens=trace_block_tokens, block_tokens=spec.workers[0][0].block_tokens
+        )
+        self._live: dict[SequenceId, Live] = {}
+        self._workers: dict[WorkerId, FleetWorker] = {}
+        self._cell_of: dict[WorkerId, Cell] = {}
+        self._cells = [Cell(self, number) for number in range(spec.cells)]
+        self._demands: Iterator[Demand] = iter(())
+        self._hosts: dict[tuple[Role, int], HostStore] = {}
+        self._directory = Directory()
+        self._busy_s = 0.0
+        self._has_more = False
+        self._observer: Observer | None = None
+        self.is_stopped = False
+        self._build()
+
+    @property
+    def workers(self) -> list[FleetWorker]:
+        return list(self._workers.values())
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    def check(self) -> None:
+        """Raises AssertionError if the routers' accounts disagree."""
+        for cell in self._cells:
+            cell.core.check()
+
+    def _build(self) -> None:
+        rng = Random(f"{self.spec.seed}/heartbeats")
+        numbers: Counter[Role] = Counter()
+        for kind, count in self.spec.workers:
+            for _ in range(count):
+                number = numbers[kind.role]
+                numbers[kind.role] += 1
+                worker_id = WorkerId(f"{kind.role}-{number}.0")
+                worker = self._make_worker(worker_id, kind, self.agenda, self, hop_s=self.spec.hop_s)
+                cell = self._cells[number % len(self._cells)]
+                self._workers[worker_id], self._cell_of[worker_id] = worker, cell
+                cell.feed(WorkerJoined(worker.hello(), f"{worker_id}:1"))
+                self._stock(worker, number)
+                worker.begin(self.spec.heartbeat_s, phase_s=rng.random() * self.spec.heartbeat_s)
+        self.agenda.after(self.spec.sample_s, self._sample)
+
+    def _stock(self, worker: FleetWorker, number: int) -> None:
+        """Give it its host's store: a host has `workers_per_host` workers of one role."""
+        store = self.spec.store
+        if not store.host_bytes or not isinstance(worker, MacroWorker):
+            return
+        block_bytes = worker.spec.kv_token_bytes * worker.spec.block_tokens
+        host = (worker.spec.role, number // store.workers_per_host)
+        if host not in self._hosts:
+            self._hosts[host] = HostStore(store, block_bytes, self._directory)
+        worker.store = WorkerStore(
+            self._hosts[host],
+            self.agenda,
+            worker.engine,
+            worker.cache,
+            block_tokens=worker.spec.block_tokens,
+            block_bytes=block_bytes,
+        )
+
+    # --- the clock ------------------------------------------------------------------------------
+
+    def run(self, demands: Iterator[Demand], *, observer: Observer | None = None) -> None:
+        """Until all have ended, or the observer stops it."""
+        self._demands, self._observer = demands, observer
+        self._has_more = True
+        self.agenda.at(0.0, self._next)
+        self.agenda.run(is_over=lambda: self.is_stopped or not (self._has_more or self._live))
+
+    def _next(self, demand: Demand | None) -> None:
+        if demand is not None:
+            self._submit(demand)
+        following = next(self._demands, None)
+        if following is None:
+            self._has_more = False
+        else:
+            self.agenda.at(following.at_s, self._next, following)
+
+    def _sample(self, _: object) -> None:
+        tokens = held = blocks = decoding = prefilling = 0
+        busy_s = 0.0
+        for worker in self._workers.values():
+            now = worker.usage()
+            if worker.spec.role.prefills:
+                prefilling += 1
+                tokens += now.waiting_tokens
+                busy_s += now.busy_s
+            if worker.spec.role.decodes:
+                held += now.held_blocks
+                blocks += worker.spec.block_count
+                decoding += now.decoding
+        queued = sum(cell.core.queued_count for cell in self._cells)
+        busy = (busy_s - self._busy_s) / max(1, prefilling) / self.spec.sample_s
+        self._busy_s = busy_s
+        self.samples.append(
+            PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, queued)
+        )
+        self.agenda.after(self.spec.sample_s, self._sample)
+        if self._observer is not None and not self._observer(self):
+            self.is_stopped = True
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _submit(self, demand: Demand) -> None:
+        seq_id = SequenceId(f"{demand.number}/0")
+        hashes = self._namer.hashes_of(demand)
+        self._live[seq_id] = Live(demand, hashes)
+        self.submitted += 1
+        ttft_s, tpot_s = self.spec.slo_classes.get(demand.slo_class, (0.0, 0.0))
+        now_s = self.agenda.now_s
+        submit = Submit(
+            seq_id=seq_id,
+            request_id=RequestId(str(demand.number)),
+            prompt=range(demand.input_tokens),
+            sampling=SamplingParams(max_tokens=demand.output_tokens, ignore_eos=True),
+            salt=b"",
+            deadline_s=now_s + self.spec.router.request_timeout_s,
+            ttft_slo_s=ttft_s,
+            tpot_slo_s=tpot_s,
+            slo_class=demand.slo_class,
+            refuse_late=self.spec.refuses_late,
+            tenant=demand.tenant,
+            fairness_key=demand.tenant,
+            arrived_s=now_s,
+            hashes=TraceHashes(hashes),
+        )
+        self._cell_for(demand).feed(submit)
+
+    def _cell_for(self, demand: Demand) -> Cell:
+        """Turns of one conversation go to one cell: they share their second block, if they have one."""
+        if len(self._cells) == 1:
+            return self._cells[0]
+        ids = demand.hash_ids
+        key = ids[1] if len(ids) > 1 else demand.number
+        return self._cells[hash((demand.copy, key)) % len(self._cells)]
+
+    def perform(self, action: RouterAction) -> None:
+        match action:
+            case ToWorker(worker_id, message):
+                self.agenda.after(self.spec.hop_s, self._workers[worker_id].hear, message)
+            case Deliver(seq_id, first_index, tokens, cached):
+                live = self._live[seq_id]
+                if first_index == 0:
+                    live.first_s = self.agenda.now_s
+                    live.cached = cached
+                live.last_s = self.agenda.now_s
+                live.generated = first_index + len(tokens)
+            case Finished(seq_id):
+                live = self._live.pop(seq_id)
+                self._over(live, Outcome.COMPLETED, None, "", timings_of(action))
+            case Failed(seq_id, kind, message):
+                is_refusal = kind in REFUSALS
+                outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+                error = ErrorKind.OVERLOADED if is_refusal else ErrorKind.HTTP
+                if kind is FailureKind.DEADLINE:
+                    error = ErrorKind.TIMEOUT
+                self._over(self._live.pop(seq_id), outcome, error, f"{kind}: {message}")
+            case Note(seq_id, what, _, worker_ids):
+                if what in ("placed", "fallback"):
+                    live = self._live[seq_id]
+                    live.attempts += 1
+                    live.workers = worker_ids
+
+    def _over(
+        self,
+        live: Live,
+        outcome: Outcome,
+        error: ErrorKind | None,
+        detail: str,
+        timings: dict[str, float] | None = None,
+    ) -> None:
+        self.met += outcome is Outcome.COMPLETED and self._meets(live)
+        self.tally.add(
+            live.demand,
+            outcome=outcome,
+            error=error,
+            detail=detail,
+            first_s=live.first_s,
+            last_s=live.last_s if live.generated > 1 else NEVER,
+            ended_s=self.agenda.now_s,
+            generated=live.generated,
+            cached=live.cached,
+            computed=live.computed,
+            served_by=tuple(live.workers),
+            attempts=live.attempts,
+            timings=timings,
+        )
+
+    def _meets(self, live: Live) -> bool:
+        ttft_s, tpot_s = self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))
+        if ttft_s and live.first_s - live.demand.at_s > ttft_s:
+            return False
+        gaps = live.generated - 1
+        return not tpot_s or gaps < 1 or (live.last_s - live.first_s) / gaps <= tpot_s
+
+    # --- surroundings of workers ----------------------------------------------------------------
+
+    def tell_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
+        event = FromWorker(worker.worker_id, message)
+        self.agenda.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
+
+    def worker(self, worker_id: WorkerId) -> FleetWorker:
+        return self._workers[worker_id]
+
+    def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
+        live = self._live.get(seq_id)
+        return [] if live is None else live.hashes
+
+    def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None:
+        self.prompt_tokens_computed += tokens
+        live = self._live.get(seq_id)
+        if live is None:
+            self.prompt_tokens_lost += tokens
+        else:
+            live.computed += tokens

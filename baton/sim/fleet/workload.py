@@ -1,0 +1,148 @@
+"""Requests as they come: from a plan of a trace, copied as often as a large cluster needs, or drawn."""
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from random import Random
+from typing import NamedTuple
+
+from baton.core.ids import BlockHash
+from loadgen.lengths import Plan, PlannedRequest
+
+
+class Demand(NamedTuple):
+    """One request."""
+
+    number: int
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...]
+    """Of its trace blocks, the partial one at the end included; empty: nothing is shared."""
+    copy: int = 0
+    """Copies of a trace share nothing with each other."""
+    slo_class: str = ""
+    tenant: str = ""
+
+
+def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[Demand]:
+    """In order of arrival. Copy k of the trace begins k/copies of its length into it and wraps around, and
+    its conversations are its own: the load of as many such clusters, not in step. One copy is in memory."""
+    requests = plan.requests
+    if copies == 1:
+        for request in requests:
+            yield _demand(request, request.index, request.at_s, 0)
+        return
+    span_s = requests[-1].at_s + requests[-1].at_s / max(1, len(requests) - 1)
+    heap: list[tuple[float, int, int, float]] = []
+    rng = Random(f"{seed}/copies")
+    for copy in range(copies):
+        shift_s = span_s * (copy + rng.random()) / copies if copy else 0.0
+        first = next((i for i, r in enumerate(requests) if r.at_s >= shift_s), 0)
+        _push(heap, requests, copy, first, first, shift_s, span_s)
+    index = 0
+    left = [len(requests)] * copies
+    firsts = {copy: position for _, copy, position, _ in heap}
+    while heap:
+        at_s, copy, position, shift_s = heappop(heap)
+        yield _demand(requests[position], index, at_s, copy)
+        index += 1
+        left[copy] -= 1
+        if left[copy]:
+            _push(heap, requests, copy, (position + 1) % len(requests), firsts[copy], shift_s, span_s)
+
+
+def _push(
+    heap: list[tuple[float, int, int, float]],
+    requests: tuple[PlannedRequest, ...],
+    copy: int,
+    position: int,
+    first: int,
+    shift_s: float,
+    span_s: float,
+) -> None:
+    at_s = requests[position].at_s - shift_s + (span_s if position < first else 0.0)
+    heappush(heap, (max(0.0, at_s), copy, position, shift_s))
+
+
+def _demand(request: PlannedRequest, number: int, at_s: float, copy: int) -> Demand:
+    return Demand(
+        number,
+        at_s,
+        int(request.input_tokens),
+        int(request.output_tokens),
+        request.hash_ids,
+        copy,
+        request.slo_class,
+        request.tenant,
+    )
+
+
+def poisson(
+    *, rate: float, count: int, input_tokens: int, output_tokens: int, seed: int = 0, tenant: str = ""
+) -> Iterator[Demand]:
+    """Uniform lengths, nothing shared, `rate` requests per second."""
+    rng = Random(f"{seed}/poisson")
+    at_s = 0.0
+    for index in range(count):
+        at_s += rng.expovariate(rate)
+        yield Demand(index, at_s, input_tokens, output_tokens, (), tenant=tenant)
+
+
+def merged(streams: Iterable[Iterator[Demand]]) -> Iterator[Demand]:
+    """Several streams in order of arrival, numbered anew."""
+    iterators = list(streams)
+    heap: list[tuple[float, int, Demand]] = []
+    for number, stream in enumerate(iterators):
+        if (first := next(stream, None)) is not None:
+            heappush(heap, (first.at_s, number, first))
+    index = 0
+    while heap:
+        _, number, demand = heappop(heap)
+        yield demand._replace(number=index)
+        index += 1
+        if (following := next(iterators[number], None)) is not None:
+            heappush(heap, (following.at_s, number, following))
+
+
+class Namer:
+    """Block hashes of prompts, from what the trace says of them. Equal prefixes get equal hashes, also where
+    an id names a block's own content and not all before it."""
+
+    def __init__(self, *, trace_block_tokens: float, block_tokens: int) -> None:
+        """`trace_block_tokens` need not be whole; 0: the trace knows no prefixes."""
+        self._block_tokens = block_tokens
+        self._per_block = block_tokens / trace_block_tokens if trace_block_tokens else 1.0
+        self._last_token = (block_tokens - 1) / trace_block_tokens if trace_block_tokens else 0.0
+
+    def hashes_of(self, demand: Demand) -> list[BlockHash]:
+        """Of the full blocks of its prompt."""
+        full = demand.input_tokens // self._block_tokens
+        ids, salt = demand.hash_ids, demand.copy
+        found: list[BlockHash] = []
+        chain = hash((salt, -1))
+        taken = 0
+        for i in range(full):
+            # The trace block that holds this block's last token; what it does not cover is the request's own.
+            last = int(i * self._per_block + self._last_token + 1e-9)
+            if last >= len(ids):
+                own = b"own" + demand.number.to_bytes(7, "big")
+                found += [BlockHash(own + n.to_bytes(6, "big")) for n in range(i, full)]
+                break
+            while taken <= last:
+                chain = hash((chain, ids[taken]))
+                taken += 1
+            found.append(BlockHash(chain.to_bytes(8, "big", signed=True) + i.to_bytes(8, "big")))
+        return found
+
+
+class TraceHashes:
+    """What the trace says about a prompt's blocks, in place of hashing its tokens."""
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self, hashes: list[BlockHash]) -> None:
+        self._hashes = hashes
+
+    def of(self, tokens: object, fingerprint: str, block_tokens: int) -> list[BlockHash]:
+        """Always of the prompt: what is generated has no name in a trace."""
+        return self._hashes

@@ -1,0 +1,102 @@
+"""`baton compare`: reports of several runs beside one another, also by objectives they were not run for."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from baton.core.errors import SetupError
+from loadgen.files import read_run, write_file
+from loadgen.html.page import RUNS_MAX, render
+from loadgen.options import as_command
+from loadgen.outputs import STDOUT, ObjectiveOptions, write_json
+from loadgen.report import Report, Slo
+from loadgen.report.summary import ratio_to_first, summary_rows
+from loadgen.show import show_comparison
+
+COMPARISON_SCHEMA = "baton-comparison/1"
+_RUNS = typer.Argument(help="Reports (--json) or records (--records) of `baton replay` or `baton simulate`.")
+_LABELS = typer.Option("--label", help="Name of a run, in the order of the files; may be given again.")
+_JSON = typer.Option("--json", help="Write figures and ratios there; - is standard output.")
+_HTML = typer.Option("--html", help="Write one self-contained page there.")
+_TITLE = typer.Option(help="Title of the page.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(ObjectiveOptions):
+    """The parameters of `compare`."""
+
+    runs: Annotated[list[Path], _RUNS]
+    labels: Annotated[list[str], _LABELS] = field(default_factory=list[str])
+    json_to: Annotated[str, _JSON] = ""
+    html_to: Annotated[Path | None, _HTML] = None
+    title: Annotated[str, _TITLE] = ""
+
+
+def _compare_command(asked: CompareOptions) -> None:
+    """Compare runs: figures with their ratios to the first one, as tables, JSON and one HTML page.
+
+    Records can be judged by other objectives than those of their run; reports only by their own.
+
+    Example:
+
+    baton compare baton.json vllm.json --html compared.html
+
+    baton compare baton.jsonl vllm.jsonl --ttft-slo 0.5 --tpot-slo 0.05 --slo-scale 0.5,1,2
+    """
+    try:
+        _check_labels(asked)
+        reports = [_read(asked, i) for i in range(len(asked.runs))]
+        if not 0 < len(reports) <= RUNS_MAX:
+            raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")
+        show_comparison(Console(stderr=asked.json_to == STDOUT), reports)
+        write_json(comparison_bytes(reports), asked.json_to)
+        if asked.html_to is not None:
+            write_file(asked.html_to, render(reports, title=asked.title).encode())
+    except SetupError as error:
+        typer.echo(f"baton: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+compare = as_command(CompareOptions, _compare_command)
+
+
+def _check_labels(asked: CompareOptions) -> None:
+    if len(asked.labels) > len(asked.runs):
+        raise SetupError(f"{len(asked.labels)} --label for {len(asked.runs)} runs")
+
+
+def _read(asked: CompareOptions, position: int) -> Report:
+    path = asked.runs[position]
+    change: dict[str, object] = {}
+    if asked.ttft_slo is not None or asked.tpot_slo is not None:
+        change["slo"] = Slo(asked.ttft_slo, asked.tpot_slo)
+    if asked.class_slo:
+        change["class_slos"] = asked.class_slos()
+    if asked.attain is not None:
+        change["attain"] = asked.attain
+    report = read_run(path, change=change, scales=asked.scales())
+    label = asked.labels[position] if position < len(asked.labels) else report.settings.label or path.stem
+    return replace(report, settings=replace(report.settings, label=label))
+
+
+def comparison_bytes(reports: list[Report]) -> bytes:
+    """The reports, and their figures with ratios to the first."""
+    figures = {
+        path: {
+            "name": name,
+            "values": values,
+            "ratios_to_first": [ratio_to_first(values, run) for run in range(len(values))],
+        }
+        for (name, path, _, _), values in summary_rows(reports)
+    }
+    whole = {
+        "schema": COMPARISON_SCHEMA,
+        "labels": [r.label for r in reports],
+        "figures": figures,
+        "reports": [r.as_json() for r in reports],
+    }
+    return orjson.dumps(whole, option=orjson.OPT_INDENT_2) + b"\n"

@@ -1,0 +1,134 @@
+"""Reports and records on disk: written whole or not at all, read back as they were.
+
+A report is one JSON object (`schema` names its version). Records are JSON lines, the settings first, then a
+line per request: what is needed to judge the run by other objectives. Instants there count from the first
+planned one and are rounded to microseconds. Names that end in `.gz` are compressed.
+"""
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import msgspec
+import orjson
+
+from baton.core.errors import SetupError
+from loadgen.records import Record
+from loadgen.report import Report, Settings, judged
+from loadgen.report.model import SCHEMA
+
+RECORDS_SCHEMA = "baton-records/1"
+_INSTANTS = ("planned_s", "sent_s", "ended_s", "trace_instant_s")
+
+
+class _Head(msgspec.Struct):
+    """First line of a file of records."""
+
+    schema: str
+    settings: Settings
+
+
+class _Schema(msgspec.Struct):
+    schema: str = ""
+
+
+def report_bytes(report: Report) -> bytes:
+    return orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """By way of a file beside it. Raises SetupError."""
+    _write(path, (content,))
+
+
+def write_records(path: Path, records: Sequence[Record], settings: Settings) -> None:
+    """Raises SetupError."""
+    _write(path, _record_lines(records, settings))
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as plain:
+            if path.suffix == ".gz":
+                with gzip.open(plain, "wb", compresslevel=6) as packed:
+                    packed.writelines(chunks)
+            else:
+                plain.writelines(chunks)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise SetupError(f"cannot write {path}: {error}") from None
+
+
+def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[bytes]:
+    yield orjson.dumps({"schema": RECORDS_SCHEMA, "settings": settings}, option=orjson.OPT_APPEND_NEWLINE)
+    origin_s = min((r.planned_s for r in records), default=0.0)
+    for record in records:
+        line = {f.name: getattr(record, f.name) for f in fields(record)}
+        for name in _INSTANTS:
+            line[name] = None if line[name] is None else round(line[name] - origin_s, 6)
+        line["token_instants_s"] = [round(at_s - origin_s, 6) for at_s in record.token_instants_s]
+        told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
+        # A simulator's numbers may be numpy's.
+        yield orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+
+
+_DEFAULTS: dict[str, object] = {
+    f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Record)
+}
+
+
+def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Sequence[float] = ()) -> Report:
+    """A report, or one made from records.
+
+    `change` replaces settings (objectives, say) and `scales` asks for these SLO scales; both need records.
+    Raises SetupError: not there, not ours, or another version's.
+    """
+    content = _read(path)
+    first = content[: content.find(b"\n") + 1] or content
+    if RECORDS_SCHEMA.encode() in first:
+        settings, records = parse_records(content, name=str(path))
+        return judged(records, replace(settings, **(change or {})), scales=scales)
+    report = _parse_report(content, name=str(path))
+    if scales or any(getattr(report.settings, name) != value for name, value in (change or {}).items()):
+        raise SetupError(
+            f"{path} is a report: other objectives need its records; run with --records FILE.jsonl, give that"
+        )
+    return report
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError) as error:
+        raise SetupError(f"cannot read {path}: {error}") from None
+
+
+def _parse_report(content: bytes, *, name: str) -> Report:
+    try:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+        if schema != SCHEMA:
+            raise SetupError(
+                f"{name} has schema {schema or 'of no name'}; known here: {SCHEMA} and {RECORDS_SCHEMA}"
+            )
+        return msgspec.json.decode(content, type=Report)
+    except msgspec.MsgspecError as error:
+        raise SetupError(f"{name} is no report of `baton replay` or `baton simulate`: {error}") from None
+
+
+def parse_records(content: bytes, *, name: str) -> tuple[Settings, list[Record]]:
+    """Raises SetupError."""
+    lines = content.splitlines()
+    try:
+        head = msgspec.json.decode(lines[0], type=_Head)
+        decoder = msgspec.json.Decoder(Record)
+        records = [decoder.decode(line) for line in lines[1:]]
+    except (msgspec.MsgspecError, IndexError) as error:
+        raise SetupError(f"{name} holds no records of a run: {error}") from None
+    if any(r.outcome is None for r in records):
+        raise SetupError(f"{name}: a request without an outcome")
+    return head.settings, records

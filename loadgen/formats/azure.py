@@ -1,0 +1,43 @@
+"""Azure's LLM inference traces (github.com/Azure/AzurePublicDataset): CSV, no prefixes, no sessions.
+
+Columns `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; others (`NumImages` of 2025) are ignored. Instants:
+2023 `2023-11-16 18:15:46.6805900`, 2024 `2024-05-10 00:00:00.009930+00:00`.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from loadgen.formats.base import TraceRequest, whole
+from loadgen.formats.lines import at_line, table_rows
+
+COLUMNS = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
+
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:?\d\d)?")
+
+
+def read_azure(path: Path) -> Iterator[TraceRequest]:
+    """In the order of the file. Raises SetupError."""
+    for row, (number, cells) in enumerate(table_rows(path)):
+        yield at_line(path, number, lambda c, i=row: _request(c, i), cells)
+
+
+def _request(cells: dict[str, str], row: int) -> TraceRequest:
+    return TraceRequest(
+        _instant_s(cells["TIMESTAMP"]),
+        whole(int(cells["ContextTokens"]), "ContextTokens", least=1),
+        whole(int(cells["GeneratedTokens"]), "GeneratedTokens", least=0),
+        row=row,
+    )
+
+
+def _instant_s(text: str) -> float:
+    # Up to nine digits of a second: datetime takes six, so the fraction is read apart. An instant since 1970
+    # as float keeps 0.2 us, which is finer than anybody can send.
+    match = _INSTANT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"TIMESTAMP {text!r} is not an instant")
+    at = datetime.fromisoformat(match[1] + (match[3] or ""))
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return at.timestamp() + (float(f"0.{match[2]}") if match[2] else 0.0)

@@ -1,0 +1,62 @@
+"""BurstGPT (github.com/HPMLL/BurstGPT): CSV, months of ChatGPT and GPT-4, no prefixes.
+
+Columns `Timestamp` (seconds), `Model`, `Request tokens`, `Response tokens`, `Total tokens`, `Log Type`;
+release 2 puts `Session ID` and `Elapsed time` (seconds until the answer ended) between the first two.
+Session ids are there for conversations and empty for API calls. Requests that failed have no response
+tokens: they are left out, and counted in `Trace.skipped`.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.formats.base import TraceRequest, finite
+from loadgen.formats.lines import at_line, table_rows
+
+COLUMNS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
+
+
+def read_burstgpt(path: Path) -> Iterator[TraceRequest | None]:
+    """In the order of the file; None for a request that failed. Raises SetupError."""
+    last: dict[str, tuple[int, int]] = {}
+    for row, (number, cells) in enumerate(table_rows(path)):
+        yield at_line(path, number, lambda c, i=row: _request(c, i, last), cells)
+
+
+def _request(cells: dict[str, str], row: int, last: dict[str, tuple[int, int]]) -> TraceRequest | None:
+    at_s = finite(cells["Timestamp"], "Timestamp")
+    input_tokens = _tokens(cells["Request tokens"], "Request tokens")
+    output_tokens = _tokens(cells["Response tokens"], "Response tokens")
+    if output_tokens == 0 or input_tokens == 0:
+        return None
+    session = cells.get("Session ID") or None
+    before = last.get(session) if session is not None else None
+    turn = before[1] + 1 if before else 0
+    if session is not None:
+        last[session] = (row, turn)
+    return TraceRequest(
+        at_s,
+        input_tokens,
+        output_tokens,
+        row=row,
+        session=session,
+        turn=turn,
+        parent_row=before[0] if before else None,
+        elapsed_s=_elapsed_s(cells.get("Elapsed time", "")),
+    )
+
+
+def _tokens(text: str, name: str) -> int:
+    value = finite(text, name)
+    if value < 0 or not value.is_integer():
+        raise ValueError(f"{name} must be a whole number of at least 0, is {text!r}")
+    return int(value)
+
+
+def _elapsed_s(text: str) -> float | None:
+    """None where it is empty or no time: an annotation does not spoil the request."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,93 @@
+"""Lines of a trace file, one at a time: plain or gzip, so that a file of any length needs no memory.
+
+Every error is a `SetupError` of one line that names file and line.
+"""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar, cast
+
+import orjson
+
+from baton.core.errors import SetupError
+
+LINE_BYTES_MAX = 16 * 2**20
+_GZIP_MAGIC = b"\x1f\x8b"
+
+_Raw = TypeVar("_Raw")
+_Read = TypeVar("_Read")
+
+
+@contextmanager
+def reading(path: Path) -> Generator[None]:
+    """Turns what goes wrong with the file itself into a SetupError."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise SetupError(f"cannot read trace {path}: {error}") from None
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number from 1, text), blank lines left out. Raises SetupError."""
+    with reading(path), _open(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=None)
+        number = 0
+        while line := text.readline(LINE_BYTES_MAX):
+            number += 1
+            if len(line) == LINE_BYTES_MAX:
+                raise SetupError(f"{path}:{number}: a line of more than {LINE_BYTES_MAX} characters")
+            if line := line.strip():
+                yield number, line
+
+
+def first_line(path: Path) -> str:
+    """Empty for an empty file. Raises SetupError."""
+    return next((line for _, line in lines_of(path)), "")
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        magic = file.read(2)
+    return cast("IO[bytes]", gzip.open(path, "rb")) if magic == _GZIP_MAGIC else path.open("rb")
+
+
+def at_line(path: Path, number: int, read: Callable[[_Raw], _Read], raw: _Raw) -> _Read:
+    """`read(raw)`, its ValueError made a SetupError that names the line."""
+    try:
+        return read(raw)
+    except ValueError as error:  # orjson.JSONDecodeError is one
+        raise SetupError(f"{path}:{number}: {error}") from None
+
+
+def json_object(line: str) -> dict[str, object]:
+    """Raises ValueError."""
+    value: object = orjson.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return cast("dict[str, object]", value)
+
+
+def cells_of(line: str) -> list[str]:
+    """One line of a CSV file, without the blanks around its cells. Raises ValueError."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]))]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def table_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, cells by column) of a CSV file with a header. Raises SetupError."""
+    header: Sequence[str] | None = None
+    for number, line in lines_of(path):
+        cells = at_line(path, number, cells_of, line)
+        if header is None:
+            header = cells
+            continue
+        if len(cells) != len(header):
+            raise SetupError(f"{path}:{number}: {len(cells)} cells under {len(header)} columns")
+        yield number, dict(zip(header, cells, strict=True))

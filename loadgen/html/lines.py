@@ -1,0 +1,248 @@
+"""Charts of lines: latency distributions, attainment by SLO scale and by rate, TTFT over time. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from loadgen.html.marks import Frame, Markup, linear, logarithmic, polyline, snug, tag
+from loadgen.report.model import Report, SearchResult
+from loadgen.units import seconds, share, three_digits, tick_seconds
+
+HALF_WIDTH, HALF_HEIGHT = 520.0, 290.0
+WIDE = 1060.0
+LETTERS = "ABCDEFGH"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One run's curve."""
+
+    run: int
+    name: str
+    points: Sequence[tuple[float, float]]
+    style: str = ""
+
+
+def run_class(run: int) -> str:
+    return f"r{run % len(LETTERS)}"
+
+
+def cdf(
+    reports: Sequence[Report], latency: str, *, title: str, target: Callable[[Report], float | None]
+) -> Markup:
+    """Share of all judged requests that had answered so fast: what was refused or failed never did, so a
+    curve ends at the share that completed."""
+    lines: list[Line] = []
+    for run, report in enumerate(reports):
+        values: tuple[float, ...] = getattr(report.distributions, latency)
+        top = report.completed / report.judged if report.judged else 0.0
+        points = [(v, level * top) for v, level in zip(values, report.distributions.levels, strict=False)]
+        if points:
+            lines.append(Line(run, report.label, points))
+    if not lines:
+        return tag("p", f"No {title}: nothing was measured.", class_="none")
+    shown = [p[0] for line in lines for p in line.points if p[1] >= 0.005 * line.points[-1][1]]
+    targets = sorted({t for r in reports if (t := target(r)) is not None})
+    plane = Frame(
+        logarithmic([*shown, *targets], 58, HALF_WIDTH - 14),
+        linear(1.0, HALF_HEIGHT - 42, 24),
+        HALF_WIDTH,
+        HALF_HEIGHT,
+    )
+    return plane.svg(
+        plane.grid(
+            x_label=f"{title}, log scale",
+            y_label="requests answered within",
+            x_text=tick_seconds,
+            y_text=lambda v: f"{v:.0%}",
+        ),
+        *(drawn(plane, line, letters=len(reports) > 1) for line in lines),
+        *(upright(plane, t, f"objective {seconds(t)}") for t in targets),
+        title=f"{title}: cumulative distribution",
+        series=hover(plane, lines, seconds, share),
+    )
+
+
+def scales_chart(reports: Sequence[Report]) -> Markup:
+    """DistServe's second rows of figures 8 and 9."""
+    lines = [
+        Line(run, r.label, [(p.scale, p.share) for p in r.slo_scales.points], "dotted-points")
+        for run, r in enumerate(reports)
+        if len(r.slo_scales.points) > 1
+    ]
+    if not lines:
+        return tag("p", "One SLO scale only.", class_="none")
+    plane = Frame(
+        logarithmic([p[0] for line in lines for p in line.points], 58, HALF_WIDTH - 14),
+        linear(1.0, HALF_HEIGHT - 42, 24),
+        HALF_WIDTH,
+        HALF_HEIGHT,
+    )
+    goals = sorted({r.settings.attain for r in reports})
+    return plane.svg(
+        plane.grid(
+            x_label="SLO scale: factor for both objectives",
+            y_label="requests that meet both",
+            x_text=lambda v: f"{v:g}x",
+            y_text=lambda v: f"{v:.0%}",
+        ),
+        *(drawn(plane, line, letters=len(reports) > 1) for line in lines),
+        *(level(plane, goal, f"goal {goal:.0%}") for goal in goals),
+        *(
+            _mark(plane, run, r.slo_scales.most_stringent, r.settings.attain, "most stringent scale")
+            for run, r in enumerate(reports)
+            if r.slo_scales.most_stringent is not None
+            and plane.x.low <= r.slo_scales.most_stringent <= plane.x.high
+        ),
+        title="Attainment by SLO scale",
+        series=hover(plane, lines, lambda v: f"scale {v:g}", share),
+    )
+
+
+def _mark(plane: Frame, run: int, x: float, y: float, what: str) -> Markup:
+    tip = f"{LETTERS[run % 8]}: {what} {three_digits(x)}"
+    return tag(
+        "circle",
+        tag("title", tip),
+        cx=plane.x.px(x),
+        cy=plane.y.px(y),
+        r=5,
+        class_=f"mark {run_class(run)}",
+        data_tip=tip,
+    )
+
+
+def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) -> Markup:
+    """Every probe of every search: rate and attainment, with its interval."""
+    rates = [p.rate_per_s for _, s in found for p in s.probes]
+    plane = Frame(logarithmic(rates, 58, WIDE - 14), linear(1.0, HALF_HEIGHT - 42, 24), WIDE, HALF_HEIGHT)
+    parts: list[Markup] = []
+    for goal in sorted({s.attain for _, s in found}):
+        parts.append(level(plane, goal, f"goal {goal:.0%}"))
+    for run, search in found:
+        for probe in search.probes:
+            x = plane.x.px(probe.rate_per_s)
+            state = ", stopped early" if probe.aborted else ""
+            tip = (
+                f"{LETTERS[run % 8]}: {three_digits(probe.rate_per_s)} /s: {share(probe.share)} of "
+                f"{probe.judged} ({share(probe.low)} to {share(probe.high)}){state}"
+            )
+            whisker = tag(
+                "line", x1=x, x2=x, y1=plane.y.px(probe.low), y2=plane.y.px(probe.high), class_="whisker"
+            )
+            dot = tag(
+                "circle",
+                cx=x,
+                cy=plane.y.px(probe.share),
+                r=5,
+                class_="hollow" if probe.aborted else "dot",
+            )
+            parts.append(tag("g", tag("title", tip), whisker, dot, class_=run_class(run), data_tip=tip))
+        if search.rate_per_s is not None:
+            name = f"{LETTERS[run % 8]} " if letters else ""
+            text = f"{name}{three_digits(search.rate_per_s)} /s"
+            parts.append(upright(plane, search.rate_per_s, text, class_=f"found {run_class(run)}"))
+    return plane.svg(
+        plane.grid(
+            x_label="offered requests per second, log scale",
+            y_label="requests that meet both objectives",
+            x_text="{:g}".format,
+            y_text=lambda v: f"{v:.0%}",
+        ),
+        *parts,
+        title="Goodput search: every probe",
+    )
+
+
+def ttft_over_time(reports: Sequence[Report]) -> Markup:
+    """p50 and p99 of TTFT in each window of planned instants."""
+    lines: list[Line] = []
+    for run, report in enumerate(reports):
+        for name, style in (("ttft_p50", ""), ("ttft_p99", "thin")):
+            points = [
+                (w.start_s + report.window_s / 2, value)
+                for w in report.windows
+                if (value := getattr(w, name)) is not None
+            ]
+            if points:
+                lines.append(Line(run, f"{report.label} {name[-3:]}", points, style))
+    if not lines:
+        return tag("p", "No TTFT: nothing completed.", class_="none")
+    targets = sorted({t for r in reports if (t := r.settings.slo.ttft_s) is not None})
+    plane = Frame(
+        snug(max(r.windows[-1].start_s + r.window_s for r in reports if r.windows), 58, WIDE - 14),
+        logarithmic([*(p[1] for line in lines for p in line.points), *targets], 200, 24),
+        WIDE,
+        242,
+    )
+    return plane.svg(
+        plane.grid(
+            x_label="planned instant, s",
+            y_label="TTFT, log scale: p50 solid, p99 thin",
+            x_text="{:g}".format,
+            y_text=tick_seconds,
+        ),
+        *(drawn(plane, line, letters=False) for line in lines),
+        *(level(plane, t, f"objective {seconds(t)}") for t in targets),
+        title="TTFT over time",
+        series=hover(plane, lines, lambda v: f"{three_digits(v)} s", seconds),
+    )
+
+
+def drawn(plane: Frame, line: Line, *, letters: bool) -> Markup:
+    points = [(plane.x.px(x), plane.y.px(y)) for x, y in line.points]
+    parts = [polyline(points, f"line {line.style}".strip())]
+    if line.style == "dotted-points":
+        parts += [tag("circle", cx=x, cy=y, r=2.5, class_="dot") for x, y in points]
+    if letters:
+        x, y = _letter_place(points, line.run)
+        parts.append(tag("circle", cx=x, cy=y, r=8, class_="badge"))
+        parts.append(tag("text", LETTERS[line.run % 8], x=x, y=y + 4, class_="badge-text"))
+    return tag("g", *parts, class_=run_class(line.run))
+
+
+def _letter_place(points: Sequence[tuple[float, float]], run: int) -> tuple[float, float]:
+    """On the curve, each run at a height of its own, so that letters of like curves stand apart."""
+    top, bottom = min(y for _, y in points), max(y for _, y in points)
+    wanted = bottom - (bottom - top) * (0.5 + 0.11 * (run % 4))
+    return min(points, key=lambda p: abs(p[1] - wanted))
+
+
+def upright(plane: Frame, value: float, text: str, *, class_: str = "target") -> Markup:
+    x, top = plane.x.px(value), plane.y.end_px
+    side = "end" if x > (plane.x.start_px + plane.x.end_px) / 2 else "start"
+    return tag(
+        "g",
+        tag("line", x1=x, x2=x, y1=plane.y.start_px, y2=top - 4, class_="rule"),
+        tag("text", text, x=x + (-5 if side == "end" else 5), y=top - 1, class_=f"rule-text {side}"),
+        class_=class_,
+    )
+
+
+def level(plane: Frame, value: float, text: str) -> Markup:
+    y = plane.y.px(value)
+    return tag(
+        "g",
+        tag("line", x1=plane.x.start_px, x2=plane.x.end_px, y1=y, y2=y, class_="rule"),
+        tag("text", text, x=plane.x.end_px, y=y - 4, class_="rule-text end"),
+        class_="target",
+    )
+
+
+def hover(
+    plane: Frame, lines: Sequence[Line], x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> str:
+    """For the page's script: pixels and text of every point."""
+    series = [
+        {
+            "run": line.run,
+            "name": line.name,
+            "points": [
+                [round(plane.x.px(x), 1), round(plane.y.px(y), 1), f"{x_text(x)}: {y_text(y)}"]
+                for x, y in line.points
+            ],
+        }
+        for line in lines
+    ]
+    return orjson.dumps(series).decode()

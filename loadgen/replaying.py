@@ -1,0 +1,361 @@
+"""One replay, and many of them for a search: plans against a server, watched, and made into reports."""
+
+import time
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from baton.core.errors import SetupError
+from loadgen.client import parse_url
+from loadgen.expected_cache import expected_cache
+from loadgen.lengths import Plan, PlannedRequest, time_scale_for
+from loadgen.options import SendingOptions, TrafficOptions
+from loadgen.outlook import Outlook
+from loadgen.outputs import ObjectiveOptions, OutputOptions
+from loadgen.progress import live_progress
+from loadgen.prompts import TokenRange
+from loadgen.records import Outcome, Record
+from loadgen.report import Report, Settings, judged
+from loadgen.report.model import Probe, SearchResult
+from loadgen.runner import Observer
+from loadgen.search import (
+    Attempt,
+    SearchSettings,
+    StopSearch,
+    attempt_of,
+    search,
+    search_scales,
+)
+from loadgen.senders import Limits, Sending, Sent, send_plan, sending
+from loadgen.slo import Objectives
+from loadgen.target import Api, probe
+from loadgen.traffic import Traffic, traffic_of
+from loadgen.units import per_second, seconds, share
+
+IDLE_PROMPT_TOKENS, IDLE_OUTPUT_TOKENS = 16, 2
+IDLE_TRIALS = 3
+IDLE_SLACK_S = 0.02
+WARM_UP_SHARE = 0.05
+DISTURBED_MAX = 3
+"""Runs in which the load generator did not keep up; then one is taken as it is, with its warning."""
+_SEARCH = typer.Option(
+    "--search", help="Look for the highest rate at which --attain of the requests meet both."
+)
+_RESOLUTION = typer.Option(min=0.005, max=0.5, help="Of --search: the answer's precision, as a share of it.")
+_PROBES = typer.Option(min=2, max=200, help="Of --search: at most so many runs.")
+_WARM_UP = typer.Option(
+    min=0,
+    help="Do not judge the first so many requests; default: none, in --search one in twenty.",
+    show_default=False,
+)
+_COOL_DOWN = typer.Option(
+    min=0, help="Of --search: wait at most so many seconds for an idle server between runs."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The search for the highest rate."""
+
+    search: Annotated[bool, _SEARCH] = False
+    search_resolution: Annotated[float, _RESOLUTION] = 0.05
+    search_probes: Annotated[int, _PROBES] = 30
+    cool_down: Annotated[float, _COOL_DOWN] = 60.0
+    warm_up: Annotated[int | None, _WARM_UP] = None
+
+
+@dataclass(frozen=True)
+class ReplayOptions(OutputOptions, SearchOptions, ObjectiveOptions, SendingOptions, TrafficOptions):
+    """The parameters of `replay`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Of what is judged: warm-up is left out."""
+
+    records: list[Record]
+    report: Report
+    was_stopped: bool
+    """By Ctrl-C."""
+    is_disturbed: bool = False
+    """The load generator did not keep up: the figures are its own as much as the server's."""
+
+
+class Replayer:
+    """A trace that was read and a server that answered. Raises SetupError."""
+
+    def __init__(self, asked: ReplayOptions, console: Console) -> None:
+        self.asked = asked
+        self.objectives = Objectives(asked.slo, asked.class_slos())
+        self.scales = asked.scales()
+        self.traffic = traffic_of(asked)
+        self.plan = self.traffic.plan()
+        server = parse_url(asked.url, api_key=asked.api_key)
+        self.target = probe(server, model=asked.model, api=asked.api, openai_only=asked.openai_only)
+        self._console = console
+
+    def run_once(self) -> Ran:
+        """At the rate asked for."""
+        warm_up = min(self.asked.warm_up or 0, len(self.plan.requests))
+        sent = self._send(self.plan, name="replay", objectives=self.objectives, warm_up=warm_up)
+        settings = self._settings(self.traffic, self.plan, warm_up=warm_up, with_expected_hits=not warm_up)
+        return self._ran(sent, settings, warm_up)
+
+    def run_at(
+        self, rate_per_s: float, *, number: int, objectives: Objectives, warm_up: int
+    ) -> tuple[Ran, bool]:
+        """For a search: with prompts of its own, so that nothing of it is cached. And whether it was stopped
+        as hopeless. Raises StopSearch on Ctrl-C."""
+        scaling = replace(self.traffic.scaling, time_scale=time_scale_for(self.traffic.trace, rate_per_s))
+        traffic = replace(self.traffic, scaling=scaling, seed=self.asked.seed + number)
+        plan = traffic.plan()
+        outlook = Outlook(
+            objectives, len(plan.requests), self.asked.goal, warm_up, sees_tokens=self.asked.clients == 1
+        )
+        name = f"probe {number} at {per_second(rate_per_s)}"
+        sent = self._send(
+            plan, name=name, objectives=objectives, warm_up=warm_up, outlook=outlook, number=number
+        )
+        # Not by asking again: requests that Ctrl-C cut short look like misses.
+        if sent.was_stopped and not outlook.gave_up:
+            raise StopSearch
+        ran = self._ran(sent, self._settings(traffic, plan, warm_up=warm_up), warm_up)
+        return ran, sent.was_stopped
+
+    def idle_s(self, *, number: int) -> float | None:
+        """Seconds that one short request takes now; None: it did not complete.
+
+        Raises StopSearch on Ctrl-C.
+        """
+        request = PlannedRequest(0, 0.0, IDLE_PROMPT_TOKENS, IDLE_OUTPUT_TOKENS, ())
+        plan = Plan((request,), Fraction(0), 0, 0)
+        sent = send_plan(self._job(plan, seed=self.asked.seed + 7_919 * number), _SILENT)
+        if sent.was_stopped:
+            raise StopSearch
+        record = sent.records[0]
+        return record.e2e_s if record.outcome is Outcome.COMPLETED else None
+
+    def tell(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _send(
+        self,
+        plan: Plan,
+        *,
+        name: str,
+        objectives: Objectives,
+        warm_up: int,
+        outlook: Outlook | None = None,
+        number: int = 0,
+    ) -> Sent:
+        planned = len(plan.requests)
+        with live_progress(self._console, planned=planned, objectives=objectives, name=name) as progress:
+            observer = progress if outlook is None else _watched(progress, outlook)
+            sent = send_plan(
+                self._job(plan, seed=self.asked.seed + number), observer, clients=self.asked.clients
+            )
+        self._warn(sent)
+        return sent
+
+    def _job(self, plan: Plan, *, seed: int) -> Sending:
+        asked, target = self.asked, self.target
+        vocab_size = asked.vocab_size or target.vocab_size or asked.first_token + 1000
+        limits = Limits(asked.timeout, asked.connections_max)
+        job = sending(plan, target, TokenRange(asked.first_token, vocab_size), seed=seed, limits=limits)
+        return replace(job, wait_for_turns=self.traffic.wait_for_turns, users=self.traffic.users)
+
+    def _warn(self, sent: Sent) -> None:
+        """Loudly, when it was the load generator that was slow."""
+        for found in sent.health.warnings():
+            self._console.print(
+                f"[bold red]WARNING: the load generator was the bottleneck:[/] {found}. Latencies include "
+                f"it: use more --clients (now {sent.health.clients}), a lower rate, or another machine."
+            )
+
+    def _ran(self, sent: Sent, settings: Settings, warm_up: int) -> Ran:
+        records = [r for r in sent.records if r.index >= warm_up]
+        told = {
+            **settings.options,
+            "turns_waited": sum(r.waited_for_turn for r in records),
+            "clients": sent.health.clients,
+            "client_loop_lag_p99_s": round(sent.health.loop_lag_p99_s, 6),
+            "client_cpu_share_max": round(sent.health.cpu_share_max, 3),
+        }
+        report = judged(records, replace(settings, options=told), scales=self.scales)
+        disturbed = bool(sent.health.warnings())
+        return Ran(records, _with_warnings(report, sent), sent.was_stopped, disturbed)
+
+    def _settings(
+        self, traffic: Traffic, plan: Plan, *, warm_up: int, with_expected_hits: bool = False
+    ) -> Settings:
+        asked = self.asked
+        expected: float | None = None
+        waits = traffic.wait_for_turns and traffic.trace.has_sessions
+        if with_expected_hits and asked.api is Api.COMPLETIONS and not waits:
+            expected = expected_cache(
+                plan, server_block_tokens=asked.server_block_tokens, cache_blocks=asked.server_cache_blocks
+            ).hit_ratio
+        return Settings(
+            trace=traffic.name,
+            target=self.target.server.origin,
+            model=self.target.model,
+            slo=self.objectives.default,
+            class_slos=dict(self.objectives.by_class),
+            attain=asked.goal,
+            planned=len(plan.requests) - warm_up,
+            label=asked.label,
+            trace_format=traffic.trace.format.value,
+            time_scale=_factor_text(traffic.scaling.time_scale),
+            seed=traffic.seed,
+            expected_hit_ratio=expected,
+            options={
+                "api": asked.api.value,
+                **traffic.described(plan),
+                "warm_up_requests": warm_up,
+                "server_block_tokens": asked.server_block_tokens,
+                "server_cache_blocks": asked.server_cache_blocks,
+            },
+        )
+
+
+def _factor_text(factor: Fraction) -> str:
+    """As people write it; a search's factors are no simple fractions."""
+    return str(factor) if factor.denominator <= 1000 else f"{float(factor):.6g}"
+
+
+_SILENT = Observer(lambda record: None, lambda record: None)
+
+
+def _watched(progress: Observer, outlook: Outlook) -> Observer:
+    def on_sent(record: Record) -> None:
+        outlook.sent(record)
+        progress.on_sent(record)
+
+    def on_ended(record: Record) -> None:
+        outlook.ended(record)
+        progress.on_ended(record)
+
+    return Observer(on_sent, on_ended, lambda: outlook.wants_stop(now_s=time.monotonic()))
+
+
+def _with_warnings(report: Report, sent: Sent) -> Report:
+    """What the sending processes noticed of themselves, in the report."""
+    warnings = sent.health.warnings()
+    if not warnings or report.generator.warning:
+        return report
+    said = "; ".join(warnings)
+    return replace(report, generator=replace(report.generator, warning=said))
+
+
+class LiveSearch:
+    """The goodput search against a server: each run with prompts of its own, an idle server before each."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        self._replayer = replayer
+        asked, requests = replayer.asked, replayer.plan.requests
+        span_s = max(r.at_s for r in requests) - min(r.at_s for r in requests)
+        if span_s <= 0:
+            raise SetupError("--search needs requests at different instants: take more of the trace")
+        if asked.slo.ttft_s is None and asked.slo.tpot_s is None and not asked.class_slo:
+            raise SetupError("--search needs objectives: give --ttft-slo and --tpot-slo")
+        self._warm_up = int(len(requests) * WARM_UP_SHARE) if asked.warm_up is None else asked.warm_up
+        if self._warm_up >= len(requests):
+            raise SetupError(f"--warm-up {self._warm_up} of {len(requests)} requests leaves nothing to judge")
+        self._settings = SearchSettings(
+            attain=asked.goal,
+            start_per_s=(len(requests) - 1) / span_s,
+            resolution=asked.search_resolution,
+            probes_max=asked.search_probes,
+        )
+        self._number = 0
+        self._was_stopped = False
+        self._idle_s: float | None = None
+        self._kept: dict[float, Ran] = {}
+        """By rate, the latest run; records only of the best one so far."""
+
+    def find(self) -> Ran:
+        """The run at the rate found, with the search in its report; the lowest rate's if none was found."""
+        scales = self._replayer.scales
+        if scales:
+            points, results = search_scales(self._attempt, scales, self._settings, on_probe=self._tell)
+            result = results.get(1.0) or results[max(results)]
+        else:
+            points, result = (), search(self._at_rate, self._settings, on_probe=self._tell)
+        ran = self._run_of(result)
+        swept = replace(ran.report.slo_scales, points=points) if points else ran.report.slo_scales
+        report = replace(ran.report, search=result, slo_scales=swept)
+        return replace(ran, report=report, was_stopped=self._was_stopped)
+
+    def _run_of(self, result: SearchResult) -> Ran:
+        if not self._kept:
+            raise SetupError("the search was stopped before its first run ended")
+        rate_per_s = min(self._kept) if result.rate_per_s is None else result.rate_per_s
+        return self._kept[rate_per_s]
+
+    def _at_rate(self, rate_per_s: float) -> Report:
+        ran, hopeless = self._run(rate_per_s, self._replayer.objectives)
+        return replace(ran.report, interrupted=hopeless)
+
+    def _attempt(self, rate_per_s: float, scale: float) -> Attempt:
+        objectives = self._replayer.objectives.scaled(scale)
+        ran, hopeless = self._run(rate_per_s, objectives)
+        return attempt_of(ran.records, self._replayer.objectives, interrupted=hopeless)
+
+    def _run(self, rate_per_s: float, objectives: Objectives) -> tuple[Ran, bool]:
+        """Again, if the load generator itself was late: that says nothing about the server."""
+        ran, hopeless = self._run_once(rate_per_s, objectives)
+        for _ in range(DISTURBED_MAX - 1):
+            if not ran.is_disturbed:
+                break
+            self._replayer.tell("this run does not count: the load generator did not keep up")
+            ran, hopeless = self._run_once(rate_per_s, objectives)
+        self._keep(rate_per_s, ran)
+        return ran, hopeless
+
+    def _run_once(self, rate_per_s: float, objectives: Objectives) -> tuple[Ran, bool]:
+        try:
+            self._wait_until_idle()
+            self._number += 1
+            return self._replayer.run_at(
+                rate_per_s, number=self._number, objectives=objectives, warm_up=self._warm_up
+            )
+        except StopSearch:
+            self._was_stopped = True
+            raise
+
+    def _keep(self, rate_per_s: float, ran: Ran) -> None:
+        """Records are large: those of a rate below one that attained the goal will not be asked for."""
+        self._kept[rate_per_s] = ran
+        passed = [r for r, kept in self._kept.items() if kept.report.goodput_share >= self._settings.attain]
+        for rate in self._kept:
+            if rate < max(passed, default=0.0) / 2:
+                self._kept[rate] = replace(self._kept[rate], records=[])
+
+    def _wait_until_idle(self) -> None:
+        """Short requests one after another, until one is about as fast as before any load."""
+        if self._idle_s is None:
+            took_s = [self._replayer.idle_s(number=i) for i in range(IDLE_TRIALS)]
+            known_s = [t for t in took_s if t is not None]
+            if not known_s:
+                raise SetupError("the server does not complete even one short request")
+            self._idle_s = min(known_s)
+            return
+        give_up_s = time.monotonic() + self._replayer.asked.cool_down
+        number = IDLE_TRIALS + 1_000 * self._number
+        while time.monotonic() < give_up_s:
+            number += 1
+            took_s = self._replayer.idle_s(number=number)
+            if took_s is not None and took_s <= 2 * self._idle_s + IDLE_SLACK_S:
+                return
+        if self._replayer.asked.cool_down:
+            said = f"not as idle as before ({seconds(self._idle_s)} per short request)"
+            self._replayer.tell(f"the server is still {said} after {self._replayer.asked.cool_down:g} s")
+
+    def _tell(self, probe: Probe) -> None:
+        verdict = "stopped, out of reach" if probe.aborted else f"{share(probe.low)} to {share(probe.high)}"
+        self._replayer.tell(
+            f"{per_second(probe.rate_per_s)}: {share(probe.share)} of {probe.judged} met both ({verdict})"
+        )

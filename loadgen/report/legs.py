@@ -1,0 +1,114 @@
+"""What the server told of its legs: waterfall, balance of the pools, its predictions. Pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.records import Record
+from loadgen.report.model import (
+    Band,
+    PoolBalance,
+    PredictionError,
+    Predictions,
+    Waterfall,
+    WorkerShare,
+)
+from loadgen.report.sample import Floats, as_floats, percentiles
+
+TO_FIRST_TOKEN = ("tokenize", "queue", "route", "retries", "wait", "load", "prefill", "first_hop")
+"""Legs of the server before the first token, in the order in which they happen; in `timings` with `_s`."""
+AFTER_FIRST_TOKEN = ("transfer", "first_decode")
+SETTLED_AFTER = 100
+_BANDS = (("p50", 40, 60), ("p90", 85, 95), ("p99", 98, 100))
+"""Name and the percentiles of TTFT between which its requests lie."""
+
+
+def waterfall(done: Sequence[Record]) -> Waterfall | None:
+    """None: nobody told."""
+    told = [r for r in done if r.timings and r.ttft_s is not None]
+    if not told:
+        return None
+    ttft = as_floats(r.ttft_s for r in told)
+    stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in told)), 0.0)}
+    stages |= {name: _leg(told, name) for name in TO_FIRST_TOKEN}
+    stages["rest"] = np.maximum(ttft - sum(stages.values()), 0.0)
+    stages |= {name: _leg(told, name) for name in AFTER_FIRST_TOKEN}
+    bands = [_band("all", np.full(len(told), True), ttft, stages)]
+    for name, low, high in _BANDS:
+        from_s, to_s = np.percentile(ttft, (low, high))
+        chosen = (ttft >= from_s) & (ttft <= to_s)
+        if chosen.any():  # of a few requests none may be near a percentile
+            bands.append(_band(name, chosen, ttft, stages))
+    figures = {name: percentiles(values) for name, values in stages.items()}
+    return Waterfall(len(told), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
+
+
+def _leg(told: Sequence[Record], name: str) -> Floats:
+    return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in told)
+
+
+def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]) -> Band:
+    means = {stage: float(values[chosen].mean()) for stage, values in stages.items()}
+    return Band(name, int(np.count_nonzero(chosen)), float(ttft[chosen].mean()), means)
+
+
+def balance(done: Sequence[Record]) -> PoolBalance | None:
+    """None: nobody told who served."""
+    told = [r for r in done if r.served_by]
+    if not told:
+        return None
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    for record in told:
+        prompt = record.prompt_tokens or 0
+        prefill, decode = counts[record.served_by[0]], counts[record.served_by[-1]]
+        prefill[0] += 1
+        prefill[1] += prompt
+        prefill[2] += prompt - (record.cached_tokens or 0)
+        decode[3] += 1
+        decode[4] += record.tokens_out
+    workers = tuple(WorkerShare(name, *counted) for name, counted in sorted(counts.items()))
+    return PoolBalance(
+        workers,
+        _max_to_mean([w.prompt_tokens for w in workers if w.prefill_requests]),
+        _max_to_mean([w.output_tokens for w in workers if w.decode_requests]),
+    )
+
+
+def _max_to_mean(loads: Sequence[int]) -> float | None:
+    return max(loads) * len(loads) / sum(loads) if sum(loads) else None
+
+
+def predictions(done: Sequence[Record]) -> Predictions | None:
+    """None: nobody predicted anything."""
+    ttft = _pairs(done, "predicted_ttft_s", [_sent_to_first(r) for r in done])
+    tpot = _pairs(done, "predicted_tpot_s", [r.tpot_s for r in done])
+    if not len(ttft) and not len(tpot):
+        return None
+    return Predictions(_error(ttft), _error(tpot), _error(ttft[SETTLED_AFTER:]), _error(tpot[SETTLED_AFTER:]))
+
+
+def _sent_to_first(record: Record) -> float | None:
+    if record.ttft_s is None:
+        return None
+    return record.ttft_s - (record.lateness_s or 0.0)
+
+
+def _pairs(done: Sequence[Record], name: str, measured: Sequence[float | None]) -> Floats:
+    """[requests, 2]: predicted, measured."""
+    rows = [
+        (record.timings[name], took_s)
+        for record, took_s in zip(done, measured, strict=True)
+        if record.timings and name in record.timings and took_s is not None and took_s > 0
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def _error(pairs: Floats) -> PredictionError | None:
+    if not len(pairs):
+        return None
+    predicted, measured = pairs[:, 0], pairs[:, 1]
+    ape = np.abs(predicted - measured) / measured
+    p50, p90 = (float(q) for q in np.percentile(ape, (50, 90)))
+    bias = float((predicted - measured).mean() / measured.mean())
+    return PredictionError(len(pairs), float(ape.mean()), bias, p50, p90)

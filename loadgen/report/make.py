@@ -1,0 +1,245 @@
+"""From records to a report. Pure; a million records take seconds."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.report.legs import balance, predictions, waterfall
+from loadgen.report.model import (
+    QUANTILE_LEVELS,
+    Distributions,
+    Figures,
+    Generator,
+    Group,
+    Report,
+    Settings,
+    Share,
+    Window,
+)
+from loadgen.report.sample import Floats, as_floats, percentiles, quantiles, share_of
+from loadgen.report.scales import slo_scales
+from loadgen.slo import Objectives, Slo
+
+LATE_S = 0.01
+LATE_SHARE_MAX = 0.01
+WINDOWS_WANTED = 60
+GAPS_MAX = 4_000_000
+"""Of ITL: beyond this every second, third, ... request is looked at."""
+_WINDOW_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
+_REASONS_MAX = 12
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
+
+
+def make_report(records: Sequence[Record], settings: Settings) -> Report:
+    """Every record must have an outcome."""
+    assert all(r.outcome is not None for r in records), "a request without an outcome"
+    ordered = sorted(records, key=lambda r: r.planned_s)
+    objectives = settings.objectives
+    done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
+    duration_s = _duration_s(ordered)
+    window_s = window_for(duration_s)
+    lateness = percentiles(r.lateness_s for r in ordered)
+    return Report(
+        **_fields(_figures(ordered, objectives, duration_s)),
+        settings=settings,
+        duration_s=duration_s,
+        offered_per_s=_offered_per_s(ordered),
+        interrupted=len(ordered) < settings.planned,
+        errors=dict(Counter(str(r.error) for r in ordered if r.error is not None)),
+        refusals=_reasons(r.detail for r in ordered if r.outcome is Outcome.REFUSED),
+        failures=_reasons(f"{r.error}, {r.detail}" for r in ordered if r.outcome is Outcome.FAILED),
+        lateness=lateness,
+        generator=_generator(ordered, settings),
+        classes=_groups(ordered, objectives, duration_s, key=lambda r: r.slo_class),
+        tenants=_groups(ordered, objectives, duration_s, key=lambda r: r.tenant),
+        window_s=window_s,
+        windows=_windows(ordered, objectives, window_s),
+        distributions=_distributions(done),
+        waterfall=waterfall(done),
+        balance=balance(done),
+        predictions=predictions(done),
+        slo_scales=slo_scales(ordered, objectives, attain=settings.attain),
+    )
+
+
+def judged(records: Sequence[Record], settings: Settings, *, scales: Sequence[float] = ()) -> Report:
+    """A report with these SLO scales; none given: the usual ones."""
+    report = make_report(records, settings)
+    if not scales:
+        return report
+    swept = slo_scales(records, settings.objectives, attain=settings.attain, scales=scales)
+    return replace(report, slo_scales=swept)
+
+
+def window_for(duration_s: float) -> float:
+    """A round length that cuts the duration into about `WINDOWS_WANTED`, at most, windows."""
+    wanted_s = duration_s / WINDOWS_WANTED
+    return next(
+        (step for step in _WINDOW_STEPS_S if step >= wanted_s), float(np.ceil(wanted_s / 3600) * 3600)
+    )
+
+
+def _figures(ordered: Sequence[Record], objectives: Objectives, duration_s: float) -> Figures:
+    outcomes = Counter(r.outcome for r in ordered)
+    judged = [r for r in ordered if r.outcome is not Outcome.CANCELLED]
+    done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
+    goodput = _share(judged, objectives.is_met)
+    return Figures(
+        offered=len(ordered),
+        completed=len(done),
+        refused=outcomes[Outcome.REFUSED],
+        failed=outcomes[Outcome.FAILED],
+        cancelled=outcomes[Outcome.CANCELLED],
+        goodput_share=goodput.share,
+        goodput_per_s=_rate(goodput.met, duration_s),
+        goodput=goodput,
+        ttft_attained=_share(judged, lambda r: objectives.of(r).meets_ttft(r)),
+        tpot_attained=_share(judged, lambda r: objectives.of(r).meets_tpot(r)),
+        ttft=percentiles(r.ttft_s for r in done),
+        tpot=percentiles(r.tpot_s for r in done),
+        itl=percentiles(_gaps(done)),
+        e2e=percentiles(r.e2e_s for r in done),
+        requests_per_s=_rate(len(done), duration_s),
+        prompt_tokens_per_s=_rate(sum(r.prompt_tokens or 0 for r in done), duration_s),
+        output_tokens_per_s=_rate(sum(r.tokens_out for r in done), duration_s),
+        cache_hit_ratio=_cache_hit_ratio(done),
+    )
+
+
+def _fields(figures: Figures) -> dict[str, Any]:
+    return {f.name: getattr(figures, f.name) for f in fields(figures)}
+
+
+def _share(judged: Sequence[Record], is_met: Callable[[Record], bool]) -> Share:
+    return share_of(np.array([is_met(r) for r in judged], dtype=np.bool_))
+
+
+def _groups(
+    ordered: Sequence[Record], objectives: Objectives, duration_s: float, *, key: Callable[[Record], str]
+) -> tuple[Group, ...]:
+    """By name; empty when nobody names one."""
+    members: dict[str, list[Record]] = defaultdict(list)
+    for record in ordered:
+        members[key(record)].append(record)
+    if set(members) <= {""}:
+        return ()
+    return tuple(
+        Group(**_fields(_figures(mine, objectives, duration_s)), name=name, slo=_common_slo(mine, objectives))
+        for name, mine in sorted(members.items())
+    )
+
+
+def _common_slo(records: Sequence[Record], objectives: Objectives) -> Slo | None:
+    targets = {objectives.of(r) for r in records}
+    return targets.pop() if len(targets) == 1 else None
+
+
+def _windows(ordered: Sequence[Record], objectives: Objectives, window_s: float) -> tuple[Window, ...]:
+    """From the first planned instant to the last one, without a gap."""
+    if not ordered:
+        return ()
+    origin_s = ordered[0].planned_s
+    members: dict[int, list[Record]] = defaultdict(list)
+    for record in ordered:
+        members[int((record.planned_s - origin_s) // window_s)].append(record)
+    return tuple(
+        _window(i * window_s, members.get(i, []), objectives) for i in range(max(members, default=-1) + 1)
+    )
+
+
+def _window(start_s: float, members: Sequence[Record], objectives: Objectives) -> Window:
+    outcomes = Counter(r.outcome for r in members)
+    ttft = percentiles(r.ttft_s for r in members if r.outcome is Outcome.COMPLETED)
+    return Window(
+        start_s=start_s,
+        offered=len(members),
+        met=sum(objectives.is_met(r) for r in members),
+        completed=outcomes[Outcome.COMPLETED],
+        refused=outcomes[Outcome.REFUSED],
+        failed=outcomes[Outcome.FAILED],
+        cancelled=outcomes[Outcome.CANCELLED],
+        ttft_p50=ttft.p50 if ttft else None,
+        ttft_p99=ttft.p99 if ttft else None,
+    )
+
+
+def _distributions(done: Sequence[Record]) -> Distributions:
+    return Distributions(
+        QUANTILE_LEVELS,
+        quantiles(as_floats(r.ttft_s for r in done)),
+        quantiles(as_floats(r.tpot_s for r in done)),
+        quantiles(_gaps(done)),
+        quantiles(as_floats(r.e2e_s for r in done)),
+    )
+
+
+def _generator(ordered: Sequence[Record], settings: Settings) -> Generator:
+    lateness = as_floats(r.lateness_s for r in ordered)
+    late = int(np.count_nonzero(lateness > LATE_S))
+    limited = sum(r.error is ErrorKind.CONNECTION_LIMIT for r in ordered)
+    share = late / len(ordered) if ordered else 0.0
+    complaints: list[str] = []
+    if share > LATE_SHARE_MAX:
+        complaints.append(
+            f"{share:.1%} of the requests left more than {LATE_S * 1e3:g} ms late: this program, or the "
+            "machine it shares with the server, was the bottleneck; give it a core of its own or a lower rate"
+        )
+    if limited:
+        complaints.append(
+            f"{limited} requests were not sent for want of a connection: raise --connections-max, or the "
+            "server is far beyond its capacity"
+        )
+    return Generator(percentiles(lateness), share, limited, "; ".join(complaints))
+
+
+def _reasons(details: Iterable[str]) -> dict[str, int]:
+    counts = Counter(_reason(detail) for detail in details)
+    most = counts.most_common(_REASONS_MAX)
+    other = sum(counts.values()) - sum(n for _, n in most)
+    return dict(most) | ({"other": other} if other else {})
+
+
+def _reason(detail: str) -> str:
+    """Without the numbers after the status, which differ from request to request."""
+    status, colon, said = detail.partition(":")
+    return f"{status}{colon}{_DIGITS.sub('N', said)}" if colon else _DIGITS.sub("N", detail).rstrip(", ")
+
+
+def _duration_s(ordered: Sequence[Record]) -> float:
+    if not ordered:
+        return 0.0
+    return max(r.planned_s if r.ended_s is None else r.ended_s for r in ordered) - ordered[0].planned_s
+
+
+def _offered_per_s(ordered: Sequence[Record]) -> float:
+    """n requests span n - 1 times between arrivals."""
+    return _rate(len(ordered) - 1, ordered[-1].planned_s - ordered[0].planned_s) if ordered else 0.0
+
+
+def _gaps(done: Sequence[Record]) -> Floats:
+    told = [r for r in done if _tells_gaps(r)]
+    gap_count = sum(len(r.token_instants_s) - 1 for r in told)
+    stride = -(-gap_count // GAPS_MAX) or 1
+    gaps = [np.diff(r.token_instants_s) for r in told[::stride]]
+    return np.concatenate(gaps) if gaps else np.empty(0)
+
+
+def _tells_gaps(record: Record) -> bool:
+    """Two instants of more than two tokens are the first and the last one, as the simulator keeps them."""
+    count = len(record.token_instants_s)
+    return count > 2 or (count == 2 and record.tokens_out == 2)
+
+
+def _rate(count: float, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0
+
+
+def _cache_hit_ratio(done: Sequence[Record]) -> float | None:
+    told = [r for r in done if r.cached_tokens is not None and r.prompt_tokens]
+    asked = sum(r.prompt_tokens or 0 for r in told)
+    return sum(r.cached_tokens or 0 for r in told) / asked if asked else None

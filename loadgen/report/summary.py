@@ -1,0 +1,69 @@
+"""The figures that stand first in every table of one run or of several. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from loadgen.report.model import Report
+from loadgen.units import count, per_second, seconds, share, times
+
+Show = Callable[[float | None], str]
+Row = tuple[str, str, Show, str]
+"""Name, path into a report, how it is shown, and which is better: `high`, `low` or neither."""
+
+SUMMARY: tuple[Row, ...] = (
+    ("Goodput, share of judged", "goodput_share", share, "high"),
+    ("Goodput, requests", "goodput_per_s", per_second, "high"),
+    ("TTFT objective met", "ttft_attained.share", share, "high"),
+    ("TPOT objective met", "tpot_attained.share", share, "high"),
+    ("Offered", "offered", count, ""),
+    ("Offered, rate", "offered_per_s", per_second, ""),
+    ("Completed", "completed", count, ""),
+    ("Refused", "refused", count, "low"),
+    ("Failed", "failed", count, "low"),
+    ("Given up as planned", "cancelled", count, ""),
+    ("TTFT p50", "ttft.p50", seconds, "low"),
+    ("TTFT p99", "ttft.p99", seconds, "low"),
+    ("TPOT p50", "tpot.p50", seconds, "low"),
+    ("TPOT p99", "tpot.p99", seconds, "low"),
+    ("ITL p99", "itl.p99", seconds, "low"),
+    ("End to end p99", "e2e.p99", seconds, "low"),
+    ("Prompt tokens", "prompt_tokens_per_s", per_second, "high"),
+    ("Output tokens", "output_tokens_per_s", per_second, "high"),
+    ("Cache hits, prompt tokens", "cache_hit_ratio", share, "high"),
+    ("Cache hits expected of LRU", "settings.expected_hit_ratio", share, ""),
+    ("Most stringent SLO scale", "slo_scales.most_stringent", times, "low"),
+    ("Highest rate at the goal", "search.rate_per_s", per_second, "high"),
+    ("Prompt tokens, busiest worker to mean", "balance.prompt_tokens_max_to_mean", times, "low"),
+    ("Output tokens, busiest worker to mean", "balance.output_tokens_max_to_mean", times, "low"),
+    ("Predicted TTFT, mean error", "predictions.ttft.mape", share, "low"),
+    ("Predicted TPOT, mean error", "predictions.tpot.mape", share, "low"),
+    ("Generator's lateness p99", "lateness.p99", seconds, "low"),
+)
+
+
+def look_up(value: object, path: str) -> object:
+    """Attribute, key or index by a dotted path; None where the way ends."""
+    for part in path.split("."):
+        if value is None:
+            return None
+        if isinstance(value, (tuple, list)):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part)
+    return value
+
+
+def number_at(report: Report, path: str) -> float | None:
+    value = look_up(report, path)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def summary_rows(reports: Sequence[Report]) -> list[tuple[Row, list[float | None]]]:
+    """Figures that at least one of the reports has."""
+    rows = [(row, [number_at(r, row[1]) for r in reports]) for row in SUMMARY]
+    return [(row, values) for row, values in rows if any(v is not None for v in values)]
+
+
+def ratio_to_first(values: Sequence[float | None], run: int) -> float | None:
+    """None for the first one, and where there is nothing to divide."""
+    base, value = values[0], values[run]
+    return value / base if run and base and value is not None else None

@@ -1,0 +1,332 @@
+"""The highest rate at which enough requests meet both objectives. Pure: the caller runs what is asked for.
+
+DistServe (OSDI '24) section 2: goodput is the highest request rate that can be served while the attainment
+goal, say 90 % of the requests, is met. Rates lie on a grid, `start * (1 + resolution)^k` with whole k. From
+the start the search goes up, or down, by factors of two until one rate attains the goal and one does not,
+halves the steps between, and runs the answer again. A rate whose interval holds the goal is run again, too, a
+few times, until two agree or the pooled share decides. A run that was stopped as hopeless misses the goal.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from baton.core.errors import SetupError
+from loadgen.records import Outcome, Record
+from loadgen.report.model import Probe, ScalePoint, SearchResult, Share
+from loadgen.report.sample import Floats, share_of
+from loadgen.report.scales import attained_at
+from loadgen.slo import Objectives
+
+HOPELESS_SIGMAS = 3.0
+SAME_SIDE_RUNS = 2
+"""So many runs that agree decide, though each one's interval holds the goal: replays of one trace differ less
+from each other than from what another stretch of it would show."""
+
+
+class Trial(Protocol):
+    """One run at one rate. A `Report` is one."""
+
+    @property
+    def goodput(self) -> Share: ...
+
+    @property
+    def interrupted(self) -> bool:
+        """Stopped because the goal was out of reach."""
+        ...
+
+
+RunAtRate = Callable[[float], Trial]
+"""Offers so many requests per second; called again with the same rate, it must draw anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """What is looked for, how finely, and for how long."""
+
+    attain: float = 0.9
+    start_per_s: float = 1.0
+    resolution: float = 0.05
+    """The answer lies within this share below the true rate, noise apart."""
+    lowest_per_s: float = 0.0
+    """0: 1/1024 of the start."""
+    highest_per_s: float = 0.0
+    """0: 1024 times the start."""
+    confirmations: int = 2
+    """Runs at the answer, at least."""
+    repeats_max: int = 4
+    """Runs at one rate, at most."""
+    probes_max: int = 40
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attain <= 1:
+            raise SetupError(f"--attain {self.attain:g}: must be above 0 and at most 1")
+        if not 0.001 <= self.resolution <= 1:
+            raise SetupError(f"resolution {self.resolution:g}: must be from 0.001 to 1")
+        if not 0 < self.start_per_s < math.inf:
+            raise SetupError(f"search from {self.start_per_s:g} requests per second: must be above 0")
+        if not 0 < self.confirmations <= self.repeats_max:
+            raise SetupError(f"{self.confirmations} confirmations: must be from 1 to {self.repeats_max}")
+
+    def rate(self, step: int) -> float:
+        return self.start_per_s * (1 + self.resolution) ** step
+
+    def step_of(self, rate_per_s: float) -> int:
+        """The nearest."""
+        return round(self._steps_to(rate_per_s))
+
+    @property
+    def octave(self) -> int:
+        """Steps of about a factor of two."""
+        return max(1, round(math.log(2) / math.log(1 + self.resolution)))
+
+    @property
+    def step_min(self) -> int:
+        return math.floor(self._steps_to(self.lowest_per_s or self.start_per_s / 1024))
+
+    @property
+    def step_max(self) -> int:
+        return math.ceil(self._steps_to(self.highest_per_s or self.start_per_s * 1024))
+
+    def _steps_to(self, rate_per_s: float) -> float:
+        return math.log(rate_per_s / self.start_per_s) / math.log(1 + self.resolution)
+
+
+def search(
+    run_at_rate: RunAtRate,
+    settings: SearchSettings,
+    *,
+    on_probe: Callable[[Probe], None] | None = None,
+    begin: int = 0,
+) -> SearchResult:
+    """`begin`: the step of the grid to begin at. A run that raises StopSearch ends it."""
+    book = _Book(run_at_rate, settings, on_probe or (lambda probe: None))
+    try:
+        return _result(book, *_between(book, begin))
+    except (_OutOfProbes, StopSearch):
+        passed = book.highest_pass()
+        above = [k for k, verdict in book.verdicts.items() if not verdict and (passed is None or k > passed)]
+        because = f"stopped after {len(book.probes)} runs, before the answer was narrow enough or confirmed"
+        return _result(book, passed, min(above, default=None), because=because)
+
+
+def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
+    """The highest step that attains the goal, confirmed, and the lowest above that does not."""
+    low, high = _bracket(book, begin)
+    while low is not None:
+        while high is not None and high - low > 1:
+            middle = (low + high) // 2
+            if book.attains(middle):
+                low = middle
+            else:
+                high = middle
+        if book.attains(low, runs_min=book.settings.confirmations):
+            return low, high
+        high = low
+        low = book.highest_pass(below=high)
+        if low is None:
+            low = _descend(book, high)
+    return None, high
+
+
+def _bracket(book: "_Book", begin: int) -> tuple[int | None, int | None]:
+    s = book.settings
+    step = min(max(begin, s.step_min), s.step_max)
+    if not book.attains(step):
+        return _descend(book, step), step
+    low = step
+    while low < s.step_max:
+        step = min(low + s.octave, s.step_max)
+        if not book.attains(step):
+            return low, step
+        low = step
+    return low, None
+
+
+def _descend(book: "_Book", failed: int) -> int | None:
+    """A step below that attains the goal; twice as far each time. None: there is none."""
+    s, stride = book.settings, 1 if len(book.verdicts) > 1 else book.settings.octave
+    step = failed
+    while step > s.step_min:
+        step = max(step - stride, s.step_min)
+        if book.attains(step):
+            return step
+        stride = min(2 * stride, s.octave)
+    return None
+
+
+def _result(book: "_Book", low: int | None, high: int | None, *, because: str = "") -> SearchResult:
+    s = book.settings
+    said = because
+    if not said and low is None:
+        said = f"not even {s.rate(s.step_min):.3g} per second attains the goal"
+    elif not said and high is None:
+        said = "the highest rate allowed still attains the goal"
+    elif not said and low is not None:
+        said = f"{len(book.runs[low])} runs at this rate attain the goal together; the next rate misses it"
+    return SearchResult(
+        s.attain,
+        None if low is None else s.rate(low),
+        None if high is None else s.rate(high),
+        said,
+        tuple(book.probes),
+    )
+
+
+class StopSearch(Exception):
+    """Raised by the caller's runs: end here, with what is known."""
+
+
+class _OutOfProbes(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Book:
+    """All runs so far, by step of the grid."""
+
+    run_at_rate: RunAtRate
+    settings: SearchSettings
+    on_probe: Callable[[Probe], None]
+    runs: dict[int, list[Probe]] = field(default_factory=dict[int, list[Probe]])
+    probes: list[Probe] = field(default_factory=list[Probe])
+    verdicts: dict[int, bool] = field(default_factory=dict[int, bool])
+
+    def attains(self, step: int, *, runs_min: int = 1) -> bool:
+        """Runs as often as it takes. Raises _OutOfProbes."""
+        runs = self.runs.setdefault(step, [])
+        while True:
+            verdict = self._verdict(runs)
+            settled = len(runs) >= runs_min and (
+                verdict is not None or len(runs) >= self.settings.repeats_max
+            )
+            if settled or any(p.aborted for p in runs):
+                self.verdicts[step] = bool(_pooled(runs) >= self.settings.attain) and verdict is not False
+                return self.verdicts[step]
+            self._probe(step)
+
+    def _verdict(self, runs: Sequence[Probe]) -> bool | None:
+        """None: the goal lies within the interval."""
+        if not runs:
+            return None
+        if any(p.aborted for p in runs):
+            return False
+        share = _pooled(runs)
+        if len(runs) >= SAME_SIDE_RUNS and len({p.share >= self.settings.attain for p in runs}) == 1:
+            return share >= self.settings.attain
+        # The mean of n runs has an interval narrower by sqrt(n).
+        down, up = (
+            math.sqrt(sum(side * side for side in sides)) / len(runs)
+            for sides in ([p.share - p.low for p in runs], [p.high - p.share for p in runs])
+        )
+        if share - down > self.settings.attain:
+            return True
+        return False if share + up < self.settings.attain else None
+
+    def _probe(self, step: int) -> None:
+        if len(self.probes) >= self.settings.probes_max:
+            raise _OutOfProbes
+        rate_per_s = self.settings.rate(step)
+        trial = self.run_at_rate(rate_per_s)
+        g = trial.goodput
+        probe = Probe(rate_per_s, g.met, g.judged, g.share, g.low, g.high, trial.interrupted)
+        self.runs[step].append(probe)
+        self.probes.append(probe)
+        self.on_probe(probe)
+
+    def highest_pass(self, *, below: int | None = None) -> int | None:
+        passed = [k for k, verdict in self.verdicts.items() if verdict and (below is None or k < below)]
+        return max(passed, default=None)
+
+
+def _pooled(runs: Sequence[Probe]) -> float:
+    judged = sum(p.judged for p in runs)
+    return sum(p.met for p in runs) / judged if judged else 0.0
+
+
+def is_hopeless(missed: int, planned: int, *, attain: float) -> bool:
+    """So many misses of `planned` requests that the rate is clearly above the one looked for.
+
+    Some more than the goal allows: a run that misses it by little says something about the rate, and is
+    worth its time.
+    """
+    allowed = planned * (1 - attain)
+    return missed > allowed + HOPELESS_SIGMAS * math.sqrt(planned * attain * (1 - attain)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run at one rate, for any SLO scale."""
+
+    needed: Floats
+    """Of each judged request, in the order of planned instants: the least scale at which it meets both."""
+    interrupted: bool
+    """Stopped: the goal was out of reach at the scale that it was run for, and at any below."""
+
+    def at(self, scale: float) -> "ScaledTrial":
+        return ScaledTrial(share_of(self.needed <= scale), self.interrupted)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTrial:
+    goodput: Share
+    interrupted: bool
+
+
+def attempt_of(records: Sequence[Record], objectives: Objectives, *, interrupted: bool) -> Attempt:
+    judged = [r for r in sorted(records, key=lambda r: r.planned_s) if r.outcome is not Outcome.CANCELLED]
+    needs = [objectives.of(r).needed_scale(r) for r in judged]
+    return Attempt(np.array(needs, dtype=np.float64), interrupted)
+
+
+def search_scales(
+    run_at_rate: Callable[[float, float], Attempt],
+    scales: Sequence[float],
+    settings: SearchSettings,
+    *,
+    on_probe: Callable[[Probe], None] | None = None,
+) -> tuple[tuple[ScalePoint, ...], dict[float, SearchResult]]:
+    """Per SLO scale the highest rate at which the goal is attained; `run_at_rate(rate, scale)`.
+
+    From the loosest scale to the most stringent one: what one of them ran, the next ones need not run again.
+    `share` of a point is that of the run at the rate found for scale 1, or for the loosest scale.
+    """
+    attempts: dict[float, list[Attempt]] = {}
+    results: dict[float, SearchResult] = {}
+    begin, stopped = 0, False
+    for scale in sorted(scales, reverse=True):
+        used: dict[float, int] = {}
+
+        def run(rate_per_s: float, scale: float = scale, used: dict[float, int] = used) -> Trial:
+            nonlocal stopped
+            known = attempts.setdefault(rate_per_s, [])
+            turn = used.get(rate_per_s, 0)
+            used[rate_per_s] = turn + 1
+            if turn == len(known):
+                try:
+                    known.append(run_at_rate(rate_per_s, scale))
+                except StopSearch:
+                    stopped = True
+                    raise
+            return known[turn].at(scale)
+
+        found = results[scale] = search(run, settings, on_probe=on_probe, begin=begin)
+        if found.rate_per_s is not None:
+            begin = settings.step_of(found.rate_per_s)
+        if stopped:
+            break
+    return _points(results, attempts), results
+
+
+def _points(
+    results: dict[float, SearchResult], attempts: dict[float, list[Attempt]]
+) -> tuple[ScalePoint, ...]:
+    reference = results.get(1.0) or results[max(results)]
+    known = attempts.get(reference.rate_per_s or 0.0, [])
+    needed = np.sort(np.concatenate([a.needed for a in known])) if known else np.empty(0)
+    return tuple(
+        ScalePoint(scale, attained_at(needed, scale), results[scale].rate_per_s) for scale in sorted(results)
+    )

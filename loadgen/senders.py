@@ -1,0 +1,256 @@
+"""Sends a plan from one process, or from several so that a high rate does not meet the limit of one core.
+
+Several share the plan by conversation, in turn, so that turns of one stay together; all count from one
+instant of CLOCK_MONOTONIC and tell the parent what left and what ended a few times per second."""
+
+import asyncio
+import gc
+import resource
+import signal
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from baton.core.errors import SetupError
+from loadgen.client import parse_url, send
+from loadgen.conductor import READY, Conductor, News
+from loadgen.conversations import Conversations
+from loadgen.health import ClientHealth, LoopWatch, worst_of
+from loadgen.lengths import Plan, PlannedRequest
+from loadgen.prompts import PromptMaker, TokenRange
+from loadgen.records import Outcome, Record
+from loadgen.runner import Observer, replay_plan
+from loadgen.sse import Answer
+from loadgen.target import Api, Target
+from loadgen.users import Users
+
+TELL_EVERY_S = 0.2
+READY_TIMEOUT_S = 60.0
+CLIENTS_MAX = 64
+OTHER_FILES = 256
+"""Open beside the connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    timeout_s: float
+    connections_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """All that a sending process must know; it is pickled."""
+
+    plan: Plan
+    url: str
+    api_key: str
+    model: str
+    api: Api
+    tokens: TokenRange
+    seed: int
+    limits: Limits
+    wait_for_turns: bool = False
+    users: Users = field(default_factory=Users)
+    is_baton: bool = False
+    openai_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    records: list[Record]
+    """In the order in which they left."""
+    was_stopped: bool
+    health: ClientHealth
+
+
+def sending(plan: Plan, target: Target, tokens: TokenRange, *, seed: int, limits: Limits) -> Sending:
+    """The common case; others by `dataclasses.replace`."""
+    return Sending(
+        plan,
+        target.server.origin,
+        target.server.api_key,
+        target.model,
+        target.api,
+        tokens,
+        seed,
+        limits,
+        is_baton=target.is_baton,
+        openai_only=target.openai_only,
+    )
+
+
+def send_plan(job: Sending, observer: Observer, *, clients: int = 1) -> Sent:
+    """Returns when all requests have ended, or soon after SIGINT. Raises SetupError."""
+    if not 1 <= clients <= CLIENTS_MAX:
+        raise SetupError(f"--clients {clients}: must be from 1 to {CLIENTS_MAX}")
+    run = _send_here(job, observer) if clients == 1 else _send_there(_shares(job, clients), observer)
+    return uvloop.run(run)
+
+
+async def _send_here(job: Sending, observer: Observer) -> Sent:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    try:
+        with _asked_whether_to_stop(observer, stop.set):
+            records, health = await _send(job, observer, stop, origin_s=None)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return Sent(records, stop.is_set(), worst_of([health], records))
+
+
+@contextmanager
+def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Generator[None]:
+    """By the clock: a server that answers nothing causes no event."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        nonlocal timer
+        if observer.wants_stop():
+            stop()
+        else:
+            timer = loop.call_later(TELL_EVERY_S, ask)
+
+    timer = loop.call_later(TELL_EVERY_S, ask)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _send(
+    job: Sending, observer: Observer, stop: asyncio.Event, *, origin_s: float | None
+) -> tuple[list[Record], ClientHealth]:
+    server = parse_url(job.url, api_key=job.api_key)
+    target = Target(server, job.model, job.api, None, is_baton=job.is_baton, openai_only=job.openai_only)
+    prompts = PromptMaker(job.plan, job.tokens, seed=job.seed)
+    talks = Conversations(job.plan, prompts, job.api, remembers=job.wait_for_turns)
+    hang_ups = {r.index: r.hang_up for r in job.plan.requests if r.hang_up is not None}
+
+    def message(request: PlannedRequest) -> bytes:
+        return target.message(request, talks.prompt(request), api_key=job.users.key_of(request.tenant))
+
+    async def one(message: bytes, record: Record) -> None:
+        answer = Answer() if talks.wants_answer(record.index) else None
+        await send(
+            server,
+            message,
+            record,
+            timeout_s=job.limits.timeout_s,
+            hang_up=hang_ups.get(record.index),
+            answer=answer,
+        )
+        if answer is not None and record.outcome is Outcome.COMPLETED:
+            talks.answered(record.index, answer)
+
+    _allow_connections(job.limits.connections_max)
+    with _short_collections():
+        async with LoopWatch() as watch:
+            records = await replay_plan(
+                job.plan.requests,
+                message,
+                one,
+                connections_max=job.limits.connections_max,
+                observer=observer,
+                stop=stop,
+                wait_for_turns=job.wait_for_turns,
+                origin_s=origin_s,
+            )
+            return records, watch.health()
+
+
+def _allow_connections(count: int) -> None:
+    """Raises the process's own limit of open files where the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextmanager
+def _short_collections() -> Generator[None]:
+    """A long pause of the garbage collector would be taken for the server's: what is here already is not
+    looked through again, and young objects are looked through less often."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 100, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def _shares(job: Sending, clients: int) -> list[Sending]:
+    """By conversation, in turn in the order of their first requests; those with nothing to send are left
+    out."""
+    owner: dict[str | int, int] = {}
+    shares: list[list[PlannedRequest]] = [[] for _ in range(clients)]
+    for request in job.plan.requests:
+        key = request.index if request.session is None else request.session
+        shares[owner.setdefault(key, len(owner) % clients)].append(request)
+    limits = replace(job.limits, connections_max=max(1, job.limits.connections_max // clients))
+    return [
+        replace(job, plan=replace(job.plan, requests=tuple(share)), limits=limits)
+        for share in shares
+        if share
+    ]
+
+
+async def _send_there(jobs: Sequence[Sending], observer: Observer) -> Sent:
+    conductor = Conductor(jobs, child_main, observer, timeout_s=READY_TIMEOUT_S)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, conductor.stop)
+    try:
+        with _asked_whether_to_stop(observer, conductor.stop):
+            await conductor.run()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        conductor.close()
+    records = sorted(conductor.records, key=lambda r: (r.planned_s, r.index))
+    return Sent(records, conductor.is_stopped, worst_of(conductor.healths, records))
+
+
+def child_main(job: Sending, link: "Connection[object, object]") -> None:
+    """A sending process: says that it is ready, hears when to begin, and tells what it sees."""
+    link.send(READY)
+    origin_s = link.recv()
+    if isinstance(origin_s, float):  # else it is to stop before it began
+        uvloop.run(_child(job, link, origin_s))
+
+
+async def _child(job: Sending, link: "Connection[object, object]", origin_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    news = News([], [])
+
+    def tell() -> None:
+        nonlocal news, timer
+        if news.sent or news.ended:
+            link.send(news)
+            news = News([], [])
+        timer = loop.call_later(TELL_EVERY_S, tell)
+
+    def hear() -> None:
+        # It is to stop, or the parent is gone. Read: a socket closed with unread data is an error there.
+        loop.remove_reader(link.fileno())
+        with suppress(EOFError, OSError):
+            link.recv()
+        stop.set()
+
+    timer = loop.call_later(TELL_EVERY_S, tell)
+    loop.add_reader(link.fileno(), hear)
+    observer = Observer(
+        lambda record: news.sent.append(replace(record)), lambda record: news.ended.append(record)
+    )
+    _, health = await _send(job, observer, stop, origin_s=origin_s)
+    timer.cancel()
+    loop.remove_reader(link.fileno())
+    link.send(news)
+    link.send(health)
+    link.close()

@@ -1,0 +1,110 @@
+"""Objectives of a request and whether it met them. Pure.
+
+The words are DistServe's (OSDI '24): *attainment* is the share of requests that meet their objectives, and
+an *SLO scale* multiplies both objectives at once (section 6.2): below 1 they are more stringent.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.core.errors import SetupError
+from loadgen.records import Outcome, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Targets in seconds; None asks nothing."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def meets_ttft(self, record: Record) -> bool:
+        """Completed, and its first token in time."""
+        if record.outcome is not Outcome.COMPLETED:
+            return False
+        return self.ttft_s is None or (record.ttft_s is not None and record.ttft_s <= self.ttft_s)
+
+    def meets_tpot(self, record: Record) -> bool:
+        """Completed, and its later tokens in time. Less than two tokens have no TPOT and meet any."""
+        if record.outcome is not Outcome.COMPLETED:
+            return False
+        return self.tpot_s is None or record.tpot_s is None or record.tpot_s <= self.tpot_s
+
+    def is_met(self, record: Record) -> bool:
+        return self.meets_ttft(record) and self.meets_tpot(record)
+
+    def scaled(self, factor: float) -> "Slo":
+        return Slo(_times(self.ttft_s, factor), _times(self.tpot_s, factor))
+
+    def needed_scale(self, record: Record) -> float:
+        """The least factor for both targets that lets the record meet them; infinite where none does."""
+        if not self._without_bounds().is_met(record):
+            return math.inf
+        parts = ((record.ttft_s, self.ttft_s), (record.tpot_s, self.tpot_s))
+        ratios = [
+            _ratio(took_s, target_s)
+            for took_s, target_s in parts
+            if took_s is not None and target_s is not None
+        ]
+        return max(ratios, default=0.0)
+
+    def _without_bounds(self) -> "Slo":
+        return Slo(*(None if target is None else math.inf for target in (self.ttft_s, self.tpot_s)))
+
+    def __str__(self) -> str:
+        parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        said = [f"{name} <= {target:g} s" for name, target in parts if target is not None]
+        return ", ".join(said) or "no targets: all completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Targets by class of request; a class that is not named has the default."""
+
+    default: Slo = Slo()
+    by_class: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
+
+    def of(self, record: Record) -> Slo:
+        return self.by_class.get(record.slo_class, self.default)
+
+    def is_met(self, record: Record) -> bool:
+        return self.of(record).is_met(record)
+
+    def scaled(self, factor: float) -> "Objectives":
+        by_class = {name: slo.scaled(factor) for name, slo in self.by_class.items()}
+        return Objectives(self.default.scaled(factor), by_class)
+
+
+def parse_class_slo(text: str) -> tuple[str, Slo]:
+    """`chat=0.5/0.05`: TTFT and TPOT in seconds, `-` for none. Raises SetupError."""
+    name, _, targets = text.partition("=")
+    first, slash, rest = targets.partition("/")
+    try:
+        slo = Slo(_target(first), _target(rest))
+    except ValueError:
+        slo = None
+    if not name or not slash or slo is None:
+        raise SetupError(
+            f"--class-slo {text!r}: write NAME=TTFT/TPOT in seconds, - for none, such as chat=0.5/0.05"
+        )
+    return name, slo
+
+
+def _target(text: str) -> float | None:
+    if text.strip() == "-":
+        return None
+    target_s = float(text)
+    if not 0 < target_s < math.inf:
+        raise ValueError(text)
+    return target_s
+
+
+def _times(target_s: float | None, factor: float) -> float | None:
+    return None if target_s is None else target_s * factor
+
+
+def _ratio(took_s: float, target_s: float) -> float:
+    if target_s > 0:
+        return took_s / target_s
+    return 0.0 if took_s <= 0 else math.inf

@@ -1,0 +1,143 @@
+"""`baton synth`: look-alikes of a production trace, from a few numbers fitted to it."""
+
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from baton.core.errors import SetupError
+from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
+from loadgen.synth.fit import fit, spread_trace
+from loadgen.synth.generate import stream, synthesize
+from loadgen.synth.goodness import Goodness, compare
+from loadgen.synth.library import names, params_of
+from loadgen.synth.params import Source, SynthParams, to_toml
+from loadgen.traces import read_trace
+
+_Source = Annotated[str, typer.Argument(help="Built-in name, parameter file (.toml), or a trace to fit.")]
+_Requests = Annotated[int | None, typer.Option(min=1, help="How many; default: as many as were fitted to.")]
+_Duration = Annotated[float | None, typer.Option(min=0, help="As many as come in so many seconds.")]
+_Rate = Annotated[float | None, typer.Option(min=0, help="Mean requests per second: more or fewer users.")]
+_Seed = Annotated[int, typer.Option(help="Another seed is another trace of the same kind.")]
+_Out = Annotated[str, typer.Option(help="Write the trace there, as JSON lines; - is standard output.")]
+_Plain = Annotated[bool, typer.Option("--plain", help="Only the four fields of Mooncake's traces.")]
+_Save = Annotated[str, typer.Option(help="Write the fitted parameters there; - is standard output.")]
+_Check = Annotated[Path | None, typer.Option(help="Compare the parameters with this trace.")]
+_Format = Annotated[TraceFormat | None, typer.Option("--format", help="Of the trace; default: by content.")]
+_Json = Annotated[str, typer.Option("--json", help="Write how alike they are there; - is standard output.")]
+
+
+def synth(
+    source: _Source,
+    requests: _Requests = None,
+    duration: _Duration = None,
+    rate: _Rate = None,
+    seed: _Seed = 0,
+    out: _Out = "",
+    plain: _Plain = False,
+    save: _Save = "",
+    check: _Check = None,
+    trace_format: _Format = None,
+    json_to: _Json = "",
+) -> None:
+    """Make a synthetic trace, or fit the parameters of one and show how good the fit is.
+
+    baton synth mooncake-conversation --requests 5000 --out x.jsonl
+
+    baton synth my_trace.csv --save mine.toml, then: baton replay synth:mine.toml --url ...
+    """
+    try:
+        params, original = _params(source, check, trace_format)
+        if original is not None:
+            goodness = compare(original, synthesize(params, seed=seed, requests=len(original.requests)))
+            show(Console(stderr="-" in (out, save, json_to)), source, goodness)
+            if json_to:
+                _write(json_to, orjson.dumps(goodness.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
+        if save:
+            _write(save, to_toml(params))
+        if out:
+            made = stream(params, seed=seed, requests=requests, duration_s=duration, requests_per_s=rate)
+            with _opened(out) as file:
+                file.writelines(rows(made, params.block_tokens, plain=plain))
+        if original is None and not (out or save):
+            raise SetupError("nothing to do: give --out for a trace, or --check TRACE for a comparison")
+    except SetupError as error:
+        typer.echo(f"baton: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _params(
+    source: str, check: Path | None, trace_format: TraceFormat | None
+) -> tuple[SynthParams, Trace | None]:
+    """And the trace to compare with, arrivals spread inside its ticks."""
+    if source in names() or source.endswith(".toml"):
+        original = None if check is None else spread_trace(read_trace(check, format=trace_format))
+        return params_of(source), original
+    if not Path(source).exists():
+        raise SetupError(f"{source} is neither a file nor built in: built in are {', '.join(names())}")
+    trace = read_trace(Path(source), format=trace_format)
+    return fit(trace, source=Source(name=Path(source).name)), spread_trace(trace)
+
+
+def rows(made: Iterator[TraceRequest], block_tokens: int, *, plain: bool) -> Iterator[str]:
+    """JSON lines as `loadgen.formats.mooncake` reads them. Instants are whole milliseconds, as Mooncake's."""
+    for r in made:
+        row: dict[str, object] = {
+            "timestamp": round(r.at_s * 1000),
+            "input_length": r.input_tokens,
+            "output_length": r.output_tokens,
+        }
+        if block_tokens:
+            row["hash_ids"] = r.hash_ids
+        if not plain:
+            if r.session is not None:
+                row["session_id"] = r.session
+            if r.think_s is not None:
+                row["delay"] = round(r.think_s * 1000)
+            if block_tokens not in (0, TRACE_BLOCK_TOKENS):
+                row["block_tokens"] = block_tokens
+        yield orjson.dumps(row).decode() + "\n"
+
+
+def show(console: Console, name: str, goodness: Goodness) -> None:
+    table = Table(title=f"{name}: original beside synthetic", title_justify="left")
+    for column in ("", "original", "synthetic", "KS distance"):
+        table.add_column(column, justify="right" if column else "left")
+    for figure in goodness.figures:
+        table.add_row(figure.name, f"{figure.original:.4g}", f"{figure.synthetic:.4g}", "")
+    for distance in goodness.distances:
+        table.add_row(distance.name, "", "", f"{distance.ks:.4f}")
+    for ratio in goodness.hit_ratios:
+        size = "no bound" if ratio.capacity_blocks is None else f"{ratio.capacity_blocks:,} blocks"
+        table.add_row(f"LRU hit ratio, {size}", f"{ratio.original:.4f}", f"{ratio.synthetic:.4f}", "")
+    console.print(table)
+    verdict = "[green]close[/]" if goodness.is_close else "[bold red]NOT close[/]"
+    worst = max(d.ks for d in goodness.distances)
+    console.print(
+        f"{verdict}: hit ratios differ by {goodness.hit_ratio_gap:.4f} "
+        f"(allowed {goodness.hit_ratio_tolerance}), "
+        f"KS distances up to {worst:.4f} (allowed {goodness.ks_tolerance})"
+    )
+
+
+def _write(to: str, text: str) -> None:
+    with _opened(to) as file:
+        file.write(text)
+
+
+@contextmanager
+def _opened(to: str) -> Generator[IO[str]]:
+    if to == "-":
+        yield sys.stdout
+        return
+    try:
+        with Path(to).open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise SetupError(f"cannot write {to}: {error}") from None

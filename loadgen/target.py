@@ -1,0 +1,94 @@
+"""A server to send to, and the bytes of a request to it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+import httpx
+import orjson
+
+from baton.core.errors import SetupError
+from loadgen.client import Server, request_bytes
+from loadgen.lengths import PlannedRequest
+
+PROBE_TIMEOUT_S = 10.0
+
+
+class Api(StrEnum):
+    COMPLETIONS = "completions"
+    COMPLETIONS_TEXT = "completions-text"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that answered, and what to call its model."""
+
+    server: Server
+    model: str
+    api: Api
+    vocab_size: int | None
+    """When the server says."""
+    is_baton: bool = False
+    """It says so; then it is asked for timings."""
+    openai_only: bool = False
+    """Send no field that OpenAI's own API does not have: strict servers refuse them."""
+
+    def message(self, request: PlannedRequest, prompt: object, *, api_key: str | None = None) -> bytes:
+        """The bytes of one request.
+
+        `prompt` is token ids, text, or the messages of a chat, as `api` asks; `api_key` None: the server's.
+        """
+        body: dict[str, object] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": request.output_tokens,
+            "temperature": 0.0,
+            "messages" if self.api is Api.CHAT else "prompt": prompt,
+        }
+        if not self.openai_only:
+            body["ignore_eos"] = True
+            if self.api is Api.COMPLETIONS:
+                body["return_token_ids"] = True  # else a token without visible text cannot be timed
+        if self.is_baton:
+            body["baton"] = {"timings": True}
+        headers = {"x-baton-slo-class": request.slo_class} if request.slo_class else {}
+        path = "/v1/chat/completions" if self.api is Api.CHAT else "/v1/completions"
+        packed = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        return request_bytes(self.server, path, packed, api_key=api_key, headers=headers)
+
+
+def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) -> Target:
+    """Ask the server which model it has. Raises SetupError: unreachable, or no model known."""
+    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    try:
+        answer = httpx.get(f"{server.origin}/v1/models", headers=headers, timeout=PROBE_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        raise SetupError(f"cannot reach {server.origin}: {error}") from None
+    listed = _models(answer)
+    chosen = next((m for m in listed if m.get("id") == model), listed[0] if listed else {})
+    name = str(chosen.get("id", ""))
+    if not model and not name:
+        way = "a good --api-key" if answer.status_code in (401, 403) else "--model"
+        raise SetupError(f"{server.origin}/v1/models names no model ({answer.status_code}); give {way}")
+    vocab_size = chosen.get("vocab_size")
+    return Target(
+        server,
+        model or name,
+        api,
+        vocab_size if isinstance(vocab_size, int) else None,
+        is_baton=chosen.get("owned_by") == "baton" and not openai_only,
+        openai_only=openai_only,
+    )
+
+
+def _models(answer: httpx.Response) -> list[dict[str, object]]:
+    try:
+        listed = cast("object", answer.json()["data"])
+    except (ValueError, LookupError, TypeError):
+        return []
+    if not isinstance(listed, list):
+        return []
+    entries = cast("list[object]", listed)
+    return [cast("dict[str, object]", m) for m in entries if isinstance(m, dict) and "id" in m]

@@ -1,0 +1,109 @@
+"""From options to a plan: the trace read and cut, scaled, shaped, and given to users."""
+
+from dataclasses import dataclass, replace
+
+from baton.core.errors import SetupError
+from loadgen.arrivals import RateShape, parse_burst, parse_ramp, parse_warp
+from loadgen.hang_ups import HangUps
+from loadgen.lengths import Plan, Scaling, make_plan, parse_factor, time_scale_for
+from loadgen.options import Sessions, TrafficOptions
+from loadgen.sources import name_of, open_trace
+from loadgen.traces import Trace, cut
+from loadgen.users import Users, read_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A trace that was read, and all that turns it into plans; plans at other rates need not read it
+    again."""
+
+    trace: Trace
+    scaling: Scaling
+    shape: RateShape
+    users: Users
+    hang_ups: HangUps
+    spread: bool
+    seed: int
+    wait_for_turns: bool
+    name: str
+
+    def plan(self, *, requests_per_s: float | None = None) -> Plan:
+        """At this mean rate; None: as asked for. Raises SetupError."""
+        scaling = self.scaling
+        if requests_per_s is not None:
+            scaling = replace(scaling, time_scale=time_scale_for(self.trace, requests_per_s))
+        return make_plan(
+            self.trace,
+            scaling,
+            spread=self.spread,
+            seed=self.seed,
+            shape=self.shape,
+            users=self.users,
+            hang_ups=self.hang_ups,
+        )
+
+    def described(self, plan: Plan) -> dict[str, str | int | float | bool | None]:
+        """What was asked for and what became of it, for the report."""
+        told: dict[str, str | int | float | bool | None] = {
+            "length_scale": str(self.scaling.input_scale),
+            "output_scale": str(self.scaling.output_scale),
+            "spread_ticks": self.spread and self.trace.tick_s > 0,
+            "inputs_cut": plan.inputs_cut,
+            "outputs_cut": plan.outputs_cut,
+            "sessions": (Sessions.WAIT if self.wait_for_turns else Sessions.OPEN).value,
+        }
+        if plan.blocks_grouped > 1:
+            told["prefixes_in_trace_blocks"] = plan.blocks_grouped
+        if self.trace.skipped:
+            told["failed_in_trace_left_out"] = self.trace.skipped
+        if self.shape:
+            points = ", ".join(f"{factor:g}x at {at_s:g} s" for at_s, factor in self.shape.points)
+            bursts = ", ".join(f"{b.factor:g}x {b.at_s:g}+{b.duration_s:g} s" for b in self.shape.bursts)
+            told["rate_shape"] = "; ".join(part for part in (points, bursts) if part)
+        if self.hang_ups.share:
+            told["cancel_share"] = self.hang_ups.share
+        return told
+
+
+def traffic_of(asked: TrafficOptions) -> Traffic:
+    """Raises SetupError."""
+    if asked.rate is not None and asked.time_scale != "1":
+        raise SetupError("--rate and --time-scale say the same thing; give one")
+    if asked.ramp and asked.warp:
+        raise SetupError("--ramp and --warp say the same thing; give one")
+    scaling = Scaling(
+        parse_factor(asked.length_scale),
+        parse_factor(asked.output_scale or asked.length_scale),
+        parse_factor(asked.time_scale),
+        asked.max_input,
+        asked.max_output,
+    )
+    points = parse_ramp(asked.ramp) if asked.ramp else parse_warp(asked.warp) if asked.warp else ()
+    shape = RateShape(points, tuple(parse_burst(text) for text in asked.burst))
+    keys = read_keys(asked.keys) if asked.keys else ()
+    users = Users(asked.slo_class, asked.tenants, keys)
+    hang_ups = HangUps(asked.cancel, asked.cancel_after, asked.seed)
+    taken = cut(_read(asked), start_s=asked.start, duration_s=asked.duration, limit=asked.limit)
+    if asked.rate is not None:
+        scaling = replace(scaling, time_scale=time_scale_for(taken, asked.rate))
+    return Traffic(
+        taken,
+        scaling,
+        shape,
+        users,
+        hang_ups,
+        asked.spread,
+        asked.seed,
+        asked.sessions is Sessions.WAIT,
+        name_of(asked.trace),
+    )
+
+
+def _read(asked: TrafficOptions) -> Trace:
+    return open_trace(
+        asked.trace,
+        format=asked.trace_format,
+        requests=asked.limit,
+        duration_s=asked.start + asked.duration,
+        seed=asked.seed,
+    )

@@ -1,0 +1,10 @@
+"""Who waits for a place, in which order, and who is refused. Pure; `router.waiting` applies it to sequences.
+
+| module | decides |
+|---|---|
+| `line` | the order of those that wait, and who makes room when the line is full |
+| `shares` | whose turn it is among tenants |
+| `pace` | how long the line takes |
+| `chances` | whether a sequence can still meet its objectives |
+| `promises` | when a refused client should come back, and that this is kept |
+"""

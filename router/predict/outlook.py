@@ -1,0 +1,30 @@
+"""What predictions need of one worker and no sequence changes: made once per change of the worker, not once
+per decision."""
+
+from typing import NamedTuple
+
+
+class Outlook(NamedTuple):
+    """Seconds are as the model says, factors correct them."""
+
+    decoding: float
+    """Sequences that decode there now."""
+    mean_context: float
+    """Of one that decodes there, now or later."""
+    beside_s: float
+    """What those that decode now add to a step."""
+    step_s: float
+    """Of a step that only decodes."""
+    chunk_tokens: int
+    """Of a prompt, in one step beside them."""
+    token_s: float
+    """Per prompt token of full steps."""
+    head_s: float
+    """The prompt under way, from its beginning."""
+    hop_s: float
+    wait_factor: float
+    compute_factor: float
+    bring_factor: float
+    tpot_factor: float
+    ttft_sigma: float
+    tpot_sigma: float

@@ -1,0 +1,96 @@
+"""The tokens of one sequence in order, whoever brings them: each once, none missing."""
+
+from typing import NamedTuple
+
+from baton.core.messages import SequenceOutput
+from baton.core.sampling import FinishReason, SamplingParams, finish_after
+from baton.core.steps import TokenLogprobs
+
+
+class Extras(NamedTuple):
+    """What goes to the client beside tokens."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None
+
+
+class TokenOrder:
+    """Over all attempts of a sequence. Outputs may repeat tokens, and be ahead of missing ones."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        self.generated: list[int] = []
+        """The tokens the client has."""
+        self.has_prompt_logprobs = False
+        """The client has them: a later attempt does not compute them again."""
+        self.embedding: tuple[float, ...] = ()
+        self._held: dict[int, int] = {}
+        self._held_logprobs: dict[int, TokenLogprobs] = {}
+        """Of tokens that the client does not have yet."""
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self._ends: tuple[int, FinishReason] | None = None
+        """(token count, reason), as a worker said it."""
+
+    @property
+    def held_count(self) -> int:
+        """Tokens that wait for earlier ones."""
+        return len(self._held)
+
+    def accept(self, output: SequenceOutput) -> FinishReason | None:
+        """Take in the tokens that are new; returns why the sequence ends, if it does."""
+        generated, held = self.generated, self._held
+        end = output.first_index + len(output.tokens)
+        if output.finish is not None:
+            self._ends = (end, output.finish)
+        self._keep_extras(output)
+        if not held and output.first_index == len(generated) and self._none_ends_early(end):
+            generated += output.tokens
+            if self._ends is not None and self._ends[0] == end:
+                return self._ends[1]
+            return FinishReason.LENGTH if end == self._sampling.max_tokens else None
+        for index, token in enumerate(output.tokens, output.first_index):
+            if index >= len(generated):
+                held.setdefault(index, token)
+        while len(generated) in held:
+            token = held.pop(len(generated))
+            generated.append(token)
+            if self._ends is not None and self._ends[0] == len(generated):
+                return self._ends[1]
+            if (reason := finish_after(self._sampling, token, len(generated))) is not None:
+                return reason
+        if self._ends is not None and self._ends[0] <= len(generated):
+            return self._ends[1]
+        return None
+
+    def _none_ends_early(self, end: int) -> bool:
+        """Whether no token before the last of the first `end` can be the sequence's last."""
+        sampling = self._sampling
+        may_stop = sampling.stop_token_ids and not sampling.ignore_eos
+        return not may_stop and end <= sampling.max_tokens and (self._ends is None or self._ends[0] >= end)
+
+    def take_extras(self, first_index: int) -> Extras:
+        """Logprobs of the tokens from `first_index` on, and of the prompt if the client lacks them."""
+        of_prompt, self._prompt_logprobs = self._prompt_logprobs, None
+        if of_prompt is not None:
+            self.has_prompt_logprobs = True
+        held = self._held_logprobs
+        if not held:
+            return Extras((), of_prompt)
+        indices = range(first_index, len(self.generated))
+        return Extras(tuple(held.pop(index) for index in indices if index in held), of_prompt)
+
+    def attempt_over(self) -> None:
+        """What its attempt said of tokens that did not come is forgotten."""
+        self._held.clear()
+        self._held_logprobs.clear()
+        self._ends = None
+
+    def _keep_extras(self, output: SequenceOutput) -> None:
+        known = len(self.generated)
+        for index, entry in enumerate(output.logprobs, output.first_index):
+            if index >= known:
+                self._held_logprobs.setdefault(index, entry)
+        if output.prompt_logprobs is not None and not self.has_prompt_logprobs:
+            self._prompt_logprobs = output.prompt_logprobs
+        if output.embedding:
+            self.embedding = output.embedding

@@ -1,0 +1,90 @@
+"""A worker that times itself: enough different steps, within the time, and nothing left behind."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from baton.core.steps import ItemResult, StepPlan, StepResult
+from baton.engine.scheduling.step_time import StepTimeModel, StepWork
+from baton.engine.self_timing import time_steps
+from tests.models import make_model
+from tests.unit.engine.driver import Driver, load
+
+POOL = {"block_tokens": 16, "block_count": 256, "step_tokens_max": 512, "batch_sequences_max": 64}
+
+
+class Clocked:
+    """An engine whose steps cost what `seconds` says, on a clock of its own."""
+
+    def __init__(self, seconds):
+        self.seconds, self.now_s, self.plans = seconds, 0.0, []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        elapsed_s = self.seconds(plan) if plan.items else 0.0
+        self.now_s += elapsed_s
+        self.plans.append(plan)
+        return StepResult(plan.step_number, tuple(ItemResult() for _ in plan.items), elapsed_s)
+
+
+def linear_s(plan: StepPlan) -> float:
+    prompts = sum(len(item.tokens) for item in plan.items if len(item.tokens) > 1)
+    decodes = [item for item in plan.items if len(item.tokens) == 1]
+    context = sum(item.first_position for item in decodes)
+    pairs = sum(len(i.tokens) * i.first_position for i in plan.items if len(i.tokens) > 1)
+    return 0.003 + 1e-4 * prompts + 5e-4 * len(decodes) + 2e-7 * context + 1e-9 * pairs
+
+
+def timed(engine, **changes):
+    facts = POOL | {"positions_max": 2047, "vocab": 512, "budget_s": 1.5} | changes
+    return time_steps(engine.execute, now=lambda: engine.now_s, **facts)
+
+
+def test_what_it_measures_tells_the_costs_apart():
+    model = StepTimeModel()
+    for work, elapsed_s in timed(Clocked(linear_s)):
+        model.saw(work, elapsed_s)
+    costs = model.costs
+    assert costs.prompt_token_s == pytest.approx(1e-4, rel=0.2)
+    assert costs.decode_s == pytest.approx(5e-4, rel=0.2)
+    assert costs.context_token_s == pytest.approx(2e-7, rel=0.3)
+    for work in (StepWork(decodes=16, context_tokens=8000), StepWork(prompt_tokens=300)):
+        true_s = 0.003 + 1e-4 * work.prompt_tokens + 5e-4 * work.decodes + 2e-7 * work.context_tokens
+        assert model.predict_s(work) == pytest.approx(true_s, rel=0.15)
+
+
+@pytest.mark.parametrize("slowness", [1, 20, 200])
+def test_it_takes_about_as_long_as_it_may(slowness):
+    engine = Clocked(lambda plan: slowness * linear_s(plan))
+    measured = timed(engine)
+    first_two = slowness * 3 * 2 * 0.01
+    assert engine.now_s <= 1.5 + first_two + 0.6 * slowness * 0.055
+    assert any(work.decodes for work, _ in measured)
+    assert any(work.prompt_tokens for work, _ in measured)
+
+
+def test_blocks_and_tokens_exist_and_every_sequence_is_said_goodbye_to():
+    for blocks, positions in itertools.product((1, 3, 256), (1, 40, 2047)):
+        engine = Clocked(linear_s)
+        timed(engine, block_count=blocks, positions_max=positions)
+        used = set()
+        for plan in engine.plans[:-1]:
+            for item in plan.items:
+                used.add(item.key)
+                assert set(item.block_ids) <= set(range(blocks))
+                assert len(set(item.block_ids)) == len(item.block_ids)
+                assert len(item.block_ids) * 16 >= item.first_position + len(item.tokens)
+                assert item.first_position + len(item.tokens) <= max(positions, 2)
+                assert all(0 <= token < 512 for token in item.tokens)
+            assert sum(len(item.tokens) for item in plan.items) <= 512
+        assert set(engine.plans[-1].ended) == used
+
+
+def test_a_real_model_leaves_no_trace(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", with_tokenizer=False)
+    fresh, timed_one = Driver(load(tmp_path)), Driver(load(tmp_path))
+    measured = timed_one.executor.time_itself(0.5)
+    assert all(elapsed_s > 0 for _, elapsed_s in measured)
+    assert {bool(work.decodes) for work, _ in measured} == {True, False}
+    prompt = list(range(3, 66))
+    assert timed_one.generate(prompt) == fresh.generate(prompt)

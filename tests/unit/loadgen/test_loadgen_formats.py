@@ -1,0 +1,248 @@
+"""Every format by a small file written by hand, from what its authors document."""
+
+import gzip
+import json
+
+import pytest
+
+from baton.core.errors import SetupError
+from loadgen.formats.base import measured_tick_s
+from loadgen.lengths import Scaling, make_plan
+from loadgen.traces import REORDER_REQUESTS_MAX, TraceFormat, cut, read_trace, stream_trace
+
+
+def write(tmp_path, text, name="trace"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def rows(*objects):
+    return "".join(json.dumps(o) + "\n" for o in objects)
+
+
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00+00:00,2162,5\n"
+    "2024-05-10 00:00:00.009930+00:00,2399,6\n"
+    "2024-05-10 02:00:00.5+02:00,76,7\n"
+)
+
+BURST = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n"
+    "45,GPT-4,1087,0,1087,API log\n"
+    "118.0,GPT-4,417,276,693,Conversation log\n"
+)
+
+BURST_SESSIONS = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "100.0,aa,43,GPT-4,906,446,1352,Conversation log\n"
+    "110.0,bb,2,ChatGPT,36,29,65,Conversation log\n"
+    "120.0,,,ChatGPT,50,9,59,API log\n"
+    "200.0,aa,oops,GPT-4,1400,100,1500,Conversation log\n"
+    "210.0,aa,3,GPT-4,1600,10,1610,Conversation log\n"
+)
+
+
+def bailian(chat_id, parent_id, at_s, inputs, outputs, turn, ids):
+    return {
+        "chat_id": chat_id, "parent_chat_id": parent_id, "timestamp": at_s, "input_length": inputs,
+        "output_length": outputs, "type": "text", "turn": turn, "hash_ids": ids,
+    }  # fmt: skip
+
+
+def test_azure_of_2024_has_zones_and_instants_without_a_fraction(tmp_path):
+    trace = read_trace(write(tmp_path, AZURE_2024))
+    assert trace.format is TraceFormat.AZURE
+    assert [r.at_s for r in trace.requests] == pytest.approx([0.0, 0.00993, 0.5], abs=1e-6)
+    assert [r.input_tokens for r in trace.requests] == [2162, 2399, 76]
+    assert not trace.has_prefixes
+
+
+def test_burstgpt_leaves_out_and_counts_what_failed(tmp_path):
+    trace = read_trace(write(tmp_path, BURST))
+    assert trace.format is TraceFormat.BURSTGPT
+    assert [(r.at_s, r.input_tokens, r.output_tokens) for r in trace.requests] == [
+        (0, 472, 18),
+        (113, 417, 276),
+    ]
+    assert trace.skipped == 1
+    assert not trace.has_sessions
+
+
+def test_burstgpt_of_release_2_has_sessions_and_how_long_answers_took(tmp_path):
+    trace = read_trace(write(tmp_path, BURST_SESSIONS))
+    assert [(r.session, r.turn, r.parent_row) for r in trace.requests] == [
+        ("aa", 0, None),
+        ("bb", 0, None),
+        (None, 0, None),
+        ("aa", 1, 0),
+        ("aa", 2, 3),
+    ]
+    assert [r.elapsed_s for r in trace.requests] == [43, 2, None, None, 3]
+    plan = make_plan(trace, Scaling(), spread=False, seed=0)
+    assert plan.requests[3].parent == 0
+    assert plan.requests[3].think_s == 100 - 43  # what the answer took is told
+    assert plan.requests[4].think_s == pytest.approx(10 - 100 * 0.02)  # and assumed where it is not
+
+
+def test_bailian_turns_follow_their_parents(tmp_path):
+    trace = read_trace(
+        write(
+            tmp_path,
+            rows(
+                bailian(7, -1, 0.5, 40, 30, 1, [5, 6, 7]),
+                bailian(9, -1, 1.0, 16, 3, 1, [5]),
+                bailian(11, 7, 61.114, 90, 8, 2, [5, 6, 7, 8, 9]),  # one id short: an image's tokens
+                bailian(12, 7, 70.0, 48, 8, 2, [5, 6, 7]),  # the same turn asked anew
+                bailian(13, 12, 90.0, 64, 8, 3, [5, 6, 7, 9, 1, 1]),  # ids beyond the prompt
+                bailian(14, 999, 95.0, 16, 8, 4, [4]),  # its parent is not in the file
+            ),
+        )
+    )
+    assert trace.format is TraceFormat.BAILIAN
+    assert trace.hash_block_tokens == 16
+    assert [(r.session, r.turn, r.parent_row) for r in trace.requests] == [
+        ("7", 0, None),
+        ("9", 0, None),
+        ("7", 1, 0),
+        ("7", 1, 0),
+        ("7", 2, 3),
+        ("14", 0, None),
+    ]
+    assert trace.requests[4].hash_ids == (5, 6, 7, 9)
+    plan = make_plan(trace, Scaling(), spread=False, seed=0)
+    assert plan.requests[2].think_s == pytest.approx(61.114 - 0.5 - 30 * 0.02)
+
+
+def ragpulse(at, inputs, parts, session):
+    names = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
+    return {
+        "timestamp": str(at), "input_length": inputs, "output_length": 9,
+        "hash_ids": dict(zip(names, parts, strict=True)), "session_id": session,
+    }  # fmt: skip
+
+
+def component_files(tmp_path, lengths):
+    (tmp_path / "1_sys_prompt.jsonl").write_text(
+        rows(*({"sys_prompt_id": i, "token_length": n} for i, n in lengths.items()))
+    )
+
+
+def test_ragpulse_shares_whole_blocks_of_equal_components(tmp_path):
+    component_files(tmp_path, {1: 32, 2: 20, 3: 28, 4: 16, 5: 100})
+    path = write(
+        tmp_path,
+        rows(
+            ragpulse(82, 100, ([1], [2, 3], [], [], [4]), "s"),
+            ragpulse(93, 104, ([1], [2, 4], [], [], [3]), "t"),  # parts ways inside the fourth block
+            ragpulse(99, 60, ([1], [2], [], [], [5]), "s"),  # longer components than the prompt: cut
+        ),
+    )
+    trace = read_trace(path)
+    assert trace.format is TraceFormat.RAGPULSE
+    assert [(r.at_s, r.input_tokens, r.session, r.turn) for r in trace.requests] == [
+        (0, 100, "s", 0),
+        (11, 104, "t", 0),
+        (17, 60, "s", 1),
+    ]
+    a, b, c = (r.hash_ids for r in trace.requests)
+    assert [len(ids) for ids in (a, b, c)] == [6, 6, 3]
+    assert a[:3] == b[:3] == c[:3]  # 32 + 16 of component 2's 20 tokens
+    assert a[3] != b[3]
+    assert not set(a[3:]) & set(b[3:])
+
+
+def test_ragpulse_says_what_is_missing(tmp_path):
+    path = write(tmp_path, rows(ragpulse(1, 10, ([1], [], [], [], []), "s")))
+    with pytest.raises(SetupError, match=r"1_sys_prompt\.jsonl"):
+        read_trace(path)
+    component_files(tmp_path, {2: 5})
+    with pytest.raises(SetupError, match=r":1: hash_ids: no file .* length of 1"):
+        read_trace(path)
+
+
+def test_batons_own_fields_beside_mooncakes(tmp_path):
+    first = {
+        "timestamp": 0,
+        "input_length": 40,
+        "output_length": 5,
+        "hash_ids": [1, 2, 3],
+        "block_tokens": 16,
+    }
+    trace = read_trace(
+        write(
+            tmp_path,
+            rows(
+                {**first, "session_id": "a", "slo_class": "chat", "tenant": "x"},
+                {**first, "timestamp": 100, "hash_ids": []},
+                # As aiperf has it: only the first turn has an instant.
+                {"session_id": "a", "delay": 2500, "input_length": 16, "output_length": 1, "hash_ids": [1]},
+            ),
+        )
+    )
+    assert trace.format is TraceFormat.MOONCAKE
+    assert trace.hash_block_tokens == 16
+    one, two, three = trace.requests
+    assert (one.session, one.slo_class, one.tenant) == ("a", "chat", "x")
+    assert (two.hash_ids, two.session) == ((), None)
+    assert (three.at_s, three.parent_row, three.turn, three.think_s) == (2.5, 0, 1, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (BURST + "soon,GPT-4,1,1,2,API log\n", ":5: Timestamp"),
+        (BURST + "120,GPT-4,1.5,1,2,API log\n", ":5: Request tokens"),
+        (BURST + "120,GPT-4,1\n", ":5: 3 cells under 6 columns"),
+        (rows(bailian(1, -1, 0, 5, 5, 1, [1]), bailian(2, -1, "x", 5, 5, 1, [1])), ":2: timestamp"),
+        (rows(bailian(1, -1, 0, 5, 5, 1, "1")), ":1: hash_ids"),
+        (rows(bailian(-3, -1, 0, 5, 5, 1, [])), ":1: chat_id"),
+        ('{"timestamp": 0, "input_length": 9, "output_length": 1, "block_tokens": 0}\n', ":1: block_tokens"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, text, complaint):
+    with pytest.raises(SetupError) as caught:
+        read_trace(write(tmp_path, text))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gzip_is_read_as_it_is_and_a_torn_one_is_an_error(tmp_path):
+    packed = tmp_path / "trace.csv.gz"
+    packed.write_bytes(gzip.compress(BURST.encode()))
+    assert read_trace(packed).requests == read_trace(write(tmp_path, BURST)).requests
+    packed.write_bytes(gzip.compress(BURST.encode())[:40])
+    with pytest.raises(SetupError, match="cannot read"):
+        read_trace(packed)
+
+
+def test_the_format_can_be_said(tmp_path):
+    with pytest.raises(SetupError, match=":1: input_length"):
+        read_trace(write(tmp_path, '{"chat_id": 1}'), format=TraceFormat.MOONCAKE)
+
+
+def test_a_streamed_file_is_put_in_order_as_far_as_the_window_reaches(tmp_path):
+    def at(seconds):
+        return f"{seconds},ChatGPT,10,1,11,API log\n"
+
+    header = BURST.splitlines(keepends=True)[0]
+    path = write(tmp_path, header + at(5) + at(3) + at(4) + at(9))
+    assert [(r.at_s, r.row) for r in stream_trace(path)] == [(0, 1), (1, 2), (2, 0), (6, 3)]
+    assert list(stream_trace(path)) == list(read_trace(path).requests)
+    late = write(tmp_path, header + "".join(at(i + 10) for i in range(REORDER_REQUESTS_MAX + 2)) + at(0))
+    with pytest.raises(SetupError, match="out of order"):
+        list(stream_trace(late))
+
+
+def test_a_cut_session_begins_where_it_was_cut(tmp_path):
+    trace = cut(read_trace(write(tmp_path, BURST_SESSIONS)), start_s=50)
+    assert [(r.session, r.parent_row) for r in trace.requests] == [("aa", None), ("aa", 3)]
+    assert [r.parent for r in make_plan(trace, Scaling(), spread=False, seed=0).requests] == [None, 0]
+
+
+def test_a_grid_of_arrivals_is_measured():
+    assert measured_tick_s(iter([0, 0, 0, 3, 3, 6, 6, 6, 9.5, 9.5])) == 3
+    assert measured_tick_s(iter([0.0, 0.1, 0.1, 0.5, 0.9])) == 0
+    assert measured_tick_s(iter([0.0, 0.0])) == 0

@@ -1,0 +1,82 @@
+"""Streams are written together, at once while there is time, later while there is none."""
+
+import asyncio
+
+from router.flusher import SHARE, WAIT_S_MAX, Flusher
+
+
+class Clock:
+    """Of what flushing takes."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+async def flushed(flusher, flush=lambda: None):
+    """Returns how long after being added it was called, in the loop's time."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    began_s = loop.time()
+
+    def call():
+        flush()
+        done.set_result(loop.time() - began_s)
+
+    flusher.add(call)
+    assert not done.done()  # never within `add`
+    async with asyncio.timeout(5):
+        return await done
+
+
+async def test_all_that_is_due_goes_in_one_round_and_once():
+    flusher, seen = Flusher(), []
+    for name in "abc":
+        flusher.add(lambda name=name: seen.append(name))
+    await flushed(flusher)
+    assert seen == ["a", "b", "c"]
+    await flushed(flusher)
+    assert seen == ["a", "b", "c"]
+
+
+async def test_the_next_round_waits_for_a_multiple_of_what_the_last_one_took():
+    clock = Clock()
+    flusher = Flusher(clock)
+
+    def slowly():
+        clock.now_s += 0.005
+
+    await flushed(flusher, slowly)
+    assert await flushed(flusher) >= 0.005 * SHARE - 0.002  # the loop's clock is a little coarse
+
+
+async def test_no_token_waits_long():
+    clock = Clock()
+    flusher = Flusher(clock)
+
+    def very_slowly():
+        clock.now_s += 100.0
+
+    await flushed(flusher, very_slowly)
+    assert await flushed(flusher) >= WAIT_S_MAX - 0.002
+
+
+async def test_what_is_added_while_others_are_written_goes_in_the_next_round():
+    flusher, seen = Flusher(), []
+    later = asyncio.Event()
+
+    def again():
+        seen.append("again")
+        later.set()
+
+    def first():
+        seen.append("first")
+        flusher.add(again)
+        seen.append("added")
+
+    flusher.add(first)
+    async with asyncio.timeout(5):
+        await later.wait()
+    assert seen == ["first", "added", "again"]

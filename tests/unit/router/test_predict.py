@@ -1,0 +1,196 @@
+"""Predictions: how they follow load, what they learn, when they say that they are no good."""
+
+import random
+from math import log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.costs import LegTimings, StepCosts
+from baton.core.ids import SequenceId, WorkerId
+from baton.core.messages import Leg, Role, WorkerHello
+from router.cluster_view import ClusterView, Load
+from router.predict.backlog import Backlog
+from router.predict.correction import Correction, ErrorWindow
+from router.predict.forecast import Predicted, Prefill, Want
+from router.predict.links import Links
+from router.predict.predictor import Predictor, chance
+from router.predict.speed import COLD
+
+COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
+
+
+def cluster_of(*names, costs=COSTS, role=Role.BOTH):
+    cluster = ClusterView(silence_s=1e9)
+    for name in names:
+        hello = WorkerHello(WorkerId(name), role, "f", "m", 16, 4000, 100_000, costs=costs, host=name)
+        cluster.join(hello, f"{name}:1")
+    return cluster
+
+
+def sends(worker, number, tokens, leg=Leg.PREFILL, now_s=0.0):
+    load = Load(tokens)
+    fresh = 0 if leg is Leg.DECODE else tokens
+    worker.issue(SequenceId(f"s{number}"), leg=leg, tokens=fresh, blocks=1, load=load, now_s=now_s)
+
+
+def want(tokens=1000, tokens_max=100):
+    return Want(tokens, 0, tokens_max, 0.0, 0.0, 0.0)
+
+
+def ttft_s(worker, tokens=1000, cached=0, now_s=0.0, predictor=None):
+    return (predictor or Predictor(error_max=1.0)).prefill(worker, want(tokens), cached, now_s=now_s).ttft_s
+
+
+def tpot_s(worker, starts_in_s=0.0):
+    return Predictor(error_max=1.0).tpot_s(worker, 500, starts_in_s=starts_in_s, output_tokens=100, now_s=0.0)
+
+
+@given(st.lists(st.integers(1, 20_000), max_size=12), st.integers(1, 20_000), st.integers(1, 20_000))
+def test_more_work_ahead_never_makes_the_first_token_earlier(lengths, tokens, one_more):
+    cluster = cluster_of("a")
+    worker = cluster[WorkerId("a")]
+    for number, length in enumerate(lengths):
+        sends(worker, number, length)
+    before_s = ttft_s(worker, tokens)
+    sends(worker, 99, one_more)
+    assert ttft_s(worker, tokens) >= before_s - 1e-9
+
+
+@given(st.integers(0, 40), st.floats(0, 5))
+def test_more_sequences_never_make_decoding_faster(count, starts_in_s):
+    cluster = cluster_of("a", role=Role.DECODE)
+    worker = cluster[WorkerId("a")]
+    for number in range(count):
+        sends(worker, number, 500, Leg.DECODE)
+    before_s = tpot_s(worker, starts_in_s)
+    sends(worker, 99, 500, Leg.DECODE)
+    assert tpot_s(worker, starts_in_s) >= before_s
+
+
+@given(st.integers(0, 999), st.integers(0, 999))
+def test_what_is_cached_is_not_computed(some, more):
+    worker = cluster_of("a")[WorkerId("a")]
+    few, many = sorted((some, more))
+    assert ttft_s(worker, cached=many) <= ttft_s(worker, cached=few)
+
+
+def test_short_prompts_go_before_long_ones_and_long_ones_wait_for_short():
+    worker = cluster_of("a", role=Role.PREFILL)[WorkerId("a")]
+    alone_s = ttft_s(worker, 100), ttft_s(worker, 8000)
+    for number in range(4):
+        sends(worker, number, 4000)
+    overtakes_s, waits_s = ttft_s(worker, 100) - alone_s[0], ttft_s(worker, 8000) - alone_s[1]
+    assert waits_s > 1.5
+    assert overtakes_s < 0.1
+
+
+def test_a_prompt_under_way_is_counted_as_far_as_it_is_left():
+    worker = cluster_of("a", role=Role.PREFILL)[WorkerId("a")]
+    sends(worker, 0, 4000, now_s=10.0)
+    assert ttft_s(worker, 4000, now_s=10.2) == pytest.approx(ttft_s(worker, 4000, now_s=10.0) - 0.2)
+    worker.prefilled(SequenceId("s0"), 10.4)
+    assert ttft_s(worker, 4000, now_s=10.4) == pytest.approx(ttft_s(cluster_of("b")[WorkerId("b")], 4000))
+
+
+def test_who_is_on_the_way_decodes_by_then_and_who_decodes_may_have_ended():
+    on_the_way, there = (cluster_of("a", role=Role.DECODE)[WorkerId("a")] for _ in range(2))
+    for worker in (on_the_way, there):
+        for number in range(30):
+            sends(worker, number, 500, Leg.DECODE)
+    for number in range(30):
+        there.prefilled(SequenceId(f"s{number}"))
+    assert tpot_s(there) == pytest.approx(tpot_s(on_the_way))
+    assert tpot_s(there, starts_in_s=5.0) < 0.6 * tpot_s(on_the_way, starts_in_s=5.0)
+
+
+def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():
+    cluster = cluster_of("a", "b", costs=COSTS)
+    hello = WorkerHello(WorkerId("c"), Role.BOTH, "f", "m", 16, 4000, 100_000)
+    cluster.join(hello, "c:1")
+    assert cluster[WorkerId("c")].speed.costs == COSTS
+    assert cluster_of("d", costs=None)[WorkerId("d")].speed.costs == COLD
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 4.0])
+def test_a_correction_finds_the_factor_whatever_single_outliers_say(factor):
+    rng, correction = random.Random(1), Correction()
+    for _ in range(100):
+        stall = 20.0 if rng.random() < 0.04 else 1.0
+        correction.saw(0.1, 0.1 * factor * stall * rng.lognormvariate(0, 0.1))
+    assert correction.factor() == pytest.approx(factor, rel=0.15)
+    assert correction.sigma < 0.35
+
+
+def test_a_worker_that_becomes_slower_is_noticed_at_once_and_once():
+    rng, correction = random.Random(2), Correction()
+    for _ in range(60):
+        correction.saw(0.1, 0.1 * rng.lognormvariate(0, 0.1))
+    assert correction.change_count == 0
+    for _ in range(8):
+        correction.saw(0.1, 0.3 * rng.lognormvariate(0, 0.1))
+    assert correction.change_count == 1
+    assert log(correction.factor()) == pytest.approx(log(3), abs=0.25)
+
+
+def test_links_are_learnt_apart_and_unknown_ones_are_as_all():
+    links = Links()
+    for _ in range(80):
+        links.saw(("a", "b"), transferred_bytes=10**8, transfer_s=0.1, handover_s=0.002)
+        links.saw(("a", "c"), transferred_bytes=10**8, transfer_s=1.0, handover_s=0.002)
+    fast, slow, other = (
+        links.exposed_s(("a", host), total_bytes=1e8, last_bytes=1e8, hidden_s=0.0) for host in "bcd"
+    )
+    assert fast == pytest.approx(0.1, rel=0.1)
+    assert slow == pytest.approx(1.0, rel=0.1)
+    assert fast < other < slow
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 9999), st.integers(0, 9999)), max_size=20))
+def test_a_backlog_forgets_what_is_taken_out(entries):
+    backlog = Backlog()
+    for priority, full, fresh in entries:
+        backlog.add(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
+    assert backlog.ahead(3, 10**9).tokens == backlog.tokens
+    assert backlog.head().tokens <= backlog.tokens
+    for priority, full, fresh in entries:
+        backlog.remove(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
+    assert backlog.sums == (0, 0, 0, 0)
+
+
+def test_the_window_tells_error_and_bias_of_the_latest_hundred():
+    window = ErrorWindow()
+    for _ in range(300):
+        window.saw(5.0, 1.0, tolerance_s=0.0)
+    for _ in range(50):
+        window.saw(1.2, 1.0, tolerance_s=0.0)
+        window.saw(0.8, 1.0, tolerance_s=0.0)
+    assert (window.count, window.mape, window.bias) == (100, pytest.approx(0.2), pytest.approx(0, abs=1e-6))
+
+
+def test_bad_predictions_are_not_trusted_until_they_are_good_again():
+    worker = cluster_of("a")[WorkerId("a")]
+    predictor, rng = Predictor(error_max=0.5), random.Random(3)
+
+    def see(count, spread):
+        for _ in range(count):
+            raw_s = 1.0
+            predicted = Predicted(Prefill(0.0, raw_s, 0.0, 0.0, raw_s), 0.01, 0.01, 0.0)
+            elapsed_s = raw_s * rng.lognormvariate(0, spread)
+            predictor.saw_first_token(worker, predicted, elapsed_s, LegTimings(0.0, 0.0, elapsed_s))
+
+    see(100, 0.1)
+    assert predictor.is_trusted
+    see(200, 2.0)
+    assert not predictor.is_trusted
+    see(400, 0.1)
+    assert predictor.is_trusted
+    assert predictor.fallback_count == 1
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.05, 1.5))
+def test_the_chance_rises_with_the_limit(limit_s, predicted_s, sigma):
+    assert chance(limit_s, predicted_s, sigma) <= chance(limit_s * 1.1, predicted_s, sigma)
+    assert chance(predicted_s, predicted_s, sigma) == pytest.approx(0.5)
+    assert chance(0.0, predicted_s, sigma) == 0.0

@@ -1,0 +1,75 @@
+"""Blocks that a host's store has are seconds saved at the workers of that host."""
+
+import pytest
+
+from baton.core.costs import LegTimings, StepCosts
+from baton.core.ids import NodeId
+from baton.core.messages import Role, WorkerHello
+from baton.core.store import Holding, NodeRef, Tier
+from router.cluster_view import ClusterView
+from router.predict.forecast import Predicted, Want
+from router.predict.predictor import Predictor
+from router.stored_prefix import stored_prefix
+
+COSTS = StepCosts(0.005, 2e-4, 1e-3, 1e-7)
+BLOCKS, BLOCK_TOKENS = 100, 32
+
+
+def hello(name, host):
+    return WorkerHello(
+        name, Role.BOTH, "f", "m", BLOCK_TOKENS, 1000, 32_000, costs=COSTS, block_bytes=400_000, host=host
+    )
+
+
+@pytest.fixture
+def cluster():
+    view = ClusterView(silence_s=3.0)
+    for name, host in (("near", "a"), ("far", "b"), ("none", "c")):
+        view.join(hello(name, host), f"{name}:1")
+    return view
+
+
+def held(tier, count=BLOCKS):
+    holding = Holding(NodeRef(NodeId("n1"), "n1:1"), tier)
+    return stored_prefix([(holding,)] * count, {NodeId("n1"): "a", NodeId("n2"): "b"})
+
+
+def want(stored, tokens=BLOCKS * BLOCK_TOKENS):
+    return Want(tokens, 0, 16, 0.0, 0.0, 0.0, stored=stored)
+
+
+def predict(cluster, worker, stored, cached=0):
+    predictor = Predictor(error_max=1.0)
+    return predictor.prefill(cluster[worker], want(stored), cached, now_s=0.0)
+
+
+def test_memory_of_the_own_host_beats_a_peers_and_that_beats_computing(cluster):
+    stored = held(Tier.HOST)
+    near, far, none = (predict(cluster, w, stored) for w in ("near", "far", "none"))
+    assert near.ttft_s < far.ttft_s < none.ttft_s / 4
+    assert none.bring_s == 0.0
+    assert near.bring_s > 0.0
+
+
+def test_what_the_pool_has_is_not_brought(cluster):
+    whole, half = (
+        predict(cluster, "near", held(Tier.SSD), cached) for cached in (0, BLOCKS * BLOCK_TOKENS // 2)
+    )
+    assert 0 < half.raw_bring_s < whole.raw_bring_s
+
+
+def test_blocks_after_a_gap_are_of_no_use(cluster):
+    assert predict(cluster, "near", held(Tier.HOST, 0) or None).raw_bring_s == 0.0
+
+
+def test_a_store_that_is_slow_is_believed_to_be(cluster):
+    predictor = Predictor(error_max=1e9)
+    wanted, worker = want(held(Tier.SSD)), cluster["near"]
+    first = predictor.prefill(worker, wanted, 0, now_s=0.0)
+    for _ in range(30):
+        said = predictor.prefill(worker, wanted, 0, now_s=0.0)
+        slow = LegTimings(wait_s=0.0, load_s=4 * first.raw_bring_s, compute_s=said.raw_compute_s)
+        elapsed_s = slow.load_s + slow.compute_s + 0.001
+        predictor.saw_first_token(worker, Predicted(said, 0.0, 0.0, 0.0), elapsed_s, slow)
+    learnt = predictor.prefill(worker, wanted, 0, now_s=0.0)
+    assert learnt.bring_s > 2 * first.bring_s

@@ -1,0 +1,134 @@
+"""Sequences in front of workers that compute one after another: who is served, who is refused, and when."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from baton.config import RouterConfig
+from router.events import FailureKind
+from tests.unit.router.waiting_world import Ask, World, goodput, poisson
+
+BLIND = RouterConfig(reject_below=0.0, hold_above_s=0.0)
+
+
+def of(asked, tenant):
+    return [one for one in asked if one.ask.tenant == tenant]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("refuse_late", [False, True])
+def test_a_tenant_that_floods_costs_another_five_percent_of_its_goodput_at_most(refuse_late):
+    """One asks for four fifths of its share; the other for two and a half times all there is."""
+    losses = []
+    for seed in range(8):
+        rng = random.Random(seed)
+        meek = poisson(rng, 4, until_s=30, tenant="meek", refuse_late=refuse_late)
+        flood = poisson(rng, 25, until_s=30, tenant="flood", refuse_late=refuse_late)
+        alone = goodput(World().run(meek))
+        asked = World(checks_every=500).run(sorted(meek + flood, key=lambda one: one.at_s))
+        losses.append(alone - goodput(of(asked, "meek")))
+        assert goodput(of(asked, "meek")) > 3 * goodput(of(asked, "flood"))
+    assert mean(losses) <= 0.05
+    assert max(losses) <= 0.10
+
+
+def test_weights_divide_what_there_is():
+    rng = random.Random(1)
+    asks = [
+        ask
+        for tenant, weight in (("one", 1.0), ("three", 3.0))
+        for ask in poisson(rng, 30, until_s=40, tenant=tenant, weight=weight, ttft_s=10.0)
+    ]
+    asked = World(checks_every=500).run(sorted(asks, key=lambda one: one.at_s))
+    tokens = {
+        t: sum(a.ask.tokens for a in of(asked, t) if a.placed_s and a.placed_s < 40) for t in ("one", "three")
+    }
+    assert 2.5 < tokens["three"] / tokens["one"] < 3.5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_at_twice_capacity_little_is_computed_in_vain(seed):
+    asks = poisson(random.Random(seed), 20, until_s=40, ttft_s=1.0)
+    blind = World(config=BLIND, checks_every=500).run(asks)
+    late = World(checks_every=500).run(asks)
+    refusing = World(checks_every=500).run([replace(ask, refuse_late=True) for ask in asks])
+    wasted = sum(one.is_wasted for one in blind)
+    assert sum(one.is_wasted for one in refusing) <= wasted / 10
+    assert goodput(refusing) > 0.4
+    assert goodput(late) > 0.35
+    assert goodput(blind) < 0.2
+    assert all(one.failed.kind is FailureKind.UNMET for one in refusing if one.failed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rates", [(2, 16), (12, 12)])
+def test_a_client_that_comes_back_when_told_is_let_in(seed, rates):
+    """In bursts, and under a load that never ends."""
+    rng = random.Random(seed)
+    asks = []
+    for start in range(0, 80, 10):
+        for half, rate in enumerate(rates):
+            begin = start + 5 * half
+            asks += poisson(rng, rate, from_s=begin, until_s=begin + 5, refuse_late=True, returns=True)
+    asked = World(checks_every=500).run(asks)
+    returned = [one for one in asked if one.is_return]
+    assert len(returned) > 50
+    assert mean(one.placed_s is not None for one in returned) >= 0.8
+    # What they were told is not a guess on the safe side either.
+    told = [one.failed.retry_after_s for one in asked if not one.is_return and one.failed]
+    assert mean(told) < (5.0 if rates[0] < rates[1] else 20.0)
+
+
+def test_clients_that_never_come_back_cost_nothing():
+    asks = poisson(random.Random(5), 15, until_s=60, refuse_late=True)
+    assert goodput(World(checks_every=500).run(asks)) > 0.6
+
+
+def test_order_is_decided_as_late_as_possible():
+    """Three wait for one worker; a fourth that comes last, with priority, is next."""
+    asks = [Ask(0.0, 1000, ttft_s=60), *(Ask(0.1 + i / 100, 500, ttft_s=60) for i in range(3))]
+    asks.append(Ask(0.5, 500, ttft_s=60, priority=-1))
+    asked = World().run(asks)
+    placed = sorted(range(5), key=lambda i: asked[i].placed_s)
+    assert placed == [0, 4, 1, 2, 3]
+    assert asked[4].placed_s >= 0.74  # when its worker had a quarter of a second left to do
+    at_once = World(config=RouterConfig(hold_above_s=0.0)).run(asks)
+    assert max(one.placed_s for one in at_once) == 0.5
+
+
+def test_what_is_late_is_served_last_or_refused_as_its_class_says():
+    def run(refuse_late):
+        asks = [Ask(0.0, 2000, ttft_s=60), Ask(0.1, 100, ttft_s=0.5, refuse_late=refuse_late)]
+        return World().run([*asks, Ask(1.0, 100, ttft_s=60)])
+
+    _, late, timely = run(refuse_late=False)
+    assert late.first_token_s > timely.first_token_s
+    _, refused, _ = run(refuse_late=True)
+    assert refused.failed.kind is FailureKind.UNMET
+    assert "objective 0.5 s" in refused.failed.message
+    assert 1.0 <= refused.failed.retry_after_s <= 3.0
+
+
+def test_what_can_never_be_met_says_so_by_the_longest_hint():
+    (asked,) = World().run([Ask(0.0, 2000, ttft_s=0.5, refuse_late=True)])
+    assert asked.failed.retry_after_s == 60.0
+
+
+def test_too_slow_a_decode_is_waited_for_and_then_refused():
+    world = World(tpot_s=0.5)
+    world.cluster["w0"].in_flight.sequences = 1  # it may end, and then decode is faster
+    asks = [Ask(0.0, 100, ttft_s=4.0, tpot_slo_s=0.1, refuse_late=True)]
+    (asked,) = world.run(asks)
+    assert asked.failed.kind is FailureKind.UNMET
+    assert "per token" in asked.failed.message
+
+
+def test_without_objectives_nobody_is_refused_for_being_late():
+    asks = [replace(ask, ttft_s=0.0) for ask in poisson(random.Random(2), 12, until_s=20, refuse_late=True)]
+    asked = World().run(asks)
+    assert all(one.first_token_s is not None for one in asked)

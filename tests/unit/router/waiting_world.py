@@ -1,0 +1,202 @@
+"""Workers that compute prompts one after another, in virtual time, and the waiting line in front of them."""
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from baton.config import RouterConfig, SloConfig
+from baton.core.ids import RequestId, SequenceId, WorkerId
+from baton.core.messages import Leg
+from baton.core.sampling import SamplingParams
+from router.events import Failed, FailureKind, Submit
+from router.flow import Flow, Phase
+from router.policy.views import Placement
+from router.predict.forecast import Forecast
+from router.waiting import Waiting
+
+RATE = 1000.0
+"""Tokens per second of one worker."""
+
+
+@dataclass
+class Ask:
+    at_s: float
+    tokens: int = 100
+    tenant: str = ""
+    ttft_s: float = 1.0
+    tpot_slo_s: float = 0.0
+    weight: float = 1.0
+    priority: int = 0
+    refuse_late: bool = False
+    returns: bool = False
+    """Refused, it comes back once, when it was told to."""
+
+
+@dataclass
+class Asked:
+    ask: Ask
+    arrived_s: float
+    is_return: bool = False
+    placed_s: float | None = None
+    first_token_s: float | None = None
+    failed: Failed | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.first_token_s is not None and self.first_token_s - self.arrived_s <= self.ask.ttft_s
+
+    @property
+    def is_wasted(self) -> bool:
+        """Computed, and of no use."""
+        return self.first_token_s is not None and not self.is_met
+
+
+@dataclass
+class World:
+    workers: int = 1
+    config: RouterConfig = field(default_factory=RouterConfig)
+    tpot_s: float = 0.02
+    checks_every: int = 50
+
+    def __post_init__(self):
+        self.now_s = 0.0
+        self.free_at_s = [0.0] * self.workers
+        self.flows = {}
+        self.asked = {}
+        self.events = []
+        self.count = itertools.count()
+        view = SimpleNamespace(
+            in_flight=SimpleNamespace(sequences=0),
+            free_blocks=10**9,
+            hello=SimpleNamespace(block_count=10**9),
+        )
+        self.cluster = {WorkerId(f"w{i}"): view for i in range(self.workers)}
+        self.longest_tokens = 10**9
+        self.waiting = Waiting(
+            config=self.config,
+            slo=SloConfig(),
+            placing=self,
+            flows=self.flows,
+            start=self.start,
+            settle=self.settle,
+        )
+
+    # --- what the waiting line needs --------------------------------------------------------------
+
+    def find(self, flow, *, now_s):
+        at = min(range(self.workers), key=lambda i: (self.free_at_s[i], i))
+        wait_s = max(0.0, self.free_at_s[at] - now_s)
+        compute_s = flow.token_count / RATE
+        left_s = flow.arrived_s + flow.submit.ttft_slo_s - now_s
+        forecast = Forecast(
+            wait_s, 0.0, compute_s, 0.0, 0.0, self.tpot_s, 0.1, 0.1, float(wait_s + compute_s <= left_s), 0.0
+        )
+        prefill = SimpleNamespace(worker_id=WorkerId(f"w{at}"), block_tokens=16, fingerprint="f")
+        return Placement(prefill, None, "least wait", forecast=forecast)
+
+    def start(self, flow, placement):
+        at = int(placement.prefill.worker_id[1:])
+        self.free_at_s[at] = max(self.now_s, self.free_at_s[at]) + flow.token_count / RATE
+        self.asked[flow.submit.seq_id].placed_s = self.now_s
+        self.push(self.free_at_s[at], "done", flow.submit.seq_id)
+        legs = {placement.prefill.worker_id: Leg.WHOLE}
+        return flow.start(
+            legs,
+            source=None,
+            fingerprint="f",
+            cache_root=b"",
+            because="",
+            is_fallback=False,
+            now_s=self.now_s,
+        )
+
+    def settle(self, flow):
+        self.waiting.settle(flow, now_s=self.now_s)
+        if flow.is_over:
+            self.flows.pop(flow.submit.seq_id, None)
+        elif flow.phase is Phase.QUEUED:
+            self.push(flow.next_tick_s(self.now_s), "timer", flow.submit.seq_id)
+
+    # --- the world --------------------------------------------------------------------------------
+
+    def push(self, at_s, what, payload):
+        heapq.heappush(self.events, (at_s, next(self.count), what, payload))
+
+    def run(self, asks, until_s=1e9):
+        for i, ask in enumerate(asks):
+            self.push(ask.at_s, "ask", (f"{i}", ask))
+        while self.events or self.waiting.next_tick_s is not None:
+            tick_s = self.waiting.next_tick_s
+            if tick_s is not None and (not self.events or tick_s < self.events[0][0]):
+                self.now_s = max(self.now_s, tick_s)
+            else:
+                at_s, _, what, payload = heapq.heappop(self.events)
+                self.now_s = max(self.now_s, at_s)
+                self.take_in(what, payload)
+            if self.waiting.is_due(self.now_s):
+                self.perform(self.waiting.look(now_s=self.now_s))
+            if next(self.count) % self.checks_every == 0:
+                self.waiting.check()
+            if self.now_s > until_s:
+                break
+        return list(self.asked.values())
+
+    def take_in(self, what, payload):
+        if what == "ask":
+            name, ask = payload
+            self.ask(name, ask)
+            return
+        flow = self.flows.get(payload)
+        if flow is None:
+            return
+        if what == "done":
+            self.asked[payload].first_token_s = self.now_s
+            self.perform(flow.on_client_gone(now_s=self.now_s))
+            self.waiting.wants_look = True
+        elif flow.phase is Phase.QUEUED:
+            hint_s = self.waiting.hint_s(flow, now_s=self.now_s) if flow.is_wait_over(self.now_s) else 1.0
+            self.perform(flow.on_tick(now_s=self.now_s, retry_after_s=hint_s, waits_for=""))
+        self.settle(flow)
+
+    def ask(self, name, ask):
+        seq_id = SequenceId(name)
+        submit = Submit(
+            seq_id, RequestId(name), range(ask.tokens), SamplingParams(max_tokens=1), b"", self.now_s + 600,
+            ttft_slo_s=ask.ttft_s, tpot_slo_s=ask.tpot_slo_s, tenant=ask.tenant,
+            weight=ask.weight, priority=ask.priority,
+            refuse_late=ask.refuse_late, arrived_s=self.now_s, likeness=name.split("+")[0],
+        )  # fmt: skip
+        flow = Flow(
+            submit, arrival=next(self.count), attempts_max=8, queue_wait_s=self.config.queue_wait_s,
+            now_s=self.now_s,
+        )  # fmt: skip
+        self.flows[seq_id] = flow
+        self.asked[seq_id] = Asked(ask, self.now_s, is_return="+" in name)
+        self.perform(self.waiting.arrive(flow, now_s=self.now_s))
+        self.settle(flow)
+
+    def perform(self, actions):
+        for action in actions:
+            if isinstance(action, Failed):
+                asked = self.asked[action.seq_id]
+                asked.failed = action
+                may_return = asked.ask.returns and not asked.is_return
+                if may_return and action.kind in (FailureKind.UNMET, FailureKind.QUEUE_FULL):
+                    name = f"{action.seq_id}+"
+                    # Retry-After is in whole seconds.
+                    at_s = self.now_s + max(1, -(-action.retry_after_s // 1))
+                    self.push(at_s, "ask", (name, asked.ask))
+
+
+def poisson(rng: random.Random, rate, *, from_s=0.0, until_s=60.0, **ask):
+    """Asks at `rate` per second, of 40 to 160 tokens."""
+    asks, at_s = [], from_s
+    while (at_s := at_s + rng.expovariate(rate)) < until_s:
+        asks.append(Ask(at_s, tokens=rng.randint(40, 160), **ask))
+    return asks
+
+
+def goodput(asked):
+    return sum(one.is_met for one in asked) / max(1, len(asked))

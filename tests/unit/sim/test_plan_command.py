@@ -1,0 +1,91 @@
+import json
+import sys
+
+import pytest
+import yaml
+
+from baton.__main__ import main
+from baton.core.messages import Role
+from baton.sim.hardware import MODELS, Node, find_gpu
+from baton.sim.plan.search import ClusterPlan, Pool, Shape
+from baton.sim.plan.values import helm_values
+
+
+def trace(path, count=120, rate=4.0):
+    rows = [
+        {"timestamp": int(1000 * i / rate), "input_length": 600 + 37 * (i % 11), "output_length": 40 + i % 50,
+         "hash_ids": [0, i + 1] if 600 + 37 * (i % 11) <= 1024 else [0, i + 1, i + 500]}
+        for i in range(count)
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def command(*args):
+        monkeypatch.setattr(sys, "argv", ["baton", "plan", *map(str, args)])
+        try:
+            main()
+        except SystemExit as ended:
+            return ended.code or 0, capsys.readouterr()
+        return 0, capsys.readouterr()
+
+    return command
+
+
+OBJECTIVES = ("--ttft-slo", 1, "--tpot-slo", 0.05)
+
+
+def test_the_cheapest_cluster_is_printed_and_written_as_values(tmp_path, run):
+    values = tmp_path / "values.yaml"
+    status, said = run(
+        trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "a100=2", "--gpu", "l40s=1",
+        *OBJECTIVES, "--tensor", 1, "--rate", 6, "--json", "--values", values,
+    )  # fmt: skip
+    assert status == 0, said.err
+    told = json.loads(said.out)
+    best = told["cheapest"]
+    assert best["price_per_hour"] <= told["runner_up"]["price_per_hour"]
+    assert all(t["price_per_hour"] <= best["price_per_hour"] for t in told["tried"] if not t["passed"])
+    written = yaml.safe_load(values.read_text())["pools"]
+    assert {r: p["replicas"] for r, p in written.items() if p["replicas"]} == {
+        r: p["replicas"] for r, p in best["pools"].items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--gpu", "h900=1"), "no data sheet"),
+        (("--gpu", "h100"), "price per hour"),
+        (("--gpu", "h100=3", "--tensor", "two"), "list of widths"),
+        (("--gpu", "l4=1", "--tensor", "1"), "fits in none"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, run, args, words):
+    path = trace(tmp_path / "t.jsonl")
+    status, said = run(path, "--model", "llama-3-70b", *OBJECTIVES, *args)
+    assert status == 2
+    assert words in said.err
+    assert "Traceback" not in said.err
+
+
+def test_objectives_that_nothing_meets_end_with_status_1(tmp_path, run):
+    status, said = run(
+        trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "a100=2",
+        "--ttft-slo", 0.001, "--tpot-slo", 0.001,
+    )  # fmt: skip
+    assert status == 1
+    assert "Nothing that was tried" in said.out
+
+
+def test_values_are_yaml_whatever_the_names_are():
+    shape = Shape(Node(MODELS["llama-3-8b"], find_gpu("h100")), 3.0)
+    text = helm_values(
+        ClusterPlan(both=Pool(shape, 2)), model='odd: "name" # yes', slo={"ttft_s": 1.0}, comments=("why",)
+    )
+    read = yaml.safe_load(text)
+    assert read["model"]["path"] == 'odd: "name" # yes'
+    assert read["pools"][Role.BOTH.value]["replicas"] == 2
+    assert text.startswith("# why\n")
