@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from baton.core.messages import Role
 from baton.sim.control import Cluster, Slot
@@ -115,11 +116,22 @@ class Faults:
             self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
 
     def _worker_suspend(self) -> None:
-        """Its clock stands still meanwhile: afterwards it believes in leases that are over."""
-        worker = self._worker()
-        if worker is not None and not worker.is_frozen:
+        """Its clock stands still meanwhile: afterwards it believes in leases that are over. One at once,
+        or when it is worst: each as its next grant arrives, until that lease has ended."""
+        if self._rng.random() < 0.5:
+            worker = self._worker()
+            if worker is not None:
+                self._suspend(worker, self._span_s())
+            return
+        over_s = self._cluster.scenario.transfer.lease_s * self._rng.uniform(1.0, 3.0)
+        for slot in self._cluster.slots:
+            if (worker := slot.worker) is not None:
+                worker.on_grant = partial(self._suspend, worker, over_s)
+
+    def _suspend(self, worker: SimWorker, span_s: float) -> None:
+        if worker.is_alive and not worker.is_frozen:
             worker.freeze(stops_clock=True)
-            self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
+            self._cluster.world.after(span_s, lambda: self._thaw(worker))
 
     def _thaw(self, worker: SimWorker) -> None:
         worker.thaw(mistrust_s=3 * self._cluster.scenario.transfer.lease_s)

@@ -15,6 +15,7 @@ from baton.core.messages import (
     AskerMessage,
     CancelSequence,
     FailureReason,
+    KVGrant,
     PeerRef,
     Role,
     RouterMessage,
@@ -132,6 +133,7 @@ class SimWorker(Process):
         "generations",
         "is_sick",
         "memory",
+        "on_grant",
         "step_slowness",
         "store",
         "worker_id",
@@ -162,6 +164,8 @@ class SimWorker(Process):
         self.step_slowness = 1.0
         self.is_sick = False
         """It fails whatever it is told to start."""
+        self.on_grant: Callable[[], None] | None = None
+        """Happens, once, as the next grant of a source arrives and before it is read."""
         self._timer = Timer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Under way, each with the generations of its items' blocks when it was planned."""
@@ -394,7 +398,11 @@ class TowardsSource:
         return self._worker
 
     def on_message(self, session: Session, message: object) -> None:
-        self._worker.feed(FromSource(self._source, cast(SourceMessage, message)))
+        worker, strike = self._worker, self._worker.on_grant
+        if strike is not None and isinstance(message, KVGrant):
+            worker.on_grant = None
+            strike()
+        worker.post_event(FromSource(self._source, cast(SourceMessage, message)))
 
     def on_break(self, session: Session, reason: str) -> None:
         self._worker.source_broke(self._source, session, reason)

@@ -181,7 +181,8 @@ def _draw_faults(rng: random.Random) -> frozenset[str]:
 
 
 def _lease_storm(scenario: Scenario) -> Scenario:
-    """Reads that fail and are tried again for longer than a lease that cannot be renewed."""
+    """Reads that fail and are tried again for longer than a lease that cannot be renewed; many, since
+    every request is split."""
     return replace(
         scenario,
         faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
@@ -193,6 +194,7 @@ def _lease_storm(scenario: Scenario) -> Scenario:
         read_fault_chance=0.3,
         strikes_max=8,
         transfer=scenario.transfer.model_copy(update={"lease_s": 0.6, "read_attempts_max": 10}),
+        router=scenario.router.model_copy(update={"policy": "least_loaded", "any_role": False}),
     )
 
 
