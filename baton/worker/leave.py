@@ -32,7 +32,7 @@ async def leave(address: str, *, timeout_s: float) -> str:
     try:
         async with asyncio.timeout(timeout_s):
             await drain_worker(address)
-            while held := still_held((await worker_status(address)).accounts):
+            while held := still_held((await worker_status(address)).accounts):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         return f"not empty after {timeout_s:g} s: {held}"
@@ -41,11 +41,15 @@ async def leave(address: str, *, timeout_s: float) -> str:
     return "empty"
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m baton.worker.leave", description=__doc__)
     parser.add_argument("address", help="HOST:PORT of the worker's gRPC.")
     parser.add_argument("--timeout-s", type=float, default=30.0, help="At most this long.")
-    asked = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    asked = arguments().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     log.info("worker %s: %s", asked.address, asyncio.run(leave(asked.address, timeout_s=asked.timeout_s)))
 

@@ -136,7 +136,22 @@ valueFrom:
 {{- end }}{{ end }}
 {{- end }}
 
+{{- /* As control_plane/ray_ops.py has it for the Ray that `baton serve` starts. */ -}}
 {{- define "baton.rayEnv" -}}
+- name: RAY_worker_niceness
+  value: "0"
+- name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
+  value: "0"
+- name: RAY_health_check_initial_delay_ms
+  value: "1000"
+- name: RAY_health_check_period_ms
+  value: "500"
+- name: RAY_health_check_timeout_ms
+  value: "1000"
+- name: RAY_health_check_failure_threshold
+  value: "3"
+- name: GRPC_ENABLE_FORK_SUPPORT
+  value: "0"
 {{- with .Values.ray.authTokenSecret }}{{ if .name }}
 - name: RAY_AUTH_MODE
   value: token
