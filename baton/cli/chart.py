@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.config import Config
+from baton.config import SECRET, Config
 from baton.core.messages import Role
 from baton.telemetry.alerts import OBJECTIVE_MIN
 
 Schema = dict[str, Any]
 
 OWNED = {
+    "tls": {"ca", "cert", "key"},
+    "access": {"tokens", "token"},
     "model": {"path", "name", "revision", "device"},
     "store": {"socket", "ssd_dir", "directory", "port", "metrics_port"},
     "router": {
@@ -25,9 +27,6 @@ OWNED = {
     },
 }
 """Knobs that follow from other values of the chart, or that may hold a password: those come from Secrets."""
-
-SECRET = "secret"
-"""Marks, in a knob's schema, that its value may hold a password."""
 
 
 def text(description: str = "", *, pattern: str = "", choices: tuple[str, ...] = ()) -> Schema:
@@ -68,6 +67,7 @@ QUANTITY = text(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$")
 CPU: Schema = {"anyOf": [QUANTITY, {"type": "number", "exclusiveMinimum": 0}]}
 FOLDER = text("An absolute path.", pattern=r"^/[^:]*[^/:]$")
 FOLDER_OR_NONE = text("An absolute path, or nothing.", pattern=r"^(/[^:]*[^/:])?$")
+FILE = text(pattern=r"^[-._a-zA-Z0-9]+$")
 SECRET_KEY = closed({"name": NAME_OR_NONE, "key": text(pattern=r"^[-._a-zA-Z0-9]+$")})
 TOLERATIONS = listed(
     closed(
@@ -294,6 +294,8 @@ def values_schema() -> Schema:
         "redis": _redis(),
         "monitoring": _monitoring(),
         "networkPolicy": _network_policy(),
+        "tls": closed({"existingSecret": NAME_OR_NONE, "ca": FILE, "cert": FILE, "key": FILE}),
+        "access": closed({"tokensSecret": SECRET_KEY, "tokenSecret": SECRET_KEY}),
         "security": closed({"user": whole(1), "group": whole(1)}),
         "serviceAccount": closed(account),
         "test": closed({"keySecret": SECRET_KEY}),

@@ -9,8 +9,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from baton.config import Config
 from baton.wire.client import drain_worker, worker_status
 from baton.wire.link import LinkBroken
+from baton.wire.transport import secure
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> None:
     asked = arguments().parse_args()
+    config = Config()  # of the environment: certificate and token
+    secure(config.tls, config.access)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     log.info("worker %s: %s", asked.address, asyncio.run(leave(asked.address, timeout_s=asked.timeout_s)))
 

@@ -133,6 +133,8 @@ NEGATIVE = {
     'redis.mode="maybe"': "must be one of",
     "config.store.host_bytes=0": "store.enabled=false",
     "security.user=0": "user: Must be greater",
+    'access.tokensSecret.name="tokens"': "access.tokenSecret.name",
+    'config.tls.ca="/ca.pem"': "ca is not allowed",
     "monitoring.rules.objective=0.9": "objective: Must be greater",
     "monitoring.rules.objective=1": "objective: Must be less",
     'store.hostFolder="run"': "hostFolder",

@@ -302,3 +302,16 @@ def test_values_of_examples_are_read_by_people():
         path = Path(ROOT / f"deploy/helm/values/{example}.yaml")
         assert path.read_text().startswith("# ")
         assert yaml.safe_load(path.read_text())["model"]["path"]
+
+
+def test_with_tls_everybody_who_reads_the_config_has_its_files():
+    docs = documents("rdma-multi-node")
+    environment = settings(docs)
+    assert environment["BATON_TLS__CA"] == "/etc/baton/tls/ca.pem"
+    readers = {
+        name: {mount["mountPath"] for mount in container["volumeMounts"]}
+        for name, _, container in containers(docs)
+        if "envFrom" in container
+    }
+    assert len(readers) == 7, "router, control plane, three groups, store, test"
+    assert [name for name, mounts in readers.items() if "/etc/baton/tls" not in mounts] == []

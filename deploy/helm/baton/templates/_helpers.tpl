@@ -192,6 +192,36 @@ valueFrom:
 {{- end }}
 {{- end }}
 
+{{- /* Files of Secrets that every process of ours has: its certificate, and the operators' tokens. */ -}}
+{{- define "baton.secretMounts" -}}
+{{- if .Values.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/baton/tls
+  readOnly: true
+{{- end }}
+{{- if .Values.access.tokensSecret.name }}
+- name: tokens
+  mountPath: /etc/baton/tokens
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "baton.secretVolumes" -}}
+{{- with .Values.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- with .Values.access.tokensSecret }}{{ if .name }}
+- name: tokens
+  secret:
+    secretName: {{ .name }}
+    items:
+      - key: {{ .key }}
+        path: {{ .key }}
+{{- end }}{{ end }}
+{{- end }}
+
 {{- define "baton.modelVolumes" -}}
 {{- $cache := .Values.model.cache -}}
 - name: tmp
