@@ -95,7 +95,8 @@ def test_config_is_what_processes_read(example, monkeypatch):
     assert config.model.device == asked["accelerator"]
     assert config.cluster.worker_port
     assert config.store.port
-    assert config.cluster.control_host == "0.0.0.0"
+    [control] = [spec for name, _, spec in pods(documents(example)) if name.endswith("-control")]
+    assert config.cluster.control_host == control["hostname"] == "baton-control"
 
 
 def test_knobs_that_the_chart_owns_exist():
