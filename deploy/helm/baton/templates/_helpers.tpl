@@ -77,12 +77,6 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* A container that may pin memory for RDMA. */ -}}
-{{- define "baton.rdmaContainer" -}}
-{{ include "baton.container" . }}
-  add: [IPC_LOCK]
-{{- end }}
-
 {{- define "baton.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector:
