@@ -14,10 +14,6 @@ from baton.telemetry.panels import DASHBOARDS
 HEAD = "# Generated from baton/telemetry: `make chart`.\n"
 
 
-class _Wide(yaml.SafeDumper):
-    """Expressions stay on one line."""
-
-
 def rendered() -> dict[str, str]:
     """File name, relative to the chart, -> content."""
     files: dict[str, str] = {"rules/baton.yaml": HEAD + _yaml(rules())}
@@ -28,7 +24,8 @@ def rendered() -> dict[str, str]:
 
 
 def _yaml(content: dict[str, Any]) -> str:
-    return yaml.dump(content, Dumper=_Wide, sort_keys=False, width=10_000, allow_unicode=True)
+    # Expressions stay on one line.
+    return yaml.safe_dump(content, sort_keys=False, width=10_000, allow_unicode=True)
 
 
 def main() -> None:
