@@ -125,14 +125,22 @@ class Namer:
             # The trace block that holds this block's last token; what it does not cover is the request's own.
             last = int(i * self._per_block + self._last_token + 1e-9)
             if last >= len(ids):
-                own = b"own" + demand.number.to_bytes(7, "big")
-                found += [BlockHash(own + n.to_bytes(6, "big")) for n in range(i, full)]
+                found += [_name(hash((demand.number, n, OWN)), demand.number) for n in range(i, full)]
                 break
             while taken <= last:
                 chain = hash((chain, ids[taken]))
                 taken += 1
-            found.append(BlockHash(chain.to_bytes(8, "big", signed=True) + i.to_bytes(8, "big")))
+            found.append(_name(hash((chain, i)), chain))
         return found
+
+
+OWN = -2
+"""Tells a request's own blocks from shared ones."""
+
+
+def _name(first: int, second: int) -> BlockHash:
+    """Spread over all bits, as real hashes are: indexes rely on it."""
+    return BlockHash(first.to_bytes(8, "big", signed=True) + second.to_bytes(8, "big", signed=True))
 
 
 class TraceHashes:
