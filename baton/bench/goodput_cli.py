@@ -18,6 +18,7 @@ from baton.bench.goodput import Bench, TraceUse
 from baton.bench.goodput_result import Run, make_curves, make_ratios
 from baton.bench.goodput_show import Summary, show
 from baton.bench.goodput_variants import Variant, baton_variants, choose, read_peers
+from baton.bench.machine import scheduling_note
 from baton.core.errors import SetupError
 from loadgen.options import as_command
 from loadgen.slo import Slo
@@ -113,6 +114,8 @@ def _summary(bench: Bench, chosen: list[Variant], runs: list[Run]) -> Summary:
 def _bench(asked: GoodputOptions) -> Bench:
     """Raises SetupError: an option that makes no sense."""
     notes = Console(stderr=True, highlight=False)
+    if (note := scheduling_note()) is not None:
+        notes.print(f"note: {note}", markup=False)
     named = (
         ("azure", asked.azure, asked.azure_rates, asked.azure_scale),
         ("mooncake", asked.mooncake, asked.mooncake_rates, asked.mooncake_scale),
