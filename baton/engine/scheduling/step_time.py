@@ -18,7 +18,7 @@ FORGET = 0.98
 """Weight of a step, per later step: about fifty steps are remembered, for what the next step will take."""
 FORGET_USUAL = 0.9995
 """The same for what others are told: routers correct it by what happens, and a base that moves with every
-fifty steps would move under their corrections; so many steps tell the costs apart, which fifty alike do not."""
+fifty steps would move under their corrections. So many steps tell the costs apart; fifty alike do not."""
 FORGET_FAST = 0.8
 """For both while steps take much longer or shorter than predicted, again and again."""
 SURPRISE = 0.5
