@@ -34,7 +34,7 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
-from loadgen.files import report_bytes, write_file, write_records
+from loadgen.files import check_writable, report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
 from loadgen.outputs import write_json
@@ -193,6 +193,7 @@ def simulate(
     given = dict(locals())
     del given["json_to"], given["html"], given["plot"], given["records"]
     try:
+        check_writable(None if json_to in ("", "-") else Path(json_to), html, plot, records)
         done = _run(Options(**given), json_to=json_to, html=html, records=records)
         if plot is not None:
             write_file(plot, pool_chart(done.fleet.samples).encode())
