@@ -1,6 +1,6 @@
 """`baton simulate`: a production trace on a modelled cluster, with the production router."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,11 +12,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton.cli.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, scaled
 from baton.cli.settings import load_config
-from baton.config import Config
+from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
 from baton.sim.fleet.fleet import Fleet, Observer
 from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
+from baton.sim.fleet.scaling import FleetScaling
+from baton.sim.fleet.scaling_report import figures_of, scaling_section, show_scaling, with_scaling
 from baton.sim.fleet.setup import (
     BATCH_SEQUENCES,
     BLOCK_TOKENS,
@@ -139,6 +142,10 @@ class Options:
     sets: list[str]
     search_rate: bool
     attain: float
+    autoscale: str
+    start_up: float
+    hpa_target: float
+    advise: bool
 
 
 def simulate(
@@ -178,6 +185,10 @@ def simulate(
     sets: _Sets = [],  # noqa: B006 - typer copies it
     search_rate: Annotated[bool, typer.Option("--search", help=_SEARCH)] = False,
     attain: _Attain = 0.9,
+    autoscale: AutoscaleRule = "",
+    start_up: StartUp = 120.0,
+    hpa_target: HpaTarget = 0.7,
+    advise: Advise = False,
     json_to: _Json = "",
     html: _Html = None,
     plot: _Plot = None,
@@ -193,7 +204,8 @@ def simulate(
     given = dict(locals())
     del given["json_to"], given["html"], given["plot"], given["records"]
     try:
-        done = _run(Options(**given), json_to=json_to, html=html, records=records)
+        asked = Options(**given)
+        done = _run(asked, json_to=json_to, html=html, records=records)
         if plot is not None:
             write_file(plot, pool_chart(done.fleet.samples).encode())
     except SetupError as error:
@@ -207,7 +219,7 @@ def _run(asked: Options, *, json_to: str, html: Path | None, records: Path | Non
     if asked.search_rate:
         ready = _at_capacity(ready, console)
     done = _simulate(ready, console)
-    _publish(done, json_to=json_to, html=html)
+    _publish(done, rule=asked.autoscale, json_to=json_to, html=html)
     if records is not None:
         write_records(records, done.fleet.tally, ready.settings)
     return done
@@ -225,6 +237,7 @@ class Ready:
     trace_block_tokens: float
     factor: float = 1.0
     """Rate, as a multiple of the plan's."""
+    scale: Callable[[Fleet], FleetScaling] | None = None
 
     @property
     def planned(self) -> int:
@@ -272,7 +285,22 @@ def prepare(asked: Options) -> Ready:
     factor = 1.0
     if asked.rate:
         factor = asked.rate / (asked.copies * _own_rate(plan))
-    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor)
+    scale = _scaled(asked, spec, config.autoscale) if asked.autoscale else None
+    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor, scale)
+
+
+def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callable[[Fleet], FleetScaling]:
+    if asked.search_rate:
+        raise SetupError("--search and --autoscale together: search the rate of a fixed cluster")
+    return scaled(
+        asked.autoscale,
+        spec,
+        config,
+        start_up_s=asked.start_up,
+        hpa_target=asked.hpa_target,
+        is_advice=asked.advise,
+        gpus_per_worker=asked.tp * asked.pp,
+    )
 
 
 def _trace(asked: Options) -> Trace:
@@ -391,6 +419,7 @@ def _simulate(ready: Ready, console: Console) -> Simulated:
             ready.settings,
             trace_block_tokens=ready.trace_block_tokens,
             observer=observer,
+            scale=ready.scale,
         )
 
 
@@ -430,7 +459,7 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
         yield look
 
 
-def _publish(done: Simulated, *, json_to: str, html: Path | None) -> None:
+def _publish(done: Simulated, *, rule: str, json_to: str, html: Path | None) -> None:
     console = Console(stderr=json_to == "-")
     show_report(console, done.report)
     fleet = done.fleet
@@ -441,6 +470,13 @@ def _publish(done: Simulated, *, json_to: str, html: Path | None) -> None:
         "missed their targets; correlation of the pools' loads, at its lowest, "
         f"{anti_phase(fleet.samples):+.2f}"
     )
-    write_json(report_bytes(done.report), json_to)
+    if done.scaling is None:
+        write_json(report_bytes(done.report), json_to)
+        if html is not None:
+            write_file(html, render([done.report]).encode())
+        return
+    figures = figures_of(done.scaling, rule=rule)
+    show_scaling(console, figures)
+    write_json(with_scaling(report_bytes(done.report), figures), json_to)
     if html is not None:
-        write_file(html, render([done.report]).encode())
+        write_file(html, render([done.report], more=[scaling_section(figures)]).encode())

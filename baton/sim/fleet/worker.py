@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, cast
 
 from baton.core.costs import LegTimings
@@ -15,6 +15,7 @@ from baton.core.messages import (
     LoadReport,
     RefusalReason,
     ResyncBlocks,
+    Role,
     RouterMessage,
     SequenceJoined,
     SequenceOutput,
@@ -142,6 +143,7 @@ class MacroWorker:
         self._outputs: list[SequenceOutput] = []
         self._event_number = 0
         self._heartbeat_s = 0.0
+        self._is_draining = self._has_ended = False
         self._tokens_max = min(spec.max_model_tokens, spec.block_count * spec.block_tokens)
 
     # --- what it says of itself -----------------------------------------------------------------
@@ -170,6 +172,8 @@ class MacroWorker:
         self._agenda.after(phase_s, self._beat)
 
     def _beat(self, _: object) -> None:
+        if self._has_ended:
+            return
         self._say(self.report())
         self._agenda.after(self._heartbeat_s, self._beat)
 
@@ -181,7 +185,7 @@ class MacroWorker:
         engine = self.engine
         return LoadReport(
             role=self.spec.role,
-            is_draining=False,
+            is_draining=self._is_draining,
             free_blocks=self.pool.free_count,
             running_count=engine.running_count,
             waiting_count=engine.waiting_count + len(self._pulls),
@@ -193,6 +197,21 @@ class MacroWorker:
             tokens_per_step=1.0,
             incoming_count=len(self._pulls),
         )
+
+    def drain(self) -> None:
+        """Nothing new comes: the router hears of it."""
+        self._is_draining = True
+        self._say(self.report())
+
+    def take_role(self, role: Role) -> None:
+        """Idle after a drain: from now on it serves as `role`. Weights and cached blocks stay."""
+        assert self.is_idle, f"{self.worker_id} still has sequences"
+        self.spec = replace(self.spec, role=role)
+        self._is_draining = False
+        self._say(self.report())
+
+    def end(self) -> None:
+        self._has_ended = True
 
     @property
     def is_idle(self) -> bool:
