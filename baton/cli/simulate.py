@@ -1,25 +1,21 @@
 """`baton simulate`: a production trace on a modelled cluster, with the production router."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baton.cli.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, scaled
 from baton.cli.settings import load_config
+from baton.cli.simulate_show import Outputs, live_progress, publish
 from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
-from baton.sim.fleet.fleet import Fleet, Observer
-from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
+from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.scaling import FleetScaling
-from baton.sim.fleet.scaling_report import figures_of, scaling_section, show_scaling, with_scaling
 from baton.sim.fleet.setup import (
     BATCH_SEQUENCES,
     BLOCK_TOKENS,
@@ -37,12 +33,8 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
-from loadgen.files import report_bytes, write_file, write_records
-from loadgen.html.page import render
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
-from loadgen.outputs import write_json
 from loadgen.report import Settings, Slo
-from loadgen.show import show_report
 from loadgen.slo import parse_class_slo
 from loadgen.sources import name_of, open_trace
 from loadgen.traces import Trace, cut
@@ -202,27 +194,21 @@ def simulate(
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """
     given = dict(locals())
-    del given["json_to"], given["html"], given["plot"], given["records"]
+    outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        asked = Options(**given)
-        done = _run(asked, json_to=json_to, html=html, records=records)
-        if plot is not None:
-            write_file(plot, pool_chart(done.fleet.samples).encode())
+        _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-def _run(asked: Options, *, json_to: str, html: Path | None, records: Path | None) -> Simulated:
+def _run(asked: Options, outputs: Outputs) -> None:
     ready = prepare(asked)
     console = Console(stderr=True)
     if asked.search_rate:
         ready = _at_capacity(ready, console)
     done = _simulate(ready, console)
-    _publish(done, rule=asked.autoscale, json_to=json_to, html=html)
-    if records is not None:
-        write_records(records, done.fleet.tally, ready.settings)
-    return done
+    publish(done, ready.settings, rule=asked.autoscale, to=outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,62 +407,3 @@ def _simulate(ready: Ready, console: Console) -> Simulated:
             observer=observer,
             scale=ready.scale,
         )
-
-
-@contextmanager
-def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
-    """A line with virtual time, counts, goodput so far and how much faster than the clock it runs."""
-    columns = (
-        TextColumn("simulate"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.completed}/{task.total}, {task.fields[live]} live, {task.fields[virtual]:.0f} s"),
-        TextColumn("goodput {task.fields[goodput]:.1%}, {task.fields[speed]:.0f}× real time"),
-        TimeElapsedColumn(),
-    )
-    begun_s = perf_counter()
-    shown_s = 0.0
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
-        task = bar.add_task("simulate", total=planned, live=0, virtual=0.0, goodput=1.0, speed=0.0)
-
-        def look(fleet: Fleet) -> bool:
-            nonlocal shown_s
-            now_s = perf_counter()
-            if now_s - shown_s < 0.25:
-                return True
-            shown_s = now_s
-            ended = len(fleet.tally)
-            bar.update(
-                task,
-                completed=ended,
-                live=fleet.live_count,
-                virtual=fleet.agenda.now_s,
-                goodput=fleet.met / ended if ended else 1.0,
-                speed=fleet.agenda.now_s / max(1e-9, now_s - begun_s),
-                refresh=True,
-            )
-            return True
-
-        yield look
-
-
-def _publish(done: Simulated, *, rule: str, json_to: str, html: Path | None) -> None:
-    console = Console(stderr=json_to == "-")
-    show_report(console, done.report)
-    fleet = done.fleet
-    console.print(
-        f"{fleet.agenda.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
-        f"({done.virtual_s / done.wall_s:.0f}× real time); prompt tokens computed "
-        f"{fleet.prompt_tokens_computed}, of these {wasted_share(done.report, fleet):.1%} for requests that "
-        "missed their targets; correlation of the pools' loads, at its lowest, "
-        f"{anti_phase(fleet.samples):+.2f}"
-    )
-    if done.scaling is None:
-        write_json(report_bytes(done.report), json_to)
-        if html is not None:
-            write_file(html, render([done.report]).encode())
-        return
-    figures = figures_of(done.scaling, rule=rule)
-    show_scaling(console, figures)
-    write_json(with_scaling(report_bytes(done.report), figures), json_to)
-    if html is not None:
-        write_file(html, render([done.report], more=[scaling_section(figures)]).encode())

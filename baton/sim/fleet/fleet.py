@@ -12,11 +12,12 @@ from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
 from baton.core.messages import Role, WorkerMessage
 from baton.core.sampling import SamplingParams
 from baton.sim.fleet.agenda import Agenda
+from baton.sim.fleet.interface import FleetWorker, Surroundings
 from baton.sim.fleet.observed import Observed
 from baton.sim.fleet.spec import FleetSpec, WorkerSpec
 from baton.sim.fleet.store import Directory, HostStore, WorkerStore
 from baton.sim.fleet.tally import NEVER, Tally
-from baton.sim.fleet.worker import FleetWorker, MacroWorker, Surroundings
+from baton.sim.fleet.worker import MacroWorker
 from baton.sim.fleet.workload import Demand, Namer, TraceHashes
 from loadgen.records import ErrorKind, Outcome
 from router.core import RouterCore

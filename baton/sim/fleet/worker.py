@@ -1,13 +1,12 @@
 """A modelled worker: what it says to its router and how KV leaves and enters it, around `MacroEngine`."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, cast
+from typing import cast
 
 from baton.core.costs import LegTimings
 from baton.core.geometry import blocks_for
-from baton.core.ids import BlockHash, BlockId, SeqKey, SequenceId, WorkerId
+from baton.core.ids import BlockHash, BlockId, SeqKey, WorkerId
 from baton.core.messages import (
     BlockEvents,
     CancelSequence,
@@ -30,63 +29,12 @@ from baton.engine.block_pool import BlockPool, OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
 from baton.sim.fleet.agenda import Agenda
 from baton.sim.fleet.engine import MacroEngine
+from baton.sim.fleet.interface import LoadingStore, Surroundings, Usage
 from baton.sim.fleet.links import Flow, Port
 from baton.sim.fleet.sequence import MacroSequence
 from baton.sim.fleet.spec import WorkerSpec
 
 TOKEN = 0
-
-
-class Surroundings(Protocol):
-    """What a worker needs of the fleet."""
-
-    def tell_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
-
-    def worker(self, worker_id: WorkerId) -> "FleetWorker": ...
-
-    def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
-        """Of the full blocks of its prompt; empty: not known any more."""
-        ...
-
-    def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None: ...
-
-
-class Usage(NamedTuple):
-    """Of one worker at one moment."""
-
-    busy_s: float
-    """Since the start."""
-    waiting_tokens: int
-    decoding: int
-    held_blocks: int
-
-
-class FleetWorker(Protocol):
-    """A worker as the fleet knows it."""
-
-    @property
-    def worker_id(self) -> WorkerId: ...
-
-    @property
-    def spec(self) -> WorkerSpec: ...
-
-    def hello(self) -> WorkerHello: ...
-
-    def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
-        """The router has heard its hello."""
-        ...
-
-    def hear(self, message: RouterMessage) -> None: ...
-
-    def usage(self) -> Usage: ...
-
-
-class LoadingStore(Protocol):
-    """The tiers below the pool, as one worker uses them."""
-
-    def find(self, seq: MacroSequence) -> None: ...
-
-    def sealed(self, hashes: Sequence[BlockHash], end: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -65,14 +65,14 @@ def test_a_static_fleet_costs_its_workers_times_the_time():
 
 def test_a_started_worker_serves_after_its_delay_and_is_paid_from_the_start():
     script = Script(i2=((), {P: 1}, {}))
-    fleet, scaling = scaled(script, some(900, rate=30.0, tokens=2000))
+    fleet, scaling = scaled(script, some(400, rate=15.0, tokens=4000))
     serving = [seen.of(P).serving for seen in script.seen]
     assert serving[:4] == [2, 2, 2, 3]
     assert [seen.of(P).starting for seen in script.seen][:4] == [0, 0, 1, 0]
     assert script.seen[3].start_s == (10.0,)
     assert scaling.gpu_s == pytest.approx(5 * fleet.agenda.now_s - 10.0)
     assert {record.served_by[0] for record in fleet.tally} == {"prefill-0.0", "prefill-1.0", "prefill-2.0"}
-    assert_all_served(fleet, 900)
+    assert_all_served(fleet, 400)
 
 
 def test_a_stopped_worker_finishes_what_it_has_and_is_paid_until_then():
@@ -145,18 +145,19 @@ def missed_share(fleet, *, ttft_s=None, tpot_s=None):
     return late / len(fleet.tally)
 
 
-@pytest.mark.parametrize("rate", [20.0, 45.0])
+@pytest.mark.parametrize("rate", [45.0, 80.0])
 def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
-    """TTFT of 150 ms at prompts that take 33 ms, on a queue that theory knows only about."""
+    """TTFT of 150 ms at prompts that take 29 ms, on a queue that theory knows only about."""
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
     service_s = kind.costs.prompt_s(0, 1024, chunk_tokens=512)
     prompts = [Prompt(1.0, service_s, 0.15)]
     needed = prefill_needed(prompts, work=rate * service_s, missed_max=0.05)
+    assert needed > 1
     shares = []
     for count in (needed, needed - 1):
         fleet = Fleet(spec_of((P, count), (D, 3), any_role=False))
-        fleet.run(poisson(rate=rate, count=1500, input_tokens=1024, output_tokens=2))
+        fleet.run(poisson(rate=rate, count=600, input_tokens=1024, output_tokens=2))
         shares.append(missed_share(fleet, ttft_s=0.15))
     assert shares[0] <= 0.05
     assert shares[1] > shares[0]
@@ -250,7 +251,7 @@ def test_the_search_ends_at_a_cluster_that_no_smaller_neighbour_beats():
 
 def test_the_page_has_replicas_and_reasons():
     script = Script(i2=((), {P: 1}, {}))
-    _, scaling = scaled(script, some(60))
+    _, scaling = scaled(script, some(100))
     figures = figures_of(scaling, rule="script")
     assert figures.starts == 1
     assert figures.replicas_most == 5
@@ -284,5 +285,5 @@ def test_own_blocks_of_requests_do_not_look_alike_to_the_router():
     computed = [
         sum(r.prompt_tokens for r in fleet.tally if r.served_by[0] == f"prefill-{n}.0") for n in range(4)
     ]
-    assert max(computed) < 0.5 * sum(computed)
+    assert max(computed) < 0.6 * sum(computed)
     assert all(record.cached_tokens == 0 for record in fleet.tally)
