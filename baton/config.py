@@ -367,8 +367,8 @@ class AutoscaleConfig(Section):
     workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
     """Of all roles together; 0: the sum of their own. When it binds, all roles are short alike."""
     replica_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
-    """Budget over any 24 hours; 0: none. While more than a quarter of it is left it does not bind; then the
-    number of workers comes down to what can be paid all day long."""
+    """Budget over any 24 hours; 0: none. While more than half of it is left it does not bind; then what is
+    left is spread over the time until the hours spent first are a day old. Minima are kept."""
     attain: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Share of requests that should meet their objectives (`slo.classes`)."""
     interval_s: Annotated[float, Field(ge=1, le=300)] = 15.0

@@ -91,7 +91,7 @@ class Autoscaler:
         have = {role: seen.of(role).have for role in sized}
         wanted = {role: self._wanted(role, have[role], sized[role], reasons) for role in sized}
         wanted = self._asleep(seen, wanted, reasons)
-        wanted = self._within(wanted, {role: s.needed for role, s in sized.items()}, reasons)
+        wanted = self._within(seen.at_s, wanted, {role: s.needed for role, s in sized.items()}, reasons)
         flips = self._flips(seen, have, wanted, reasons)
         decision = self._decision(seen, have, wanted, flips, sized, reasons)
         for role, count in decision.desired.items():
@@ -225,10 +225,10 @@ class Autoscaler:
     # --- bounds, budgets, flips -------------------------------------------------------------------
 
     def _within(
-        self, wanted: dict[Role, int], needed: dict[Role, int], reasons: list[str]
+        self, at_s: float, wanted: dict[Role, int], needed: dict[Role, int], reasons: list[str]
     ) -> dict[Role, int]:
         total = self.settings.workers_max
-        if (allowed := self._hours.allowed()) is not None and (not total or allowed < total):
+        if (allowed := self._hours.allowed(at_s)) is not None and (not total or allowed < total):
             total = allowed
         return within(wanted, needed, self.settings.bounds, total_max=total, reasons=reasons)
 

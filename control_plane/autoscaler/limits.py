@@ -8,6 +8,7 @@ from control_plane.autoscaler.values import Bounds
 
 DAY_S = 86_400.0
 BUCKET_S = 900.0
+FREE_SHARE = 0.5
 
 
 class Hours:
@@ -34,16 +35,14 @@ class Hours:
     def used(self) -> float:
         return sum(hours for _, hours in self._buckets)
 
-    def allowed(self) -> int | None:
-        """Replicas at once; None: as many as one likes. While more than three quarters of the budget are
-        left it does not bind; then it comes down to what can be paid all day long."""
-        if not self._per_day:
+    def allowed(self, at_s: float) -> int | None:
+        """Replicas at once; None: as many as one likes. While more than `FREE_SHARE` of the budget is left it
+        does not bind; then what is left is spread over the time until hours spent begin to be a day old."""
+        left = self._per_day - self.used
+        if not self._per_day or left >= FREE_SHARE * self._per_day:
             return None
-        steady = self._per_day / 24
-        left = 1 - self.used / self._per_day
-        if left >= 0.25:
-            return None
-        return max(1, int(steady * (1 + 4 * max(0.0, left) * 3)))
+        lasts_s = max(BUCKET_S, self._buckets[0][0] + DAY_S - at_s)
+        return max(1, int(left * 3600 / lasts_s))
 
 
 def within(
