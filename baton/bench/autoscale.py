@@ -59,7 +59,7 @@ class Load(msgspec.Struct, frozen=True):
     profile: str
     trace: str = ""
     length_scale: float = 1.0
-    lengths: Lengths = Lengths(16_000, 1000)
+    lengths: Lengths = Lengths(6000, 4000)
     later: Lengths | None = None
     """From the middle of the run on."""
     start_s: float = 120.0
@@ -139,10 +139,10 @@ class Case(msgspec.Struct, frozen=True):
 
     load: Load
     model: str = "llama-3-70b"
-    gpu: str = "h100"
+    gpu: str = "h20"
     tensor: int = 4
-    ttft_slo_s: float = 8.0
-    tpot_slo_s: float = 0.04
+    ttft_slo_s: float = 12.0
+    tpot_slo_s: float = 0.03
     attain: float = 0.95
     first: tuple[int, int] = (8, 6)
     """Prefill and decode workers at the start."""

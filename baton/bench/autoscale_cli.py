@@ -11,14 +11,14 @@ from rich.table import Table
 from baton.bench.autoscale import Case, Lengths, Load, Result, measure_all
 from baton.core.errors import SetupError
 
-OUTPUT_HEAVY = Lengths(4000, 2500)
+PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(8000, 1500), Lengths(2000, 6000)
 
 
 def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
     """Those that are compared. `rate`: requests per second of the drawn ones where the profile is 1."""
     seconds = 3600 * hours
     drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
-    shift = Load("shift", seconds, rate, "steady", later=OUTPUT_HEAVY)
+    shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
     slow = msgspec.structs.replace(shift, name="shift, slow start", start_s=600.0)
     return [
         *drawn,
@@ -40,12 +40,12 @@ def autoscale(
     ] = None,
     only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
     hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 1.0,
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 3.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 1.5,
     model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
-    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h100",
+    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
     tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 8.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.04,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 12.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.03,
     attain: Annotated[float, typer.Option(min=0.5, max=0.999, help="What the autoscaler aims at.")] = 0.95,
     search: Annotated[bool, typer.Option(help="Search the best static cluster.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
