@@ -1,7 +1,7 @@
 """`baton simulate … --autoscale RULE`: the options, and what they make of a fleet."""
 
 from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -10,7 +10,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.scaling import FleetScaling, ScalingSpec
-from baton.sim.fleet.scaling_rules import RULES, RuleName, make_rule
+from baton.sim.fleet.scaling_rules import RULES, make_rule
 from baton.sim.fleet.spec import FleetSpec
 from control_plane.autoscaler.settings import settings_of
 from control_plane.autoscaler.values import Objective
@@ -57,7 +57,7 @@ def scaled(
         hold_s=spec.router.queue_wait_s,
         is_advice=is_advice,
     )
-    rule = make_rule(cast("RuleName", name), settings, target=hpa_target)
+    rule = make_rule(name, settings, target=hpa_target)
     scaling = ScalingSpec(
         start_s=start_up_s, interval_s=config.interval_s, gpus_per_worker=gpus_per_worker, is_advice=is_advice
     )

@@ -241,7 +241,7 @@ def test_a_trace_begins_again_and_shares_nothing_with_before(tmp_path):
 
 
 def test_the_search_ends_at_a_cluster_that_no_smaller_neighbour_beats():
-    case = Case(Load("s", 240.0, 3.0, "steady", lengths=Lengths(4000, 200)))
+    case = Case(Load("s", 90.0, 1.0, "steady", lengths=Lengths(4000, 200)))
     best, tried = best_static(stage(case), 0.9, Pools(3, 2), progress=lambda _: None)
     assert best is not None
     assert best.met >= 0.9
