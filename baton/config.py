@@ -159,6 +159,10 @@ class StoreConfig(Section):
     socket: str = ""
     """Unix socket where a host's workers find its store node; empty: one in the run-time folder, made by
     `baton serve`."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """gRPC of a store node, for its peers; 0: any free one."""
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Prometheus metrics of a store node; 0: any free one."""
     policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
     """What leaves a tier first."""
     ttl_s: Annotated[float, Field(ge=0)] = 0.0
@@ -371,6 +375,10 @@ class ClusterConfig(Section):
     """Prometheus metrics of the control plane; 0: any free one."""
     worker_host: str = "127.0.0.1"
     """Interface the workers' gRPC and metrics servers listen on."""
+    worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """gRPC of a worker; 0: any free one. Set it where each worker has an address of its own, as in a pod."""
+    worker_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Prometheus metrics of a worker; 0: any free one."""
 
 
 class AutoscaleConfig(Section):
