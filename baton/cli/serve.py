@@ -16,6 +16,7 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
     from control_plane.launch import run_cluster
 
     configure_logs("control", config.telemetry)
+    secure(config.tls, config.access)
 
     def router_command(control_address: str) -> Sequence[str]:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
@@ -67,13 +69,14 @@ def serve_router(
         die_with_parent()
     if not control_address and not workers:
         raise SetupError("no workers: name a directory with --control, or workers with --worker")
-    running = run_router(
-        config,
-        control_address=control_address,
-        workers=list(workers),
-        on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
-    )
     try:
+        secure(config.tls, config.access)
+        running = run_router(
+            config,
+            control_address=control_address,
+            workers=list(workers),
+            on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
+        )
         run_on_uvloop(running)
     except SetupError as error:
         if not exit_with_parent:
@@ -94,6 +97,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
         os.environ.setdefault(name, value)  # before torch is imported
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
     configure_logs(worker_id, config.telemetry)
+    secure(config.tls, config.access)
     try:
         status = run_on_uvloop(_worker(worker_id, role, config, control_address, port))
     except SetupError:

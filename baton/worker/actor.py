@@ -11,6 +11,7 @@ from pathlib import Path
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
 from control_plane.ray_ops import WorkerSpec
 
 
@@ -34,6 +35,7 @@ class WorkerActor:
         from baton.worker.process import WorkerProcess  # torch: after pinning
 
         spec = self._spec
+        secure(self._config.tls, self._config.access)
         process = WorkerProcess(spec.worker_id, spec.role, self._config, control_address=spec.control_address)
         await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
         return "drained"

@@ -78,9 +78,9 @@ class WorkerProcess:
     def __init__(
         self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "", port: int = 0
     ) -> None:
-        """`control_address` empty: no directory is told; `port` 0: any free one."""
+        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`."""
         self._worker_id, self._role, self._config = worker_id, role, config
-        self._control_address, self._port = control_address, port
+        self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
@@ -194,7 +194,7 @@ class WorkerProcess:
         server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
         stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
-        await metrics.start(host)
+        await metrics.start(host, self._config.cluster.worker_metrics_port)
         stack.push_async_callback(metrics.close)
         self._member = Member(
             worker_id=self._worker_id,

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from baton.core.ids import BlockHash
 from loadgen.lengths import Plan, PlannedRequest
 
+OWN = 0x6F776E
+"""Blocks that only one request has are hashed with it."""
+
 
 class Demand(NamedTuple):
     """One request."""
@@ -132,10 +135,6 @@ class Namer:
                 taken += 1
             found.append(_name(hash((chain, i)), chain))
         return found
-
-
-OWN = -2
-"""Tells a request's own blocks from shared ones."""
 
 
 def _name(first: int, second: int) -> BlockHash:

@@ -1,0 +1,242 @@
+"""What is desired, and what orders make of it. Pure.
+
+The contract of everybody who operates a cluster: autoscaler, dashboard and command line speak to
+`Operations` in the values of `baton.core.operate`, which are exported here.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import msgspec
+
+from baton.core.messages import Role
+from baton.core.operate import (
+    FIRST_VERSION,
+    Action,
+    ClusterState,
+    Decision,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Order,
+    Outcome,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    Resize,
+    RollOut,
+    Scale,
+    Version,
+)
+
+__all__ = (
+    "FIRST_VERSION",
+    "Action",
+    "ClusterState",
+    "Decision",
+    "DecisionLog",
+    "Drain",
+    "DrainNode",
+    "Flip",
+    "NodeState",
+    "Operations",
+    "Order",
+    "Outcome",
+    "Pool",
+    "Refused",
+    "ReplicaPhase",
+    "ReplicaState",
+    "Resize",
+    "RollOut",
+    "Scale",
+    "Version",
+    "describe",
+    "pool_after",
+)
+
+REPLICAS_MAX = 1024
+"""Of one role of one model."""
+
+DECISIONS_MAX = 256
+"""Kept; the oldest goes."""
+
+TEXT_CHARS_MAX = 400
+"""Of who, why and text: the log is bounded in bytes too."""
+
+
+class Operations(Protocol):
+    """Implemented by `plane.ControlPlane`; over gRPC by `baton.wire.operate.OperateClient`."""
+
+    def order(self, order: Order) -> Decision:
+        """Never raises for what somebody asked: the decision says REFUSED, and why."""
+        ...
+
+    def state(self) -> ClusterState: ...
+
+    def changes(self) -> AsyncIterator[ClusterState]:
+        """The state now, after every change, and at least once a second."""
+        ...
+
+
+class Refused(Exception):
+    """The order cannot be followed; the text says what to do instead."""
+
+
+# --- what an order makes of the desired -------------------------------------------------------------
+
+
+def pool_after(action: Action, state: ClusterState) -> Pool | None:
+    """The pool that the action changes, as it shall be then; None: no pool changes. Raises Refused."""
+    match action:
+        case Scale(role, count, model):
+            return _resized(_pool(state, model), {role: count})
+        case Resize(counts, model):
+            return _resized(_pool(state, model), counts)
+        case Flip(worker, role):
+            replica = _replica(state, worker)
+            if replica.role is role:
+                raise Refused(f"{replica.name} is a {role} worker already")
+            if replica.phase is not ReplicaPhase.RUNNING:
+                raise Refused(f"{replica.name} is {replica.phase}: only a running worker changes its role")
+            pool = _pool(state, replica.model)
+            moved = {replica.role: max(0, pool.count(replica.role) - 1), role: pool.count(role) + 1}
+            return _resized(pool, moved)
+        case Drain(worker, is_replaced):
+            replica = _replica(state, worker)
+            if replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.SUSPECT):
+                raise Refused(f"{replica.name} is {replica.phase}: there is nothing to drain")
+            if is_replaced:
+                return None
+            pool = _pool(state, replica.model)
+            return _resized(pool, {replica.role: max(0, pool.count(replica.role) - 1)})
+        case DrainNode(node):
+            node_of(state, node)
+            return None
+        case RollOut(version, model, surge_max, unavailable_max):
+            return _rolled(_pool(state, model), version, surge_max, unavailable_max)
+        case _:
+            assert_never(action)
+
+
+def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
+    if wrong := {role: n for role, n in counts.items() if not 0 <= n <= REPLICAS_MAX}:
+        raise Refused(f"replicas of a role: 0 to {REPLICAS_MAX}, not {_counts(wrong)}")
+    merged = {**pool.counts, **counts}
+    return msgspec.structs.replace(pool, counts={r: n for r, n in merged.items() if n})
+
+
+def _rolled(pool: Pool, version: Version, surge_max: int, unavailable_max: int) -> Pool:
+    if not version.name:
+        raise Refused("a version needs a name")
+    if version.name == pool.version.name and version != pool.version:
+        raise Refused(f"version {version.name} is something else already: choose another name")
+    if surge_max < 0 or unavailable_max < 0 or surge_max + unavailable_max == 0:
+        raise Refused("an exchange needs room: let one more run (surge) or one be missing (unavailable)")
+    return msgspec.structs.replace(
+        pool, version=version, surge_max=surge_max, unavailable_max=unavailable_max
+    )
+
+
+def _pool(state: ClusterState, model: str) -> Pool:
+    if pool := state.pool(model):
+        return pool
+    names = ", ".join(p.model for p in state.pools)
+    raise Refused(f"no model {model!r} here: there is {names}" if model else f"which model? There is {names}")
+
+
+def _replica(state: ClusterState, worker: str) -> ReplicaState:
+    if replica := state.replica(worker):
+        return replica
+    names = ", ".join(r.name for r in state.replicas[:20]) or "none"
+    raise Refused(f"no worker {worker!r} here: there is {names}")
+
+
+def node_of(state: ClusterState, name: str) -> NodeState:
+    """By id, the beginning of one, or a host's name that only one node has. Raises Refused."""
+    found = [n for n in state.nodes if n.node == name]
+    found = found or [n for n in state.nodes if name and (n.node.startswith(name) or n.host == name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"{n.node[:12]} ({n.host})" for n in state.nodes[:20]) or "none"
+    raise Refused(f"{'several nodes' if found else 'no node'} {name!r} here: there is {names}")
+
+
+def _counts(counts: dict[Role, int]) -> str:
+    return ", ".join(f"{n} {role}" for role, n in counts.items())
+
+
+def describe(action: Action) -> str:
+    """In words, for the log."""
+    match action:
+        case Scale(role, count, model):
+            return f"scale {role}{_of(model)} to {count}"
+        case Resize(counts, model):
+            return f"resize{_of(model)} to {_counts(counts)}"
+        case Flip(worker, role):
+            return f"flip {worker} to {role}"
+        case Drain(worker, is_replaced):
+            return f"drain {worker}" if is_replaced else f"drain {worker} without another in its place"
+        case DrainNode(node, is_undone):
+            return f"use node {node} again" if is_undone else f"drain node {node}"
+        case RollOut(version, model):
+            return f"roll out version {version.name}{_of(model)}"
+        case _:
+            assert_never(action)
+
+
+def _of(model: str) -> str:
+    return f" of {model}" if model else ""
+
+
+# --- the log ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DecisionLog:
+    """The latest decisions, oldest first. What is over does not change any more."""
+
+    count_max: int = DECISIONS_MAX
+    _entries: deque[Decision] = field(default_factory=deque[Decision])
+    _last: int = 0
+
+    @property
+    def entries(self) -> tuple[Decision, ...]:
+        return tuple(self._entries)
+
+    def restore(self, entries: Iterable[Decision]) -> None:
+        """Of an earlier life of the control plane; before anything is added."""
+        assert not self._entries, "decisions were made already"
+        self._entries.extend(entries)
+        self._trim()
+        self._last = max((d.number for d in self._entries), default=0)
+
+    def add(self, order: Order, outcome: Outcome, text: str, *, at_s: float) -> Decision:
+        """`at_s`: Unix time."""
+        self._last += 1
+        who, why = _short(order.who), _short(order.why)
+        decision = Decision(self._last, at_s, who, why, order.action, outcome, _short(text))
+        self._entries.append(decision)
+        self._trim()
+        return decision
+
+    def finish(self, number: int, outcome: Outcome, text: str, *, at_s: float) -> Decision | None:
+        """None: it is over already, or forgotten."""
+        for index, decision in enumerate(self._entries):
+            if decision.number == number and decision.outcome is Outcome.ACCEPTED:
+                ended = msgspec.structs.replace(
+                    decision, outcome=outcome, text=_short(text), done_after_s=max(0.0, at_s - decision.at_s)
+                )
+                self._entries[index] = ended
+                return ended
+        return None
+
+    def _trim(self) -> None:
+        while len(self._entries) > self.count_max:
+            self._entries.popleft()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 2] + " …"
