@@ -15,9 +15,9 @@ from rich.table import Table
 from baton.bench import fidelity as bench
 from baton.bench.bench_model import make_bench_model
 from baton.bench.fidelity import Load, Outcome
-from baton.bench.machine import scheduling_note
 from baton.core.errors import SetupError
 from baton.sim.fleet.setup import Pools
+from baton.telemetry.machine import scheduling_note
 from loadgen.lengths import parse_factor
 from loadgen.report import Percentiles, Report
 from loadgen.slo import Slo

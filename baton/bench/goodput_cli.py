@@ -18,8 +18,8 @@ from baton.bench.goodput import Bench, TraceUse, trace_at
 from baton.bench.goodput_result import Run, make_curves, make_ratios
 from baton.bench.goodput_show import Summary, show
 from baton.bench.goodput_variants import Variant, baton_variants, choose, read_peers
-from baton.bench.machine import scheduling_note
 from baton.core.errors import SetupError
+from baton.telemetry.machine import scheduling_note
 from loadgen.options import as_command
 from loadgen.slo import Slo
 

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.bench.machine import scheduling_note
 from baton.bench.router import Load, RouterSeen, Target, measure
 from baton.bench.router_index import IndexSeen
 from baton.core.errors import SetupError
+from baton.telemetry.machine import scheduling_note
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -12,10 +12,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from baton.bench.machine import scheduling_note
 from baton.cli.settings import load_config
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
+from baton.telemetry.machine import scheduling_note
 from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.transport import secure

@@ -1,6 +1,6 @@
 import pytest
 
-from baton.bench.machine import scheduling_note
+from baton.telemetry.machine import scheduling_note
 
 
 @pytest.mark.parametrize(("setting", "is_told"), [("1\n", True), ("0\n", False)])
