@@ -19,7 +19,8 @@ import orjson
 
 from baton.bench import peers
 from baton.bench.bench_model import FIRST_TOKEN, VOCAB
-from baton.config import EngineConfig, RouterConfig, Section
+from baton.config import EngineConfig, RouterConfig
+from baton.config_base import Section
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.config import SECRET, Config
+from baton.config import Config
+from baton.config_base import SECRET
 from baton.core.messages import Role
 from baton.telemetry.alerts import OBJECTIVE_MIN
 

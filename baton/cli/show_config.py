@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.settings import knobs, load_config
-from baton.config import Config, secret_fields
+from baton.config import Config
+from baton.config_base import secret_fields
 from kv_store.directory.redis_url import masked
 
 

@@ -197,8 +197,6 @@ def simulate(
     given = dict(locals())
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        json_to = outputs.json_to
-        check_writable(None if json_to in ("", "-") else Path(json_to), *outputs[1:])
         _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
@@ -206,6 +204,7 @@ def simulate(
 
 
 def _run(asked: Options, outputs: Outputs) -> None:
+    check_writable(None if outputs.json_to in ("", "-") else Path(outputs.json_to), *outputs[1:])
     ready = prepare(asked)
     console = Console(stderr=True)
     if asked.search_rate:

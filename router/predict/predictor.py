@@ -130,17 +130,20 @@ class Predictor:
     ) -> float:
         """Of a sequence of `tokens` that begins to decode there in `starts_in_s`, as the model says.
 
-        Beside it decode those that do now and those on their way, as far as they have not ended, and others
-        that come meanwhile: answers are taken to be memoryless, so the number goes back to what is usual as
-        fast as answers end. Prompts that the worker computes itself lengthen some of its steps.
+        Beside it decode those that do now, as far as they have not ended by then, and those on their way. The
+        number goes back to what is usual, until its end, as fast as answers end; they are taken to be
+        memoryless. Prompts that the worker computes itself lengthen some of its steps.
         """
         speed, ahead = worker.speed, worker.outlook or self._look(worker)
         costs = speed.costs
         life_s = max(1e-6, self.lengths.mean * ahead.step_s / speed.tokens_per_step)
-        left = exp(-starts_in_s / life_s) * _mean_left(output_tokens / self.lengths.mean)
-        now = ahead.decoding + worker.joining_count
-        usual = now if worker.usual_decodes is None else worker.usual_decodes
-        count = min(usual + (now - usual) * left + 1.0, float(worker.hello.batch_sequences_max))
+        left, usual = exp(-max(0.0, starts_in_s) / life_s), worker.usual_decodes
+        if usual is None:
+            count = ahead.decoding * left + worker.joining_count
+        else:
+            now = ahead.decoding + worker.joining_count
+            count = usual + (now - usual) * left * _mean_left(output_tokens / self.lengths.mean)
+        count = min(count + 1.0, float(worker.hello.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.base_s + costs.decode_s * count + costs.context_token_s * context
         behind = worker.backlog.tokens + worker.others_tokens

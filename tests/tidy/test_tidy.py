@@ -84,6 +84,7 @@ SLEEPERS = {
     "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
+    "router/public_tls.py",  # certificates are looked at at intervals
     "router/peers/following.py",  # backoff before dialling again
     "router/peers/sharer.py",  # what changed is told at intervals
     "router/tenants/keyring.py",  # keys are looked at at intervals

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.settings import load_config
-from baton.config import AccessConfig, Config, TlsConfig, secret_fields
+from baton.config import AccessConfig, Config, TlsConfig
+from baton.config_base import secret_fields
 from baton.core.errors import SetupError
 
 PASSWORD = "hunter2-of-the-test"
