@@ -131,7 +131,8 @@ def test_blocks_outlive_the_node_on_ssd(cluster, socket):
         return again and again.node_id != status.node_id and again.accounts["ssd.block_count"] and again
 
     again = eventually("a new node with the old one's blocks", is_back, timeout_s=30)
-    assert again.accounts["host.block_count"] <= PROMPT_BLOCKS
+    # What was computed since the kill, and what was on its way to the old node: not all that the old one had.
+    assert again.accounts["host.block_count"] <= 2 * PROMPT_BLOCKS
     eventually("the workers join it", lambda: joined(cluster), timeout_s=20)
     before = loaded(cluster, "ssd")
     assert answer(cluster, 3) == cold
