@@ -41,6 +41,9 @@ class PeerBook:
         """Routers whose shares count."""
         return len(self._peers)
 
+    def __contains__(self, router_id: RouterId) -> bool:
+        return router_id in self._peers
+
     # --- what others have -------------------------------------------------------------------------
 
     def heard(self, update: RouterUpdate, *, now_s: float) -> None:

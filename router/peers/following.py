@@ -87,6 +87,10 @@ class Following:
                         if heard is None:
                             log.info("following router %s at %s", update.router_id, address)
                             heard = update.router_id
+                        if not update.is_snapshot and update.router_id not in self._driver.peers:
+                            # Given up while this process stood still. Changes say nothing without a snapshot,
+                            # and a new stream begins with one.
+                            raise LinkBroken(f"{update.router_id} was given up meanwhile")
                         silence.heard()
                         backoff.succeeded()
                         self._driver.feed(PeerTold(update))
