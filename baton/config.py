@@ -330,6 +330,9 @@ class ClusterConfig(Section):
     member_lease_s: Seconds = 8.0
     """A worker silent for this long is dead: killed, and started anew. A machine short of cores can
     hold up a healthy process for seconds, and routers have long stopped using it by then."""
+    member_suspect_s: Seconds = 3.0
+    """A worker silent for this long, while others are heard, is suspect: nothing new is placed there until it
+    is heard again. Less than `member_lease_s`, or it has no effect."""
     restart_backoff_s: Seconds = 0.5
     """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
     restart_backoff_max_s: Seconds = 30.0
@@ -348,6 +351,12 @@ class ClusterConfig(Section):
     """gRPC of the control plane (directory); 0: any free one."""
     control_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Prometheus metrics of the control plane; 0: any free one."""
+    record: str = ""
+    """File where the control plane remembers what was ordered, for its next life. Empty: under `baton serve`
+    one that goes with the cluster; else nothing is remembered."""
+    keep_workers: bool = False
+    """`baton control --only` leaves its workers running when it is asked to end, as when it is killed:
+    the next one at the same address (`cluster.control_port`) goes on with them."""
     worker_host: str = "127.0.0.1"
     """Interface the workers' gRPC and metrics servers listen on."""
 

@@ -7,7 +7,8 @@ import pytest
 from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.ray_home import RayHome
+from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 
 class Method:
@@ -29,7 +30,7 @@ class Handle:
         self.identity, self.serve = Method(self._identity), Method(self._serve)
 
     async def _identity(self):
-        return "another-host", 1
+        return WorkerIdentity("another-host", 1, "m", Role.DECODE, "1", "h:1")
 
     async def _serve(self):
         await self.died.wait()
@@ -65,10 +66,15 @@ class Ray:
 async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, told):
     handle = Handle(error)
     ended = asyncio.get_running_loop().create_future()
+    home = RayHome("")
+    home._ray = Ray(handle)
     replicas = RayReplicas(
-        object, config=Config(), on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason))
+        object,
+        config=Config(),
+        home=home,
+        is_local=True,
+        on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason)),
     )
-    replicas._ray = Ray(handle)
     spec = WorkerSpec(WorkerId("decode-0.1"), Role.DECODE, "", {})
     replicas.start(spec, threads=1)
     handle.died.set()

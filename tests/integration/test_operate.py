@@ -1,0 +1,151 @@
+"""Orders to a running cluster: roles, drains and versions change under streams, which do not notice."""
+
+import threading
+import time
+
+import pytest
+
+from baton.core.messages import Role
+from baton.core.operate import Drain, Flip, Order, Outcome, RollOut, Scale, Version
+from baton.wire.operate import OperateClient
+from tests.integration.cluster import Cluster, eventually, loop
+from tests.models import make_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+FLIP_S = 2.0
+"""From an order to a worker with nothing to finish, to its serving in the new role."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    model = make_model(tmp_path_factory.mktemp("models") / "tiny", "llama", seed=3)
+    settings = {"engine__kv_bytes": 32 * 2**20, "engine__threads": 1, "router__migrate_after_s": 0.5}
+    with Cluster(model, prefill=2, decode=1, **settings) as cluster:
+        yield cluster
+
+
+class Operator:
+    def __init__(self, cluster):
+        lines = (line for line in cluster.log if "control plane at " in line)
+        self.address = next(lines).rsplit("control plane at ", 1)[1].split()[0]
+
+    def _call(self, name, *args):
+        async def call():
+            client = OperateClient(self.address)
+            try:
+                return await getattr(client, name)(*args)
+            finally:
+                await client.close()
+
+        return loop().run(call())
+
+    def state(self):
+        return self._call("state")
+
+    def order(self, action, *, timeout_s=120.0):
+        """Waits until it is over."""
+        decision = self._call("order", Order(action, "test", "because"))
+        assert decision.outcome is Outcome.ACCEPTED, decision
+
+        def over():
+            found = [d for d in self.state().decisions if d.number == decision.number]
+            return found[0] if found and found[0].outcome is not Outcome.ACCEPTED else None
+
+        ended = eventually(f"{action} is over", over, timeout_s=timeout_s)
+        assert ended.outcome is Outcome.DONE, ended
+        return ended
+
+
+@pytest.fixture(scope="module")
+def operator(cluster):
+    return Operator(cluster)
+
+
+class Streams:
+    """Requests one after the other in threads of their own, as long as it lasts; each must have the text of
+    an undisturbed one."""
+
+    def __init__(self, cluster, count=2, tokens=48):
+        self.cluster, self.tokens = cluster, tokens
+        self.prompts = [f"Once upon a time there was a number {i}, and " for i in range(count)]
+        self.expected = {
+            p: cluster.complete(p, max_tokens=tokens)["choices"][0]["text"] for p in self.prompts
+        }
+        self.texts, self.errors = [], []
+        self.done = threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(p,), daemon=True) for p in self.prompts]
+
+    def _run(self, prompt):
+        while not self.done.is_set():
+            try:
+                parts = self.cluster.stream(prompt, max_tokens=self.tokens)
+                text = "".join(event["choices"][0]["text"] for event in parts if event["choices"])
+                self.texts.append((prompt, text))
+            except Exception as error:
+                self.errors.append(error)
+                return
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        for thread in self.threads:
+            thread.join(120)
+        assert self.errors == []
+        assert len(self.texts) >= len(self.prompts)
+        assert [t for p, t in self.texts if t != self.expected[p]] == []
+
+
+def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights(cluster, operator):
+    before = {w.worker_id: w for w in cluster.workers()}
+    name = next(w for w in before if w.startswith("prefill-1"))
+    with Streams(cluster):
+        began_s = time.monotonic()
+        ended = operator.order(Flip(name, Role.DECODE))
+        elapsed_s = time.monotonic() - began_s
+    print(f"flip under load: {ended.done_after_s:.3f} s, seen from outside {elapsed_s:.3f} s")
+    eventually(
+        "two decode workers", lambda: [w.role for w in cluster.workers()].count("decode") == 2, timeout_s=10
+    )
+    after = {w.worker_id: w for w in cluster.workers()}
+    assert after.keys() == before.keys()
+    assert after[name].pid == before[name].pid
+    assert after[name].accounts["weight_loads"] == 1
+    ended = operator.order(Flip(name, Role.PREFILL))
+    assert ended.done_after_s < FLIP_S, "an idle worker has nothing to drain"
+    assert "stayed loaded" in ended.text
+    cluster.await_workers(prefill=2, decode=1)
+    cluster.assert_idle()
+
+
+def test_a_drained_worker_leaves_no_stream_behind_and_is_replaced(cluster, operator):
+    (old,) = (w for w in cluster.workers() if w.worker_id.startswith("prefill-0"))
+    with Streams(cluster):
+        operator.order(Drain("prefill-0"))
+        cluster.await_workers(prefill=2, decode=1)
+    assert old.pid not in {w.pid for w in cluster.workers()}
+    cluster.assert_idle()
+
+
+def test_versions_are_exchanged_under_streams_and_none_is_lost(cluster, operator):
+    before = {w.pid for w in cluster.workers()}
+    with Streams(cluster):
+        operator.order(RollOut(Version("2", ("engine.waiting_sequences_max=128",))), timeout_s=300)
+    state = operator.state()
+    assert {r.version for r in state.replicas} == {"2"}
+    cluster.await_workers(prefill=2, decode=1)
+    assert before.isdisjoint(w.pid for w in cluster.workers())
+    cluster.assert_idle()
+
+
+def test_what_is_wanted_more_of_is_started_and_what_less_of_is_drained(cluster, operator):
+    operator.order(Scale(Role.DECODE, 2))
+    cluster.await_workers(prefill=2, decode=2)
+    with Streams(cluster):
+        operator.order(Scale(Role.DECODE, 1))
+    cluster.await_workers(prefill=2, decode=1)
+    cluster.assert_idle()
