@@ -7,7 +7,8 @@ Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEAS
 """
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -15,8 +16,28 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
+SECRET = "secret"
+"""Marks, in a knob's schema, that its value may hold a password."""
+
+SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """A configuration that finds its way into a log says no password."""
+        for name, value in super().__repr_args__():
+            yield name, "***" if value and name in secret_fields(type(self)) else value
+
+
+def secret_fields(section: type[BaseModel]) -> frozenset[str]:
+    """Of the knobs of a section, those marked with SECRET."""
+    return frozenset(
+        name
+        for name, info in section.model_fields.items()
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get(SECRET)
+    )
 
 
 class ModelConfig(Section):
@@ -161,7 +182,7 @@ class StoreConfig(Section):
     """A node that leaves offers so much to its peers first."""
     checksums: bool = True
     """Blocks in host memory and from peers are verified after each copy. Those on SSD always are."""
-    directory: str = ""
+    directory: SecretText = ""
     """redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the directory, also
     `--store`; empty: the control plane's."""
     directory_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "default"
@@ -261,13 +282,13 @@ class RouterConfig(Section):
     adapter_loading: bool = True
     """Clients may load and unload LoRA adapters by /v1/load_lora_adapter and /v1/unload_lora_adapter: from
     any folder that routers and workers can read, and from the hub. False: only `model.adapters`."""
-    keys: str = ""
+    keys: SecretText = ""
     """File (.toml, .yaml, .json) or Redis URL with API keys and their tenants, see `baton keys`; everything
     under /v1 then wants a key. Empty: no keys, and one tenant."""
-    budgets_url: str = ""
+    budgets_url: SecretText = ""
     """Redis URL where routers count tenants' budgets together; empty: `store.directory`, else the control
     plane."""
-    tenant_salt: str = ""
+    tenant_salt: SecretText = ""
     """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 512
     """When a chat request says nothing, capped by the room left in the context; completions use 16."""
@@ -361,6 +382,45 @@ class ClusterConfig(Section):
     """Interface the workers' gRPC and metrics servers listen on."""
 
 
+class TlsConfig(Section):
+    """Mutual TLS between the processes of a cluster: with `ca`, `cert` and `key` every gRPC connection has
+    it, without them none has. The paths are the same on all hosts, what the files hold need not be."""
+
+    ca: str = ""
+    """PEM file of the authorities whose certificates are this cluster's, see `baton certs`."""
+    cert: str = ""
+    """PEM file of this process's certificate, and of those between it and the authority. All three files are
+    read again when they change: the next connection uses what they say then."""
+    key: str = ""
+    """PEM file of the certificate's private key, not encrypted."""
+    domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,198}[a-z0-9])?$")] = "baton.internal"
+    """A certificate names its holder PART.DOMAIN, where PART is control, router, worker, store or operator.
+    Clusters whose certificates are of one authority differ in the domain."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.ca)
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> "TlsConfig":
+        files = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        if any(files.values()) and not all(files.values()):
+            missing = ", ".join(f"tls.{name}" for name, path in files.items() if not path)
+            raise ValueError(f"mutual TLS needs ca, cert and key: {missing} is missing")
+        return self
+
+
+class AccessConfig(Section):
+    """Who may drain, clear, flip and scale. The values are places, never the tokens themselves."""
+
+    tokens: str = ""
+    """File with the digests of the operators' tokens, see `baton tokens`; or env:NAME for a variable that
+    holds such a file's text. Read again when it changes."""
+    token: str = ""
+    """What this process shows others when it drains, clears or flips: a file with a token, or env:NAME.
+    Not needed by a process whose certificate is that of the control plane or of an operator."""
+
+
 class TelemetryConfig(Section):
     otlp_endpoint: str = ""
     """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
@@ -383,4 +443,6 @@ class Config(BaseSettings):
     router: RouterConfig = RouterConfig()
     slo: SloConfig = SloConfig()
     cluster: ClusterConfig = ClusterConfig()
+    tls: TlsConfig = TlsConfig()
+    access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

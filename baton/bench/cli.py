@@ -21,11 +21,11 @@ from baton.bench.speculation_cli import speculation
 from baton.bench.store_cli import store
 from baton.bench.store_policies_cli import policies
 from baton.bench.working_set_cli import store_cost, working_set
+from baton.config import Config
+from baton.wire.transport import secure
 
 app = typer.Typer(
     name="bench",
-    help="Parts of Baton against their limits, as ratios measured in one run.\n\n"
-    "Example: baton bench handover --model models/baton-demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,6 +44,17 @@ app.command("reuse")(reuse)
 app.command("router")(router)
 app.command("working-set")(working_set)
 app.command("store-cost")(store_cost)
+
+
+@app.callback()
+def bench() -> None:
+    """Parts of Baton against their limits, as ratios measured in one run.
+
+    Example: baton bench handover --model models/baton-demo
+    """
+    config = Config()  # of the environment: the processes that a benchmark starts have the same
+    secure(config.tls, config.access)
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 import uvloop
 
+from baton.config import Config
 from baton.core.costs import StepCosts
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
@@ -32,6 +33,7 @@ from baton.core.messages import (
 from baton.core.sampling import FinishReason
 from baton.wire.client import WorkerStatusReply
 from baton.wire.server import WorkerEnd, start_server
+from baton.wire.transport import secure
 
 FINGERPRINT = "0" * 32
 REPORT_S = 0.25
@@ -246,4 +248,6 @@ async def _serve(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
+    config = Config()  # of the environment: the router beside it has the same
+    secure(config.tls, config.access)
     uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=Plan)))

@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.certs import app as certs_app
 from baton.cli.keys import app as keys_app
 from baton.cli.operate import mount as mount_operations
 from baton.cli.store import app as store_app
+from baton.cli.tokens import app as tokens_app
 
 app = typer.Typer(
     name="baton",
@@ -220,6 +222,8 @@ def config(
 mount_operations(app)
 app.add_typer(store_app, name="store")
 app.add_typer(keys_app, name="keys")
+app.add_typer(certs_app, name="certs")
+app.add_typer(tokens_app, name="tokens")
 
 
 def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:

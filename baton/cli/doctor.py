@@ -12,10 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from baton.cli.settings import load_config
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
 from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken
+from baton.wire.transport import secure
 
 HTTP_S = 5.0
 
@@ -42,6 +44,8 @@ class KnownWorker(msgspec.Struct, frozen=True):
 def examine(url: str) -> int:
     """Prints the findings. Returns the exit status: 1 if one is bad. Raises SetupError if there is no
     router at `url`."""
+    config = load_config()
+    secure(config.tls, config.access)
     health = _health(url)
     workers = asyncio.run(_ask_workers(health))
     findings = list(diagnose(health, workers))

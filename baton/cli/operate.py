@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from baton.cli.settings import load_config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import (
@@ -29,6 +30,7 @@ from baton.core.operate import (
 )
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
+from baton.wire.transport import secure
 
 Control = Annotated[
     str,
@@ -192,6 +194,9 @@ async def _until_over(client: OperateClient, decision: Decision) -> Decision:
 
 
 def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]]) -> Any:
+    config = load_config()
+    secure(config.tls, config.access)
+
     async def run() -> Any:
         client = OperateClient(control or _only_cluster())
         try:

@@ -17,6 +17,7 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
     from control_plane.launch import run_cluster
 
     configure_logs("serve", config.telemetry)
+    secure(config.tls, config.access)
 
     def control_command(is_local: bool) -> Sequence[str]:
         command = [sys.executable, "-m", "baton", "control", "--only", "--exit-with-parent"]
@@ -64,6 +66,7 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     from control_plane.launch import check_setup
 
     configure_logs("control", config.telemetry)
+    secure(config.tls, config.access)
     if exit_with_parent:
         die_with_parent()
     else:
@@ -111,13 +114,14 @@ def serve_router(
         die_with_parent()
     if not control_address and not workers:
         raise SetupError("no workers: name a directory with --control, or workers with --worker")
-    running = run_router(
-        config,
-        control_address=control_address,
-        workers=list(workers),
-        on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
-    )
     try:
+        secure(config.tls, config.access)
+        running = run_router(
+            config,
+            control_address=control_address,
+            workers=list(workers),
+            on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
+        )
         run_on_uvloop(running)
     except SetupError as error:
         if not exit_with_parent:
@@ -138,6 +142,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
         os.environ.setdefault(name, value)  # before torch is imported
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
     configure_logs(worker_id, config.telemetry)
+    secure(config.tls, config.access)
     try:
         status = run_on_uvloop(_worker(worker_id, role, config, control_address, port))
     except SetupError:

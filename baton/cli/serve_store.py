@@ -12,6 +12,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import NodeId
 from baton.core.store_admin import NodeStatus
 from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
     node_id = NodeId(f"{socket.gethostname()}.{secrets.token_hex(4)}")
     configure_logs("store", config.telemetry)
     try:
+        secure(config.tls, config.access)
         run_on_uvloop(_store(node_id, config, control_address, is_child=exit_with_parent))
     except SetupError as error:
         if not exit_with_parent:

@@ -91,6 +91,8 @@ def _explain(error: ValidationError) -> str:
 def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{name}: no such knob (see `baton config`)"
+    if detail["type"] == "value_error" and isinstance(detail["input"], dict):
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several knobs at once
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
 
 

@@ -10,6 +10,7 @@ from baton.core.store_admin import AskStatus, Declined, Done, NodeStatus, StoreR
 from baton.wire.link import LinkBroken
 from baton.wire.local import ask_store
 from baton.wire.store_nodes import ask_node
+from baton.wire.transport import secure
 
 
 def status(socket: str | None, node: str, sets: Sequence[str]) -> NodeStatus:
@@ -40,11 +41,13 @@ def tier_named(name: str | None) -> Tier | None:
 def _ask(socket: str | None, node: str, sets: Sequence[str], request: StoreRequest) -> StoreReply:
     if socket and node:
         raise SetupError("name the store node by --socket or by --node, not by both")
-    path = "" if node else load_config(sets, {"store.socket": socket}).store.socket
+    config = load_config(sets, {"store.socket": socket})
+    path = "" if node else config.store.socket
     if not node and not path:
         raise SetupError(
             "which store node? Name its socket with --socket (`baton serve` logs it) or its address by --node"
         )
+    secure(config.tls, config.access)
     try:
         return asyncio.run(ask_node(node, request) if node else ask_store(path, request))
     except LinkBroken as error:

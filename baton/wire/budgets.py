@@ -1,18 +1,17 @@
 """Budgets of tenants over gRPC: both sides. The control plane holds the ledger for all routers."""
 
 import asyncio
-import contextlib
 from typing import Any
 
 import grpc
-import grpc.aio
 import msgspec
 
 from baton.core.budgets import Ask, Grant, Ledger, Settle
 from baton.wire.link import LinkBroken, describe
-from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.transport import Standing
 
 _encoder = msgspec.msgpack.Encoder()
 _ask = msgspec.msgpack.Decoder(Ask)
@@ -48,22 +47,20 @@ class BudgetsClient:
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         self.address, self._timeout_s = address, timeout_s
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = pb_grpc.BudgetsStub(self._channel)
+        self._standing = Standing(address, Party.CONTROL, pb_grpc.BudgetsStub)
 
     async def take(self, ask: Ask) -> Grant:
-        reply = await self._answer(self._stub.Take, ask)
+        reply = await self._answer(self._standing.stub.Take, ask)
         try:
             return _grant.decode(reply.payload)
         except msgspec.MsgspecError as error:
             raise LinkBroken(f"{self.address}: {error}") from None
 
     async def settle(self, settle: Settle) -> None:
-        await self._answer(self._stub.Settle, settle)
+        await self._answer(self._standing.stub.Settle, settle)
 
     async def close(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            await self._channel.close(None)
+        await self._standing.close()
 
     async def _answer(self, method: Any, value: Ask | Settle) -> Any:
         try:

@@ -1,7 +1,6 @@
 """The calling side of every service."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,15 +10,16 @@ import grpc.aio
 import msgspec
 
 from baton.core import messages as m
-from baton.core.errors import IncompatiblePeer
+from baton.core.errors import IncompatiblePeer, SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.sharing import RouterMember
 from baton.wire import codec
 from baton.wire.link import END, Link, LinkBroken, describe
-from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.parties import PACKAGE, Party, server_of
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.sharing_codec import router_member_to_pb
+from baton.wire.transport import Standing, channel_to, chosen
 
 CONNECT_S = 5.0
 """From dialling to the peer's first message."""
@@ -43,10 +43,6 @@ class WorkerStatusReply(msgspec.Struct, frozen=True):
     """What people should know and no number says, such as a transfer backend that does not work here."""
 
 
-def channel_to(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-
 @asynccontextmanager
 async def hung_up(call: Any) -> AsyncGenerator[None]:
     try:
@@ -61,7 +57,7 @@ async def worker_session(
 ) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
     """A router's session with a worker. Raises LinkBroken if the worker can't be reached, says no
     hello in time, or speaks another wire version."""
-    async with channel_to(address) as channel:
+    async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.WorkerStub(channel).Session()
         async with hung_up(call):
             hello = pb.RouterHello(router_id=router_id, wire_version=m.WIRE_VERSION)
@@ -91,7 +87,7 @@ async def peer_session(
 ) -> AsyncGenerator[tuple[m.PeerHello, AskerEnd]]:
     """A decode worker's session with a prefill worker. Raises LinkBroken, or IncompatiblePeer if
     the two do not agree on fingerprint or wire version."""
-    async with channel_to(address) as channel:
+    async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.PeerStub(channel).Session()
         async with hung_up(call):
             opening = pb.AskerEnvelope(hello=codec.peer_hello_to_pb(hello))
@@ -144,12 +140,16 @@ def _is_refusal(error: Exception) -> bool:
 
 
 async def unary(address: str, service: Any, method: str, request: Any) -> Any:
-    """Raises LinkBroken."""
-    async with channel_to(address) as channel:
+    """One call of `service`, a stub's class. Raises LinkBroken."""
+    name = service.__name__.removesuffix("Stub")
+    async with channel_to(address, server_of(name)) as channel:
         try:
-            return await getattr(service(channel), method)(request, timeout=CALL_S)
+            metadata = chosen().metadata(f"{PACKAGE}{name}/{method}")
+            return await getattr(service(channel), method)(request, timeout=CALL_S, metadata=metadata)
         except grpc.RpcError as error:
             raise LinkBroken(f"{address}: {describe(error)}") from None
+        except SetupError as error:
+            raise LinkBroken(str(error)) from None
 
 
 async def drain_worker(address: str) -> None:
@@ -180,32 +180,31 @@ class DirectoryClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = channel_to(address)
-        self._stub = pb_grpc.DirectoryStub(self._channel)
+        self._standing = Standing(address, Party.CONTROL, pb_grpc.DirectoryStub)
 
     async def renew(self, member: m.Member) -> None:
         try:
-            await self._stub.Renew(codec.member_to_pb(member), timeout=CALL_S)
+            await self._standing.stub.Renew(codec.member_to_pb(member), timeout=CALL_S)
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def leave(self, worker_id: WorkerId) -> None:
         try:
-            await self._stub.Leave(pb.LeaveRequest(worker_id=worker_id), timeout=CALL_S)
+            await self._standing.stub.Leave(pb.LeaveRequest(worker_id=worker_id), timeout=CALL_S)
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
         """The view now, then after every change; at least one a second. The router is listed meanwhile."""
-        call = self._stub.Watch(router_member_to_pb(member))
-        try:
-            async for view in call:
-                yield codec.view_from_pb(view)
-        except (grpc.RpcError, codec.WireError) as error:
-            raise LinkBroken(f"{self.address}: {describe(error)}") from None
-        finally:
-            call.cancel()
+        async with channel_to(self.address, Party.CONTROL) as channel:
+            call = pb_grpc.DirectoryStub(channel).Watch(router_member_to_pb(member))
+            try:
+                async for view in call:
+                    yield codec.view_from_pb(view)
+            except (grpc.RpcError, codec.WireError) as error:
+                raise LinkBroken(f"{self.address}: {describe(error)}") from None
+            finally:
+                call.cancel()
 
     async def close(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            await self._channel.close(None)
+        await self._standing.close()

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from baton.wire.codec import WireError
+from baton.wire.transport import explained
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -103,5 +104,6 @@ class Link(Generic[Out, In]):
 def describe(error: BaseException) -> str:
     """One line for logs and for a peer: gRPC's own text where there is one."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {_WHERE.sub('', error.details() or '')}"
+        details, failed = _WHERE.subn("", error.details() or "")
+        return f"{error.code().name}: {explained(details) if failed else details}"
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,6 @@
 """Orders to the control plane, and what it says of its cluster, over gRPC: both sides."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
@@ -11,13 +10,15 @@ import msgspec
 
 from baton.core.operate import ClusterState, Decision, Order
 from baton.wire.link import LinkBroken, describe
-from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.parties import PACKAGE, Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.transport import Standing, chosen, require_operator
 
 CALL_S = 10.0
 """One order, or the first state."""
 
+_ACT = f"{PACKAGE}Operate/Act"
 _encode = msgspec.msgpack.Encoder().encode
 _order = msgspec.msgpack.Decoder(Order)
 _decision = msgspec.msgpack.Decoder(Decision)
@@ -39,6 +40,7 @@ class OperateServicer(pb_grpc.OperateServicer):
         self._handler = handler
 
     async def Act(self, request: Any, context: Any) -> pb.OperateFrame:
+        await require_operator(context)
         try:
             order = _order.decode(request.payload)
         except msgspec.MsgspecError as error:
@@ -56,12 +58,12 @@ class OperateClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = pb_grpc.OperateStub(self._channel)
+        self._standing = Standing(address, Party.CONTROL, pb_grpc.OperateStub)
 
     async def order(self, order: Order) -> Decision:
         try:
-            reply = await self._stub.Act(pb.OperateFrame(payload=_encode(order)), timeout=CALL_S)
+            request, metadata = pb.OperateFrame(payload=_encode(order)), chosen().metadata(_ACT)
+            reply = await self._standing.stub.Act(request, timeout=CALL_S, metadata=metadata)
             return _decision.decode(reply.payload)
         except (grpc.RpcError, msgspec.MsgspecError) as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
@@ -78,7 +80,7 @@ class OperateClient:
 
     async def changes(self) -> AsyncGenerator[ClusterState]:
         """The state now, after every change, and at least once a second."""
-        call = self._stub.Watch(pb.OperateFrame())
+        call = self._standing.stub.Watch(pb.OperateFrame())
         try:
             async for frame in call:
                 yield _state.decode(frame.payload)
@@ -88,5 +90,4 @@ class OperateClient:
             call.cancel()
 
     async def close(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            await self._channel.close(None)
+        await self._standing.close()

@@ -8,11 +8,13 @@ import grpc
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
 from baton.core.sharing import RouterUpdate
-from baton.wire.client import channel_to, hung_up
+from baton.wire.client import hung_up
 from baton.wire.link import LinkBroken, describe
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.sharing_codec import router_update_from_pb, router_update_to_pb
+from baton.wire.transport import channel_to
 
 
 class RouterHandler(Protocol):
@@ -39,7 +41,7 @@ def add_router(handler: RouterHandler, server: Any) -> None:
 
 async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUpdate]:
     """What the router at `address` tells, until it ends. Raises LinkBroken."""
-    channel = channel_to(address)
+    channel = channel_to(address, Party.ROUTER)
     try:
         stub = pb_grpc.RouterStub(channel)
         call = stub.Follow(pb.FollowRequest(router_id=router_id, wire_version=WIRE_VERSION))

@@ -8,16 +8,13 @@ import grpc.aio
 
 from baton.core import messages as m
 from baton.core.budgets import Ledger
-from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.sharing import RouterMember
 from baton.wire import codec
-from baton.wire.address import host_port
 from baton.wire.budgets import BudgetsServicer
 from baton.wire.client import WorkerStatusReply, disagreement
 from baton.wire.link import END, Link
 from baton.wire.operate import OperateHandler, OperateServicer
-from baton.wire.options import SERVER_OPTIONS
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.routers import RouterHandler, add_router
@@ -25,6 +22,7 @@ from baton.wire.serving import first_message, until_end
 from baton.wire.sharing_codec import router_member_from_pb
 from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
 from baton.wire.store_nodes import StoreHandler, add_store_node
+from baton.wire.transport import listen, new_server, require_operator
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
 SourceEnd = Link[m.SourceMessage, m.AskerMessage]
@@ -84,10 +82,12 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
         await until_end(self._handler.serve_router(RouterId(first.hello.router_id), link), link)
 
     async def Drain(self, request: Any, context: Any) -> pb.DrainReply:
+        await require_operator(context)
         await self._handler.drain()
         return pb.DrainReply()
 
     async def SetRole(self, request: Any, context: Any) -> pb.SetRoleReply:
+        await require_operator(context)
         await self._handler.set_role(codec.role_from_pb(request.role), request.drain_s)
         return pb.SetRoleReply()
 
@@ -157,7 +157,7 @@ async def start_server(
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = new_server()
     if worker is not None:
         pb_grpc.add_WorkerServicer_to_server(_WorkerServicer(worker), server)
     if peer is not None:
@@ -175,10 +175,7 @@ async def start_server(
         add_store_node(store, server)
     if router is not None:
         add_router(router, server)
-    try:
-        bound = server.add_insecure_port(host_port(host, port))
-    except RuntimeError:
-        raise SetupError(f"cannot listen on {host}:{port}: the port is in use or not ours") from None
+    bound = listen(server, host, port)
     await server.start()
     return server, bound
 

@@ -1,20 +1,19 @@
 """The directory of store nodes over gRPC: both sides."""
 
-import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
-import grpc.aio
 
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, StoreChanges, StoreMember
 from baton.wire import directory_codec as codec
 from baton.wire.link import LinkBroken, describe
-from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.transport import Standing
 from baton.wire.vocabulary import WireError
 
 LEASE_S_MAX = 86_400.0
@@ -81,36 +80,34 @@ class StoreDirectoryClient:
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         self.address, self._timeout_s = address, timeout_s
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = pb_grpc.StoreDirectoryStub(self._channel)
+        self._standing = Standing(address, Party.CONTROL, pb_grpc.StoreDirectoryStub)
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
         request = pb.RenewStoreRequest(member=codec.store_member_to_pb(member), lease_s=lease_s)
-        return (await self._answer(self._stub.Renew, request)).is_known
+        return (await self._answer(self._standing.stub.Renew, request)).is_known
 
     async def leave(self, node_id: NodeId) -> None:
-        await self._answer(self._stub.Leave, pb.LeaveStoreRequest(node_id=node_id))
+        await self._answer(self._standing.stub.Leave, pb.LeaveStoreRequest(node_id=node_id))
 
     async def members(self) -> tuple[StoreMember, ...]:
-        reply = await self._answer(self._stub.GetMembers, pb.StoreMembersRequest())
+        reply = await self._answer(self._standing.stub.GetMembers, pb.StoreMembersRequest())
         return tuple(self._decoded(codec.store_member_from_pb, x) for x in reply.members)
 
     async def publish(self, changes: StoreChanges) -> bool:
-        return (await self._answer(self._stub.Publish, codec.store_changes_to_pb(changes))).is_known
+        return (await self._answer(self._standing.stub.Publish, codec.store_changes_to_pb(changes))).is_known
 
     async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
         found: list[tuple[Holding, ...]] = []
         for start in range(0, len(hashes), LOOK_UP_HASHES_MAX):
             part = hashes[start : start + LOOK_UP_HASHES_MAX]
-            reply = await self._answer(self._stub.LookUp, codec.hashes_to_pb(part))
+            reply = await self._answer(self._standing.stub.LookUp, codec.hashes_to_pb(part))
             if reply.count != len(part):
                 raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {reply.count}")
             found += self._decoded(codec.holdings_from_pb, reply)
         return found
 
     async def close(self) -> None:
-        with contextlib.suppress(grpc.RpcError):
-            await self._channel.close(None)
+        await self._standing.close()
 
     async def _answer(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:

@@ -12,13 +12,15 @@ import grpc.aio
 
 from baton.core.errors import IncompatiblePeer
 from baton.core.store import NodeHello, NodeToNode
-from baton.core.store_admin import StoreReply, StoreRequest
-from baton.wire.client import CONNECT_S, channel_to, first_answer, hung_up, unary
+from baton.core.store_admin import AskStatus, StoreReply, StoreRequest
+from baton.wire.client import CONNECT_S, first_answer, hung_up, unary
 from baton.wire.link import END, Link, LinkBroken
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.serving import first_message, until_end
 from baton.wire.store_codec import BETWEEN_NODES, REPLY, REQUEST
+from baton.wire.transport import channel_to, require_operator
 from baton.wire.vocabulary import WireError
 
 NodeEnd = Link[NodeToNode, NodeToNode]
@@ -84,6 +86,8 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
+        if not isinstance(asked, AskStatus):
+            await require_operator(context)
         return pb.StoreFrame(payload=REPLY.encode(await self._handler.answer(asked)))
 
 
@@ -107,7 +111,7 @@ async def node_session(
 ) -> AsyncGenerator[tuple[NodeHello, NodeEnd]]:
     """A session with the node whose arena is to be read. Raises LinkBroken, or IncompatiblePeer if the two do
     not agree."""
-    async with channel_to(address) as channel:
+    async with channel_to(address, Party.STORE) as channel:
         call = pb_grpc.StoreNodeStub(channel).Session()
         async with hung_up(call):
             first = await first_answer(call, _encode(hello), address, connect_timeout_s)

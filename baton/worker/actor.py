@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
 from control_plane.ray_ops import WorkerIdentity, WorkerSpec
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class WorkerActor:
         from baton.worker.process import WorkerProcess  # torch: after pinning
 
         spec = self._spec
+        secure(self._config.tls, self._config.access)
         self._process = process = WorkerProcess(
             spec.worker_id,
             spec.role,

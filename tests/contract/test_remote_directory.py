@@ -8,10 +8,12 @@ import pytest
 
 from baton.config import StoreConfig
 from baton.core.errors import SetupError
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.server import start_server
 from baton.wire.store_directory import LOOK_UP_HASHES_MAX
+from baton.wire.transport import channel_to
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
@@ -84,7 +86,7 @@ async def test_a_control_plane_without_a_directory_says_so():
 async def test_nonsense_is_refused_and_the_next_call_served():
     async with (
         serving(MemoryDirectory(entries_max=9)) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        channel_to(f"127.0.0.1:{port}", Party.CONTROL) as channel,
     ):
         stub = pb_grpc.StoreDirectoryStub(channel)
         renewals = [pb.RenewStoreRequest(lease_s=x) for x in (0, -1, float("nan"), float("inf"))]

@@ -20,6 +20,7 @@ from baton.wire.client import (
 )
 from baton.wire.link import Link, LinkBroken
 from baton.wire.options import CHANNEL_OPTIONS
+from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.server import start_server
 
@@ -244,7 +245,7 @@ async def test_a_view_that_makes_no_sense_is_a_directory_that_is_away(monkeypatc
 async def test_a_caller_that_never_says_hello_is_hung_up_on(served, monkeypatch):
     monkeypatch.setattr(serving, "HELLO_S", 0.05)
     _, address, _ = served
-    async with client.channel_to(address) as channel:
+    async with client.channel_to(address, Party.WORKER) as channel:
         for stub in (client.pb_grpc.WorkerStub, client.pb_grpc.PeerStub):
             call = stub(channel).Session()
             code = await asyncio.wait_for(call.code(), 5)

@@ -1,0 +1,78 @@
+"""Tokens where the configuration says they are: in files, or in variables of the environment."""
+
+import logging
+import os
+from pathlib import Path
+
+from baton.core.errors import SetupError
+from baton.core.tokens import TOKEN_LENGTH_MAX, Scope, TokenBook, read_book
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT = "env:"
+FILE_BYTES_MAX = 2**20
+
+
+class LiveTokens:
+    """The tokens that count now: the file is read again when it changes, so one that is revoked is refused
+    from then on. While it cannot be read the tokens before count."""
+
+    def __init__(self, place: str) -> None:
+        """A path, or env:NAME. Raises SetupError."""
+        self._place, self._stamp = place, _stamp(place)
+        self._book = read_book(_text(place), place)
+        self._trouble = ""
+
+    def holder_of(self, token: str, *, scope: Scope) -> str | None:
+        """As `TokenBook.holder_of`."""
+        self._look()
+        return self._book.holder_of(token, scope=scope)
+
+    @property
+    def book(self) -> TokenBook:
+        self._look()
+        return self._book
+
+    def _look(self) -> None:
+        stamp = _stamp(self._place)
+        if stamp == self._stamp:
+            return
+        try:
+            self._book = read_book(_text(self._place), self._place)
+        except SetupError as error:
+            if str(error) != self._trouble:
+                log.warning("tokens as before, because: %s", error)
+            self._trouble = str(error)
+            return
+        self._stamp, self._trouble = stamp, ""
+
+
+def token_at(place: str) -> str:
+    """A token to show to others. Raises SetupError."""
+    token = _text(place).strip()
+    if not token or len(token) > TOKEN_LENGTH_MAX or not token.isprintable() or " " in token:
+        raise SetupError(f"access.token {place}: holds no token, see `baton tokens create`")
+    return token
+
+
+def _text(place: str) -> str:
+    if place.startswith(ENVIRONMENT):
+        name = place.removeprefix(ENVIRONMENT)
+        if name not in os.environ:
+            raise SetupError(f"access: the environment has no {name}")
+        return os.environ[name]
+    try:
+        with Path(place).open(encoding="utf-8") as file:
+            return file.read(FILE_BYTES_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"access: cannot read {place}: {error}") from None
+
+
+def _stamp(place: str) -> tuple[int, int, int] | None:
+    if place.startswith(ENVIRONMENT):
+        return None
+    try:
+        stat = Path(place).stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
