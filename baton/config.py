@@ -346,6 +346,11 @@ class ClusterConfig(Section):
     """Workers that take either leg."""
     ray_address: str = ""
     """Ray cluster to join; empty: start one on this machine."""
+    node_labels: dict[str, dict[str, str]] = {}
+    """Role -> labels of the nodes that such workers may run on, as Ray's label selectors write them:
+    {"decode": {"gpu": "in(H100, H200)"}}. Only with `ray_address`."""
+    node_resources: dict[str, dict[str, float]] = {}
+    """Role -> Ray resources that each worker takes beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25
     """Between two reports of a worker to routers and directory."""
     member_lease_s: Seconds = 8.0

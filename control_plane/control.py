@@ -69,11 +69,16 @@ class Control:
     ) -> None:
         """Until it is asked to end. Raises SetupError for what the operator must change before workers can
         start."""
+        leaves_workers = True  # if we break, the next life goes on with them
         try:
             ready(await self._start())
             await self._until_stopped(shutdown, settled)
+            leaves_workers = self._config.cluster.keep_workers and not shutdown.now.is_set()
+        except SetupError:
+            leaves_workers = False
+            raise
         finally:
-            await self._close(leaves_workers=self._config.cluster.keep_workers and not shutdown.now.is_set())
+            await self._close(leaves_workers=leaves_workers)
 
     async def _start(self) -> str:
         cluster = self._config.cluster

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,9 @@ def worker_environment(threads: int) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
+NODE_LABEL = "ray.io/node-id"
+"""Ray gives it to every node."""
+
 IDENTIFY_S = 5.0
 """For a worker that was there before to say what it is. A frozen one does not."""
 
@@ -100,8 +103,8 @@ class RayReplicas:
         self._home, self.is_local = home, is_local
         self._replicas: dict[WorkerId, _Replica] = {}
 
-    def start(self, spec: WorkerSpec, *, threads: int) -> None:
-        """Does not wait. How it went is told by the directory, or by `on_exit`."""
+    def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
+        """Does not wait. How it went is told by the directory, or by `on_exit`. `avoid`: nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
             "namespace": NAMESPACE,
@@ -113,6 +116,7 @@ class RayReplicas:
             "max_concurrency": 16,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
+        options |= self._placement(spec.role, avoid)
         handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
         self._follow(spec.worker_id, handle)
 
@@ -149,6 +153,19 @@ class RayReplicas:
             return None
         self._follow(worker_id, handle)
         return worker_id, identity
+
+    def _placement(self, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
+        """On several nodes workers spread: one node's loss shall not be a pool's."""
+        cluster = self._config.cluster
+        labels = dict(cluster.node_labels.get(role, {}))
+        if avoid:
+            labels[NODE_LABEL] = f"!in({','.join(avoid)})"
+        options: dict[str, Any] = {"resources": dict(cluster.node_resources.get(role, {}))}
+        if labels:
+            options["label_selector"] = labels
+        if not self.is_local:
+            options["scheduling_strategy"] = "SPREAD"
+        return options
 
     def _gpu_share(self) -> float:
         """Of one worker. "cuda:N" names a device of the machine, which Ray must not renumber; with

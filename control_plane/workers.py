@@ -72,7 +72,7 @@ class RayWorkers:
             version=start.version.name,
             model=start.model,
         )
-        self._ray.start(spec, threads=threads)
+        self._ray.start(spec, threads=threads, avoid=start.avoid)
 
     async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """If the worker cannot be told, the reconciler's patience ends."""

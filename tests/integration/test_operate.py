@@ -1,12 +1,15 @@
 """Orders to a running cluster: roles, drains and versions change under streams, which do not notice."""
 
+import contextlib
 import threading
 import time
 
+import psutil
 import pytest
 
 from baton.core.messages import Role
 from baton.core.operate import Drain, Flip, Order, Outcome, RollOut, Scale, Version
+from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
 from tests.integration.cluster import Cluster, eventually, loop
 from tests.models import make_model
@@ -28,7 +31,7 @@ def cluster(tmp_path_factory):
 class Operator:
     def __init__(self, cluster):
         lines = (line for line in cluster.log if "control plane at " in line)
-        self.address = next(lines).rsplit("control plane at ", 1)[1].split()[0]
+        self.address = next(lines).rsplit("control plane at ", 1)[1].split(",")[0]
 
     def _call(self, name, *args):
         async def call():
@@ -149,3 +152,39 @@ def test_what_is_wanted_more_of_is_started_and_what_less_of_is_drained(cluster, 
         operator.order(Scale(Role.DECODE, 1))
     cluster.await_workers(prefill=2, decode=1)
     cluster.assert_idle()
+
+
+def control_of(cluster):
+    found = []
+    for process in psutil.Process(cluster.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "--only" in process.cmdline() and "control" in process.cmdline():
+                found.append(process)
+    return found[0] if found else None
+
+
+def test_the_control_plane_is_killed_and_streams_and_workers_do_not_notice(cluster, operator):
+    before = {w.worker_id: w.pid for w in cluster.workers()}
+    decisions = operator.state().decisions
+    old = control_of(cluster)
+    with Streams(cluster):
+        old.kill()
+        eventually("another one", lambda: (new := control_of(cluster)) and new.pid != old.pid, timeout_s=60)
+        state = eventually("settled", lambda: settled(operator), timeout_s=60)
+    assert {r.worker_id for r in state.replicas} == before.keys()
+    assert {w.worker_id: w.pid for w in cluster.workers()} == before
+    assert [d.number for d in state.decisions] == [d.number for d in decisions]
+    # It manages those that it adopted: roles, and what dies.
+    name = next(w for w in before if w.startswith("prefill"))
+    operator.order(Flip(name, Role.DECODE))
+    operator.order(Flip(name, Role.PREFILL))
+    psutil.Process(before[name]).kill()
+    eventually("replaced", lambda: before[name] not in {w.pid for w in cluster.workers()}, timeout_s=10)
+    cluster.await_workers(prefill=2, decode=1)
+    cluster.assert_idle()
+
+
+def settled(operator):
+    with contextlib.suppress(LinkBroken):
+        state = operator.state()
+        return state if state.is_settled and len(state.replicas) == 3 else None
