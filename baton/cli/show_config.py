@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.settings import knobs, load_config
-from baton.config import Config
+from baton.config import Config, secret_fields
 from kv_store.directory.redis_url import masked
 
 
@@ -17,7 +17,8 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
     if as_schema:
         print(json.dumps(Config.model_json_schema(), indent=2))
         return
-    values = load_config(sets).model_dump()
+    config = load_config(sets)
+    values = config.model_dump()
     console = Console()
     table = Table(box=None, pad_edge=False, title=None)
     table.add_column("knob", no_wrap=True)
@@ -27,8 +28,8 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
         section, field = name.split(".")
         value = values[section][field]
         style = "" if value == default else "bold"
-        if name == "store.directory":
-            value = masked(value)
+        if value and field in secret_fields(type(getattr(config, section))):
+            value = masked(value) if "://" in value else "***"
         table.add_row(Text(name), Text(_shown(value), style), Text(kind), Text(" ".join(meaning.split())))
     console.print(table)
     console.print("Set with --set section.field=value, or by environment: BATON_SECTION__FIELD=value.")

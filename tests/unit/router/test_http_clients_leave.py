@@ -213,7 +213,8 @@ async def test_what_outlasts_the_drain_is_told_so(folder, letters):
 async def test_sigterm_ends_the_process_well(folder):
     script = (
         "import asyncio; from baton.config import Config; from router.process import run_router;"
-        f"c = Config(model={{'path': {str(folder)!r}}}, router={{'port': 0}});"
+        "from baton.wire.transport import secure;"
+        f"c = Config(model={{'path': {str(folder)!r}}}, router={{'port': 0}}); secure(c.tls);"
         "asyncio.run(run_router(c, on_ready=lambda urls: print(urls[0], flush=True)))"
     )
     process = await asyncio.create_subprocess_exec(
