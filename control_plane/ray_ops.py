@@ -113,7 +113,8 @@ class RayReplicas:
             "num_gpus": self._gpu_share(),
             "max_restarts": 0,  # when, and how often, is the reconciler's decision
             "max_task_retries": 0,
-            "max_concurrency": 16,
+            # Calls of control planes that were killed go on waiting for the worker's end.
+            "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
         options |= self._placement(spec.role, avoid)
