@@ -8,7 +8,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports render unit sim integration explore fmt clean
+.PHONY: help setup serve test check lint types imports proto chart render unit sim integration explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -51,11 +51,33 @@ GENERATE   = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=
 proto: $(VENV)/.installed ## Generate the gRPC stubs
 	$(call GENERATE,.)
 
+# The chart's generated parts, and what each example's values make of it, into the folder $(1).
+CHART    := deploy/helm/baton
+EXAMPLES := $(basename $(notdir $(wildcard deploy/helm/values/*.yaml)))
+define CHART_PARTS
+	@mkdir -p $(1)/baton $(1)/rendered
+	@$(BIN)/python -m baton.telemetry.render $(1)/baton
+	@$(BIN)/python -m baton.cli.chart $(1)/baton/values.schema.json
+endef
+define CHART_EXAMPLES
+	@for name in $(EXAMPLES); do \
+	    $(BIN)/helm template baton $(CHART) --namespace baton --values deploy/helm/values/$$name.yaml \
+	        > $(1)/rendered/$$name.yaml || exit 1; done
+endef
+
+chart: $(VENV)/.installed ## Generate the chart's schema, rules and dashboards, and render the examples
+	$(call CHART_PARTS,deploy/helm)
+	$(call CHART_EXAMPLES,deploy/helm)
+
 render: $(VENV)/.installed ## Fail if a generated file is not what its source generates
 	@rm -rf build/render && mkdir -p build/render
 	@$(call GENERATE,build/render)
 	@for f in baton_pb2.py baton_pb2.pyi baton_pb2_grpc.py; do \
 	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
+	$(call CHART_PARTS,build/render)
+	$(call CHART_EXAMPLES,build/render)
+	@for f in baton/values.schema.json baton/rules baton/dashboards rendered; do \
+	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
 
 unit: $(VENV)/.installed ## Unit, contract and tidy tests
 	$(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract tests/tidy

@@ -159,6 +159,10 @@ class StoreConfig(Section):
     socket: str = ""
     """Unix socket where a host's workers find its store node; empty: one in the run-time folder, made by
     `baton serve`."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """gRPC of a store node, for its peers; 0: any free one."""
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Prometheus metrics of a store node; 0: any free one."""
     policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
     """What leaves a tier first."""
     ttl_s: Annotated[float, Field(ge=0)] = 0.0
@@ -385,6 +389,58 @@ class ClusterConfig(Section):
     the next one at the same address (`cluster.control_port`) goes on with them."""
     worker_host: str = "127.0.0.1"
     """Interface the workers' gRPC and metrics servers listen on."""
+    worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """gRPC of a worker; 0: any free one. Set it where each worker has an address of its own, as in a pod."""
+    worker_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Prometheus metrics of a worker; 0: any free one."""
+
+
+class AutoscaleConfig(Section):
+    """How many workers there should be. Read by `baton simulate --autoscale`."""
+
+    prefill_min: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Workers of a role, those that start included: never fewer, …"""
+    prefill_max: Annotated[int, Field(ge=1, le=1024)] = 8
+    """… never more."""
+    decode_min: Annotated[int, Field(ge=0, le=1024)] = 1
+    decode_max: Annotated[int, Field(ge=1, le=1024)] = 8
+    both_min: Annotated[int, Field(ge=0, le=1024)] = 1
+    both_max: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Of workers that take either leg, where there are such."""
+    workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
+    """Of all roles together; 0: the sum of their own. When it binds, all roles are short alike."""
+    replica_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
+    """Budget over any 24 hours; 0: none. While more than half of it is left it does not bind; then what is
+    left is spread over the time until the hours spent first are a day old. Minima are kept."""
+    attain: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    """Share of requests that should meet their objectives (`slo.classes`)."""
+    interval_s: Annotated[float, Field(ge=1, le=300)] = 15.0
+    """Between two decisions."""
+    caution: Annotated[float, Field(ge=0.5, le=0.99)] = 0.75
+    """Which quantile of the forecast, by its own recent errors, there are workers for."""
+    patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
+    """Workers are stopped when fewer would have been enough for so long; longer where starting takes long,
+    and after a step down that was a mistake."""
+    zero_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    """Without a request for so long all workers are stopped, if no role has a minimum above 0; 0: never.
+    Requests that come then are held by the routers for `router.queue_wait_s`, of which starting may take
+    at most four fifths: with slower starts there is no zero, and decisions say so."""
+    season_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
+    """Period after which load repeats itself, such as 86400; 0: none that is known."""
+    start_s: Seconds = 60.0
+    """From starting a worker until it serves, until starts were seen; so for the next two."""
+    drain_s: Seconds = 20.0
+    """From draining a worker until it is idle."""
+    flip_s: Seconds = 20.0
+    """From draining a worker until it serves in another role. No flips where that is longer than starting."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> "AutoscaleConfig":
+        for role in ("prefill", "decode", "both"):
+            least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
+            if least > most:
+                raise ValueError(f"{role}_min: {least} is above {role}_max, {most}")
+        return self
 
 
 class TlsConfig(Section):
@@ -448,6 +504,7 @@ class Config(BaseSettings):
     router: RouterConfig = RouterConfig()
     slo: SloConfig = SloConfig()
     cluster: ClusterConfig = ClusterConfig()
+    autoscale: AutoscaleConfig = AutoscaleConfig()
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -35,10 +35,14 @@ KILL_S = 2.0
 """From SIGKILL to the end of the process."""
 
 
+NOT_PASSED_ON = ("BATON_", "RAY_AUTH_")
+"""Beginnings of variables: a router has no business with Ray."""
+
+
 def child_environment(config: Config) -> dict[str, str]:
     """This process's environment, with the whole configuration in it: a child sees the same values,
     whether they came from the command line, the environment or a default."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
     values = config.model_dump(mode="json")
     ours = {
         f"BATON_{name.upper()}": msgspec.json.encode(section).decode() for name, section in values.items()

@@ -183,7 +183,7 @@ class _Cluster:
         config = self._config.model_copy(update={"cluster": cluster.model_copy(update=changes)})
         self._control = ControlChild(
             self._control_command(self._ray.is_ours),
-            environment=child_environment(config),
+            environment={**child_environment(config), **self._ray.key()},
             policy=restart_policy(cluster),
             silence_s=cluster.router_silence_s,
         )

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from baton.core.errors import SetupError
 log = logging.getLogger(__name__)
 
 RAY_ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",  # else a token file appears in the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # 15 by default: whatever else runs on the machine would come first
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -26,6 +26,15 @@ RAY_ENVIRONMENT = {
     # Our processes fork children after gRPC has threads; its fork handlers only get in the way.
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
+JOINED_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
+"""Of a Ray cluster that somebody else started: whether it wants tokens is for them to say."""
+
+LOCAL_ENVIRONMENT = {
+    # Who reaches a port of Ray's runs what they like as us. Ray takes no address of loopback for an answer,
+    # and listens on all interfaces, unless it is told that this machine has no cluster.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",  # for the other users of this machine; as a variable, Ray writes no file
+}
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
 
 NAMESPACE = "baton"
@@ -33,6 +42,15 @@ NAMESPACE = "baton"
 
 SHUTDOWN_S = 10.0
 """For Ray's own orderly end; whatever is left then is killed."""
+
+
+def ray_environment(*, is_local: bool) -> dict[str, str]:
+    """To be set before Ray is imported; what the operator set stays. `is_local`: Ray is started here, for
+    this cluster alone, and gets a token that nobody else knows."""
+    ours = {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else JOINED_ENVIRONMENT)}
+    if is_local and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        ours["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
 class RayHome:
@@ -59,9 +77,13 @@ class RayHome:
         """Where others join. Once it is open."""
         return self.ray.get_runtime_context().gcs_address
 
+    def key(self) -> dict[str, str]:
+        """Variables of a process that may join this Ray, if it is ours: other children are not given them."""
+        return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
     async def open(self) -> None:
         """Raises SetupError."""
-        os.environ.update({k: os.environ.get(k, v) for k, v in RAY_ENVIRONMENT.items()})
+        os.environ.update(ray_environment(is_local=self.is_ours))
         self._ray = await asyncio.to_thread(importlib.import_module, "ray")
         _quieten()
         try:

@@ -23,6 +23,7 @@ from baton.telemetry.catalogue import (
     PREDICTOR_FALLBACK,
     QUEUED,
     REFUSED_RETRIES,
+    STALE,
 )
 from baton.telemetry.metrics import Meter
 from router.setbacks import SetbackStatus
@@ -122,6 +123,7 @@ class StatusGauges:
             meter.forget(IN_FLIGHT, worker=gone)
             meter.forget(INDEXED_BLOCKS, worker=gone)
             meter.forget(BREAKER_OPEN, worker=gone)
+            meter.forget(STALE, worker=gone)
             meter.forget(PREDICTOR_CHANGES, worker=gone)
             for what in ("ttft", "tpot"):
                 meter.forget(PREDICTOR_ERROR, worker=gone, what=what)
@@ -133,6 +135,7 @@ class StatusGauges:
         meter.set(IN_FLIGHT, worker.in_flight_count, worker=name)
         meter.set(INDEXED_BLOCKS, worker.indexed_blocks, worker=name)
         meter.set(BREAKER_OPEN, OPENNESS[worker.breaker], worker=name)
+        meter.set(STALE, worker.is_stale or not worker.is_index_known, worker=name)
         meter.set(PREDICTOR_CHANGES, errors.change_count, worker=name)
         if errors.ttft_count:
             meter.set(PREDICTOR_ERROR, errors.ttft_mape, worker=name, what="ttft")

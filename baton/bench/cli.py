@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.bench import handover as handover_bench
+from baton.bench.autoscale_cli import autoscale
 from baton.bench.engine_cli import engine
 from baton.bench.fidelity_cli import fidelity
 from baton.bench.goodput_cli import goodput
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command("autoscale")(autoscale)
 app.command("engine")(engine)
 app.command("fidelity")(fidelity)
 app.command("quality")(quality)

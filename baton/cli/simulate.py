@@ -1,22 +1,21 @@
 """`baton simulate`: a production trace on a modelled cluster, with the production router."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton.cli.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, scaled
 from baton.cli.settings import load_config
-from baton.config import Config
+from baton.cli.simulate_show import Outputs, live_progress, publish
+from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
-from baton.sim.fleet.fleet import Fleet, Observer
-from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
+from baton.sim.fleet.fleet import Fleet
+from baton.sim.fleet.scaling import FleetScaling
 from baton.sim.fleet.setup import (
     BATCH_SEQUENCES,
     BLOCK_TOKENS,
@@ -34,12 +33,8 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
-from loadgen.files import report_bytes, write_file, write_records
-from loadgen.html.page import render
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
-from loadgen.outputs import write_json
 from loadgen.report import Settings, Slo
-from loadgen.show import show_report
 from loadgen.slo import parse_class_slo
 from loadgen.sources import name_of, open_trace
 from loadgen.traces import Trace, cut
@@ -139,6 +134,10 @@ class Options:
     sets: list[str]
     search_rate: bool
     attain: float
+    autoscale: str
+    start_up: float
+    hpa_target: float
+    advise: bool
 
 
 def simulate(
@@ -178,6 +177,10 @@ def simulate(
     sets: _Sets = [],  # noqa: B006 - typer copies it
     search_rate: Annotated[bool, typer.Option("--search", help=_SEARCH)] = False,
     attain: _Attain = 0.9,
+    autoscale: AutoscaleRule = "",
+    start_up: StartUp = 120.0,
+    hpa_target: HpaTarget = 0.7,
+    advise: Advise = False,
     json_to: _Json = "",
     html: _Html = None,
     plot: _Plot = None,
@@ -191,26 +194,21 @@ def simulate(
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """
     given = dict(locals())
-    del given["json_to"], given["html"], given["plot"], given["records"]
+    outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        done = _run(Options(**given), json_to=json_to, html=html, records=records)
-        if plot is not None:
-            write_file(plot, pool_chart(done.fleet.samples).encode())
+        _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-def _run(asked: Options, *, json_to: str, html: Path | None, records: Path | None) -> Simulated:
+def _run(asked: Options, outputs: Outputs) -> None:
     ready = prepare(asked)
     console = Console(stderr=True)
     if asked.search_rate:
         ready = _at_capacity(ready, console)
     done = _simulate(ready, console)
-    _publish(done, json_to=json_to, html=html)
-    if records is not None:
-        write_records(records, done.fleet.tally, ready.settings)
-    return done
+    publish(done, ready.settings, rule=asked.autoscale, to=outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +223,7 @@ class Ready:
     trace_block_tokens: float
     factor: float = 1.0
     """Rate, as a multiple of the plan's."""
+    scale: Callable[[Fleet], FleetScaling] | None = None
 
     @property
     def planned(self) -> int:
@@ -272,7 +271,22 @@ def prepare(asked: Options) -> Ready:
     factor = 1.0
     if asked.rate:
         factor = asked.rate / (asked.copies * _own_rate(plan))
-    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor)
+    scale = _scaled(asked, spec, config.autoscale) if asked.autoscale else None
+    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor, scale)
+
+
+def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callable[[Fleet], FleetScaling]:
+    if asked.search_rate:
+        raise SetupError("--search and --autoscale together: search the rate of a fixed cluster")
+    return scaled(
+        asked.autoscale,
+        spec,
+        config,
+        start_up_s=asked.start_up,
+        hpa_target=asked.hpa_target,
+        is_advice=asked.advise,
+        gpus_per_worker=asked.tp * asked.pp,
+    )
 
 
 def _trace(asked: Options) -> Trace:
@@ -391,56 +405,5 @@ def _simulate(ready: Ready, console: Console) -> Simulated:
             ready.settings,
             trace_block_tokens=ready.trace_block_tokens,
             observer=observer,
+            scale=ready.scale,
         )
-
-
-@contextmanager
-def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
-    """A line with virtual time, counts, goodput so far and how much faster than the clock it runs."""
-    columns = (
-        TextColumn("simulate"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.completed}/{task.total}, {task.fields[live]} live, {task.fields[virtual]:.0f} s"),
-        TextColumn("goodput {task.fields[goodput]:.1%}, {task.fields[speed]:.0f}× real time"),
-        TimeElapsedColumn(),
-    )
-    begun_s = perf_counter()
-    shown_s = 0.0
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
-        task = bar.add_task("simulate", total=planned, live=0, virtual=0.0, goodput=1.0, speed=0.0)
-
-        def look(fleet: Fleet) -> bool:
-            nonlocal shown_s
-            now_s = perf_counter()
-            if now_s - shown_s < 0.25:
-                return True
-            shown_s = now_s
-            ended = len(fleet.tally)
-            bar.update(
-                task,
-                completed=ended,
-                live=fleet.live_count,
-                virtual=fleet.agenda.now_s,
-                goodput=fleet.met / ended if ended else 1.0,
-                speed=fleet.agenda.now_s / max(1e-9, now_s - begun_s),
-                refresh=True,
-            )
-            return True
-
-        yield look
-
-
-def _publish(done: Simulated, *, json_to: str, html: Path | None) -> None:
-    console = Console(stderr=json_to == "-")
-    show_report(console, done.report)
-    fleet = done.fleet
-    console.print(
-        f"{fleet.agenda.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
-        f"({done.virtual_s / done.wall_s:.0f}× real time); prompt tokens computed "
-        f"{fleet.prompt_tokens_computed}, of these {wasted_share(done.report, fleet):.1%} for requests that "
-        "missed their targets; correlation of the pools' loads, at its lowest, "
-        f"{anti_phase(fleet.samples):+.2f}"
-    )
-    write_json(report_bytes(done.report), json_to)
-    if html is not None:
-        write_file(html, render([done.report]).encode())

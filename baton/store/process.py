@@ -120,11 +120,12 @@ class StoreProcess:
         """gRPC and metrics: their ports are known before anything else is told of this node."""
         cluster = self._config.cluster
         self._host = reachable_host(cluster.worker_host, towards=self._towards)
-        server, port = await start_server(cluster.worker_host, 0, store=self)
+        ports = self._config.store
+        server, port = await start_server(cluster.worker_host, ports.port, store=self)
         stack.push_async_callback(self._stop_server, server)
         self._node = NodeRef(self._node_id, host_port(self._host, port))
         metrics = MetricsServer(render=self._render, health=self._health)
-        await metrics.start(cluster.worker_host)
+        await metrics.start(cluster.worker_host, ports.metrics_port)
         stack.push_async_callback(metrics.close)
         self._metrics_address = host_port(self._host, metrics.port)
 

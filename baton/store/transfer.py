@@ -21,7 +21,7 @@ def transfer_manager(
             case "nixl":
                 from kv_transfer.backends.nixl import NixlBackend
 
-                backends.append(NixlBackend(name, memory))
+                backends.append(NixlBackend(name, memory, host=host))
             case "tcp":
                 from kv_transfer.backends.tcp import TcpBackend
 

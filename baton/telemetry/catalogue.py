@@ -137,6 +137,14 @@ BREAKERS_OPENED = Metric(
     "events",
     "Times that a worker's circuit breaker opened.",
 )
+STALE = Metric(
+    "baton_router_stale_ratio",
+    "gauge",
+    "ratio",
+    "1 while a worker that is known has not reported for router.worker_silence_s, or its cached blocks are "
+    "not known, else 0.",
+    ("worker",),
+)
 KNOWN_WORKERS = Metric(
     "baton_router_known_workers", "gauge", "workers", "Workers with an open session.", ("role",)
 )

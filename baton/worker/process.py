@@ -87,11 +87,11 @@ class WorkerProcess:
         node: str = "",
         version: str = "",
     ) -> None:
-        """`control_address` empty: no directory is told; `port` 0: any free one. `node`, `version`: as
-        `Member` tells them."""
+        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`. `node`,
+        `version`: as `Member` tells them."""
         self._worker_id, self._role, self._config = worker_id, role, config
         self._node, self._version = node, version
-        self._control_address, self._port = control_address, port
+        self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
@@ -213,7 +213,7 @@ class WorkerProcess:
         server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
         stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
-        await metrics.start(host)
+        await metrics.start(host, self._config.cluster.worker_metrics_port)
         stack.push_async_callback(metrics.close)
         self._member = Member(
             worker_id=self._worker_id,

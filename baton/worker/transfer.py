@@ -42,7 +42,7 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
             case "cma":
                 backends.append(CmaBackend(worker_id, memory))
             case "nixl":
-                backends.append(NixlBackend(worker_id, memory))
+                backends.append(NixlBackend(worker_id, memory, host=host))
             case "nccl":
                 pairs = TorchPairs(pool.memory, host=host)
                 backends.append(NcclBackend(worker_id, memory, pairs, host=host))

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks, check_source
-from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost
+from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost, keep_within
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
 
@@ -93,7 +93,9 @@ class NixlBackend:
 
     name = "nixl"
 
-    def __init__(self, worker_id: WorkerId, memory: KVMemory) -> None:
+    def __init__(self, worker_id: WorkerId, memory: KVMemory, *, host: str = "") -> None:
+        """`host`: the address of this machine that peers reach; empty: any."""
+        keep_within(host)
         self._memory = memory
         # Unique per life of this backend: a peer that knew an earlier life sees a new agent.
         self._agent_name = f"{worker_id}/{secrets.token_hex(8)}"

@@ -8,6 +8,7 @@ Not thread-safe by contract: one thread makes all calls of one agent.
 """
 
 import importlib
+import ipaddress
 import logging
 import os
 from typing import Any, NewType
@@ -32,6 +33,17 @@ crashes at exit wherever rdma-core is installed. UCX reads the variable when it 
 
 BINDINGS = ("nixl._bindings", "nixl_cu13._bindings", "nixl_cu12._bindings")
 """The package `nixl` picks the wheel that fits this machine's CUDA; without it, the wheel that is there."""
+
+
+def keep_within(host: str) -> None:
+    """Before the first agent of a process: UCX listens on every interface that it finds. A process that only
+    this machine reaches (`host` is of loopback) needs one; for others UCX chooses, or UCX_NET_DEVICES."""
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return  # a name
+    if is_loopback:
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 class PeerLost(Exception):

@@ -18,8 +18,9 @@ RUNS_MAX = len(lines.LETTERS)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def render(reports: Sequence[Report], *, title: str = "") -> str:
-    """The page of one run, or of several beside one another; at least one, at most `RUNS_MAX`."""
+def render(reports: Sequence[Report], *, title: str = "", more: Sequence[Markup] = ()) -> str:
+    """The page of one run, or of several beside one another; at least one, at most `RUNS_MAX`. `more`:
+    sections of whoever made the reports."""
     assert 0 < len(reports) <= RUNS_MAX, f"{len(reports)} runs"
     name = title or " / ".join(dict.fromkeys(r.settings.trace for r in reports))
     head = tag(
@@ -33,7 +34,7 @@ def render(reports: Sequence[Report], *, title: str = "") -> str:
     body = tag(
         "body",
         _head(reports, name),
-        tag("main", *_sections(reports)),
+        tag("main", *_sections(reports), *more),
         tag("div", id="tip", hidden="hidden"),
         Markup(f'<script type="application/json" id="reports">{_json(reports)}</script>'),
         Markup(f"<script>{_resource('page.js')}</script>"),
@@ -103,7 +104,7 @@ def _tiles(reports: Sequence[Report], run: int) -> Markup:
     )
 
 
-def _section(title: str, note: str, *parts: Markup | None) -> Markup:
+def section(title: str, note: str, *parts: Markup | None) -> Markup:
     return tag("section", tag("h2", title), tag("p", note, class_="note") if note else None, *parts)
 
 
@@ -111,7 +112,7 @@ def _sections(reports: Sequence[Report]) -> list[Markup]:
     several = len(reports) > 1
     note = "Ratios are to the first run; coloured where they differ by more than 2 %." if several else ""
     made = [
-        _section("Comparison" if several else "Figures", note, tables.summary(reports)),
+        section("Comparison" if several else "Figures", note, tables.summary(reports)),
         _latency_section(reports),
         _time_section(reports),
         _waterfall_section(reports),
@@ -120,7 +121,7 @@ def _sections(reports: Sequence[Report]) -> list[Markup]:
         _scale_section(reports),
         _search_section(reports),
         _reasons_section(reports),
-        _section("Settings", "", tables.settings(reports)),
+        section("Settings", "", tables.settings(reports)),
     ]
     return [m for m in made if m is not None]
 
@@ -132,7 +133,7 @@ def _latency_section(reports: Sequence[Report]) -> Markup:
         lines.cdf(reports, "itl", title="ITL", target=lambda r: None),
         lines.cdf(reports, "e2e", title="End to end", target=lambda r: None),
     )
-    return _section(
+    return section(
         "Latency",
         "From the instant at which a request should have left. A curve ends at the share that completed: "
         "requests that were refused or failed never answered. The table is of completed requests.",
@@ -155,7 +156,7 @@ def _time_section(reports: Sequence[Report]) -> Markup:
         )
         for i, r in enumerate(reports)
     ]
-    return _section(
+    return section(
         "Goodput over time",
         "Requests by their planned instant and by what became of them; the line is the offered load.",
         *charts,
@@ -184,7 +185,7 @@ def _waterfall_section(reports: Sequence[Report]) -> Markup | None:
             pair,
             tag("details", tag("summary", "All stages"), tables.stages(reports[run], run)),
         ]
-    return _section(
+    return section(
         "Where the time to the first token went",
         "Means over requests whose TTFT is about the row's percentile; the line is the first token.",
         *parts,
@@ -206,20 +207,20 @@ def _balance_section(reports: Sequence[Report]) -> Markup | None:
             class_="pair",
         )
         parts += [tag("p", tables.run_name(reports, run), class_="caption"), pair]
-    return _section("Balance of the pools", "Cached prompt tokens included.", *parts)
+    return section("Balance of the pools", "Cached prompt tokens included.", *parts)
 
 
 def _groups_section(reports: Sequence[Report]) -> Markup | None:
     found = [
         t for t in (tables.groups(reports, "classes"), tables.groups(reports, "tenants")) if t is not None
     ]
-    return _section("By class and tenant", "", *found) if found else None
+    return section("By class and tenant", "", *found) if found else None
 
 
 def _scale_section(reports: Sequence[Report]) -> Markup | None:
     if all(r.settings.slo.ttft_s is None and r.settings.slo.tpot_s is None for r in reports):
         return None
-    return _section(
+    return section(
         "SLO scale",
         "Both objectives times one factor, at the rate of this run. The larger dot is the most stringent "
         "scale at which the goal is attained.",
@@ -234,7 +235,7 @@ def _search_section(reports: Sequence[Report]) -> Markup | None:
     said = [
         tag("p", tables.run_name(reports, i), f": {per_second(s.rate_per_s)}; {s.because}") for i, s in found
     ]
-    return _section(
+    return section(
         "Goodput search",
         "Every probe with its 95 % interval; hollow: stopped early, because the goal was out of reach.",
         *said,
@@ -244,4 +245,4 @@ def _search_section(reports: Sequence[Report]) -> Markup | None:
 
 def _reasons_section(reports: Sequence[Report]) -> Markup | None:
     why = tables.reasons(reports)
-    return None if why is None else _section("Refused and failed", "", why)
+    return None if why is None else section("Refused and failed", "", why)

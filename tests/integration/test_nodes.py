@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from baton.core.operate import DrainNode
-from control_plane.ray_home import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
+from control_plane.ray_home import OBJECT_STORE_BYTES, ray_environment
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator, Streams
 from tests.models import make_model
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 def nodes():
     """Three that have room for workers, beside a head that has none."""
     before = dict(os.environ)
-    os.environ.update(RAY_ENVIRONMENT)
+    os.environ.update(ray_environment(is_local=False))
     from ray.cluster_utils import Cluster as RayCluster
 
     common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}

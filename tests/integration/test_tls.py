@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 DOMAIN = "baton.internal"
 PROMPT = list(range(3, 103))
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +156,15 @@ def test_ports_that_want_no_certificate_are_the_documented_ones(cluster):
     assert len(ports) >= 5
     for port in ports:
         assert is_http(port) or wants_a_certificate(port), port
+
+
+def test_no_process_of_the_cluster_can_be_reached_from_another_host(cluster):
+    """Not even Ray's: who reaches those runs what they like."""
+    root = psutil.Process(cluster.process.pid)
+    public = {
+        (process.name(), line.laddr.ip, line.laddr.port)
+        for process in [root, *root.children(recursive=True)]
+        for line in process.net_connections("tcp")
+        if line.status == psutil.CONN_LISTEN and line.laddr.ip not in LOOPBACK
+    }
+    assert not public

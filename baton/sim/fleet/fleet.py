@@ -12,10 +12,12 @@ from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
 from baton.core.messages import Role, WorkerMessage
 from baton.core.sampling import SamplingParams
 from baton.sim.fleet.agenda import Agenda
+from baton.sim.fleet.interface import FleetWorker, Surroundings
+from baton.sim.fleet.observed import Observed
 from baton.sim.fleet.spec import FleetSpec, WorkerSpec
 from baton.sim.fleet.store import Directory, HostStore, WorkerStore
 from baton.sim.fleet.tally import NEVER, Tally
-from baton.sim.fleet.worker import FleetWorker, MacroWorker, Surroundings
+from baton.sim.fleet.worker import MacroWorker
 from baton.sim.fleet.workload import Demand, Namer, TraceHashes
 from loadgen.records import ErrorKind, Outcome
 from router.core import RouterCore
@@ -32,6 +34,8 @@ from router.events import (
     Tick,
     ToWorker,
     WorkerJoined,
+    WorkerLost,
+    WorkerUpdated,
 )
 
 TICK_AFTER_S = 1e-6
@@ -146,8 +150,14 @@ class Fleet:
         self._cells = [Cell(self, number) for number in range(spec.cells)]
         self._demands: Iterator[Demand] = iter(())
         self._hosts: dict[tuple[Role, int], HostStore] = {}
+        self._numbers: Counter[Role] = Counter()
+        self._phases = Random(f"{spec.seed}/heartbeats")
         self._directory = Directory()
-        self._busy_s = 0.0
+        self._busy_s: dict[WorkerId, float] = {}
+        """Of each worker, at the last sample."""
+        self._gone: dict[WorkerId, FleetWorker] = {}
+        self.observed: Observed | None = None
+        """Counts for an autoscaler, where there is one."""
         self._has_more = False
         self._observer: Observer | None = None
         self.is_stopped = False
@@ -161,26 +171,48 @@ class Fleet:
     def live_count(self) -> int:
         return len(self._live)
 
+    @property
+    def queued_count(self) -> int:
+        """Sequences without a place, at all routers."""
+        return sum(cell.core.queued_count for cell in self._cells)
+
+    @property
+    def unplaced_tokens(self) -> int:
+        """Of the prompts of requests that were never placed."""
+        return sum(live.demand.input_tokens for live in self._live.values() if not live.workers)
+
     def check(self) -> None:
         """Raises AssertionError if the routers' accounts disagree."""
         for cell in self._cells:
             cell.core.check()
 
     def _build(self) -> None:
-        rng = Random(f"{self.spec.seed}/heartbeats")
-        numbers: Counter[Role] = Counter()
         for kind, count in self.spec.workers:
             for _ in range(count):
-                number = numbers[kind.role]
-                numbers[kind.role] += 1
-                worker_id = WorkerId(f"{kind.role}-{number}.0")
-                worker = self._make_worker(worker_id, kind, self.agenda, self, hop_s=self.spec.hop_s)
-                cell = self._cells[number % len(self._cells)]
-                self._workers[worker_id], self._cell_of[worker_id] = worker, cell
-                cell.feed(WorkerJoined(worker.hello(), f"{worker_id}:1"))
-                self._stock(worker, number)
-                worker.begin(self.spec.heartbeat_s, phase_s=rng.random() * self.spec.heartbeat_s)
+                self.add(kind)
         self.agenda.after(self.spec.sample_s, self._sample)
+
+    def add(self, kind: WorkerSpec) -> WorkerId:
+        """One more worker, which serves from now on."""
+        number = self._numbers[kind.role]
+        self._numbers[kind.role] += 1
+        worker_id = WorkerId(f"{kind.role}-{number}.0")
+        worker = self._make_worker(worker_id, kind, self.agenda, self, hop_s=self.spec.hop_s)
+        cell = self._cells[number % len(self._cells)]
+        self._workers[worker_id], self._cell_of[worker_id] = worker, cell
+        cell.feed(WorkerJoined(worker.hello(), f"{worker_id}:1"))
+        self._stock(worker, number)
+        worker.begin(self.spec.heartbeat_s, phase_s=self._phases.random() * self.spec.heartbeat_s)
+        return worker_id
+
+    def update(self, worker_id: WorkerId, role: Role, *, is_draining: bool) -> None:
+        """The directory says so."""
+        self._cell_of[worker_id].feed(WorkerUpdated(worker_id, role, is_draining))
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """It leaves, idle."""
+        self._gone[worker_id] = self._workers.pop(worker_id)
+        self._cell_of[worker_id].feed(WorkerLost(worker_id, "it was drained"))
 
     def _stock(self, worker: FleetWorker, number: int) -> None:
         """Give it its host's store: a host has `workers_per_host` workers of one role."""
@@ -223,19 +255,19 @@ class Fleet:
         busy_s = 0.0
         for worker in self._workers.values():
             now = worker.usage()
+            before_s = self._busy_s.get(worker.worker_id, 0.0)
+            self._busy_s[worker.worker_id] = now.busy_s
             if worker.spec.role.prefills:
                 prefilling += 1
                 tokens += now.waiting_tokens
-                busy_s += now.busy_s
+                busy_s += now.busy_s - before_s
             if worker.spec.role.decodes:
                 held += now.held_blocks
                 blocks += worker.spec.block_count
                 decoding += now.decoding
-        queued = sum(cell.core.queued_count for cell in self._cells)
-        busy = (busy_s - self._busy_s) / max(1, prefilling) / self.spec.sample_s
-        self._busy_s = busy_s
+        busy = busy_s / max(1, prefilling) / self.spec.sample_s
         self.samples.append(
-            PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, queued)
+            PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, self.queued_count)
         )
         self.agenda.after(self.spec.sample_s, self._sample)
         if self._observer is not None and not self._observer(self):
@@ -247,6 +279,8 @@ class Fleet:
         seq_id = SequenceId(f"{demand.number}/0")
         hashes = self._namer.hashes_of(demand)
         self._live[seq_id] = Live(demand, hashes)
+        if self.observed is not None:
+            self.observed.arrived(demand)
         self.submitted += 1
         ttft_s, tpot_s = self.spec.slo_classes.get(demand.slo_class, (0.0, 0.0))
         now_s = self.agenda.now_s
@@ -279,12 +313,14 @@ class Fleet:
     def perform(self, action: RouterAction) -> None:
         match action:
             case ToWorker(worker_id, message):
-                self.agenda.after(self.spec.hop_s, self._workers[worker_id].hear, message)
+                self.agenda.after(self.spec.hop_s, self.worker(worker_id).hear, message)
             case Deliver(seq_id, first_index, tokens, cached):
                 live = self._live[seq_id]
                 if first_index == 0:
                     live.first_s = self.agenda.now_s
                     live.cached = cached
+                    if self.observed is not None:
+                        self.observed.started(live.demand, cached, live.first_s)
                 live.last_s = self.agenda.now_s
                 live.generated = first_index + len(tokens)
             case Finished(seq_id):
@@ -312,6 +348,8 @@ class Fleet:
         timings: dict[str, float] | None = None,
     ) -> None:
         self.met += outcome is Outcome.COMPLETED and self._meets(live)
+        if self.observed is not None:
+            self.observed.over(live.demand, live.first_s, live.last_s, live.generated)
         self.tally.add(
             live.demand,
             outcome=outcome,
@@ -342,7 +380,8 @@ class Fleet:
         self.agenda.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
 
     def worker(self, worker_id: WorkerId) -> FleetWorker:
-        return self._workers[worker_id]
+        """Also one that has left: what was sent before still arrives."""
+        return self._workers.get(worker_id) or self._gone[worker_id]
 
     def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
         live = self._live.get(seq_id)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from baton.sim.fleet.fleet import Fleet, Observer
+from baton.sim.fleet.scaling import FleetScaling
 from baton.sim.fleet.spec import FleetSpec
 from baton.sim.fleet.workload import Demand
 from loadgen.report import Report, Settings, make_report
@@ -22,6 +23,7 @@ class Simulated:
     fleet: Fleet
     report: Report
     wall_s: float
+    scaling: FleetScaling | None = None
 
     @property
     def virtual_s(self) -> float:
@@ -35,15 +37,18 @@ def simulate(
     *,
     trace_block_tokens: float,
     observer: Observer | None = None,
+    scale: Callable[[Fleet], FleetScaling] | None = None,
 ) -> Simulated:
-    """To the end of the last request, or until the observer stops it: then of those that ended."""
+    """To the end of the last request, or until the observer stops it: then of those that ended. `scale` makes
+    what scales the fleet."""
     begun_s = perf_counter()
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
+    scaling = scale(fleet) if scale is not None else None
     fleet.run(demands, observer=observer)
     report = make_report(fleet.tally, settings)
     # Records hold the first and the last token's instants only: what lies between is not known.
     report = replace(report, itl=None, distributions=replace(report.distributions, itl=()))
-    return Simulated(fleet, report, perf_counter() - begun_s)
+    return Simulated(fleet, report, perf_counter() - begun_s, scaling)
 
 
 def faster(demands: Iterator[Demand], factor: float) -> Iterator[Demand]:

@@ -1,13 +1,12 @@
 """A modelled worker: what it says to its router and how KV leaves and enters it, around `MacroEngine`."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 from baton.core.costs import LegTimings
 from baton.core.geometry import blocks_for
-from baton.core.ids import BlockHash, BlockId, SeqKey, SequenceId, WorkerId
+from baton.core.ids import BlockHash, BlockId, SeqKey, WorkerId
 from baton.core.messages import (
     BlockEvents,
     CancelSequence,
@@ -15,6 +14,7 @@ from baton.core.messages import (
     LoadReport,
     RefusalReason,
     ResyncBlocks,
+    Role,
     RouterMessage,
     SequenceJoined,
     SequenceOutput,
@@ -29,63 +29,12 @@ from baton.engine.block_pool import BlockPool, OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
 from baton.sim.fleet.agenda import Agenda
 from baton.sim.fleet.engine import MacroEngine
+from baton.sim.fleet.interface import LoadingStore, Surroundings, Usage
 from baton.sim.fleet.links import Flow, Port
 from baton.sim.fleet.sequence import MacroSequence
 from baton.sim.fleet.spec import WorkerSpec
 
 TOKEN = 0
-
-
-class Surroundings(Protocol):
-    """What a worker needs of the fleet."""
-
-    def tell_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
-
-    def worker(self, worker_id: WorkerId) -> "FleetWorker": ...
-
-    def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
-        """Of the full blocks of its prompt; empty: not known any more."""
-        ...
-
-    def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None: ...
-
-
-class Usage(NamedTuple):
-    """Of one worker at one moment."""
-
-    busy_s: float
-    """Since the start."""
-    waiting_tokens: int
-    decoding: int
-    held_blocks: int
-
-
-class FleetWorker(Protocol):
-    """A worker as the fleet knows it."""
-
-    @property
-    def worker_id(self) -> WorkerId: ...
-
-    @property
-    def spec(self) -> WorkerSpec: ...
-
-    def hello(self) -> WorkerHello: ...
-
-    def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
-        """The router has heard its hello."""
-        ...
-
-    def hear(self, message: RouterMessage) -> None: ...
-
-    def usage(self) -> Usage: ...
-
-
-class LoadingStore(Protocol):
-    """The tiers below the pool, as one worker uses them."""
-
-    def find(self, seq: MacroSequence) -> None: ...
-
-    def sealed(self, hashes: Sequence[BlockHash], end: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +91,7 @@ class MacroWorker:
         self._outputs: list[SequenceOutput] = []
         self._event_number = 0
         self._heartbeat_s = 0.0
+        self._is_draining = self._has_ended = False
         self._tokens_max = min(spec.max_model_tokens, spec.block_count * spec.block_tokens)
 
     # --- what it says of itself -----------------------------------------------------------------
@@ -170,6 +120,8 @@ class MacroWorker:
         self._agenda.after(phase_s, self._beat)
 
     def _beat(self, _: object) -> None:
+        if self._has_ended:
+            return
         self._say(self.report())
         self._agenda.after(self._heartbeat_s, self._beat)
 
@@ -181,7 +133,7 @@ class MacroWorker:
         engine = self.engine
         return LoadReport(
             role=self.spec.role,
-            is_draining=False,
+            is_draining=self._is_draining,
             free_blocks=self.pool.free_count,
             running_count=engine.running_count,
             waiting_count=engine.waiting_count + len(self._pulls),
@@ -193,6 +145,21 @@ class MacroWorker:
             tokens_per_step=1.0,
             incoming_count=len(self._pulls),
         )
+
+    def drain(self) -> None:
+        """Nothing new comes: the router hears of it."""
+        self._is_draining = True
+        self._say(self.report())
+
+    def take_role(self, role: Role) -> None:
+        """Idle after a drain: from now on it serves as `role`. Weights and cached blocks stay."""
+        assert self.is_idle, f"{self.worker_id} still has sequences"
+        self.spec = replace(self.spec, role=role)
+        self._is_draining = False
+        self._say(self.report())
+
+    def end(self) -> None:
+        self._has_ended = True
 
     @property
     def is_idle(self) -> bool:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from baton.core.ids import BlockHash
 from loadgen.lengths import Plan, PlannedRequest
 
+OWN = 0x6F776E
+"""Blocks that only one request has are hashed with it."""
+
 
 class Demand(NamedTuple):
     """One request."""
@@ -125,8 +128,14 @@ class Namer:
             # The trace block that holds this block's last token; what it does not cover is the request's own.
             last = int(i * self._per_block + self._last_token + 1e-9)
             if last >= len(ids):
-                own = b"own" + demand.number.to_bytes(7, "big")
-                found += [BlockHash(own + n.to_bytes(6, "big")) for n in range(i, full)]
+                # Mixed as real hashes are: the router's index goes by the first bytes alone.
+                found += [
+                    BlockHash(
+                        hash((OWN, demand.number, n)).to_bytes(8, "big", signed=True)
+                        + (demand.number << 20 | n).to_bytes(8, "big")
+                    )
+                    for n in range(i, full)
+                ]
                 break
             while taken <= last:
                 chain = hash((chain, ids[taken]))

@@ -189,7 +189,10 @@ def _publish(task: Task, found: Found, reached: float | None, *, values: Path | 
     else:
         _show(task, found, reached)
     if values is not None and found.best is not None:
-        comments = ("Written by `baton plan`.", _words(found.best), f"for {_for_what(task)}")
+        comments = (
+            *("Written by `baton plan`.", _words(found.best), f"for {_for_what(task)}"),
+            "model.path is the name that was planned with: set the folder or hub id to load.",
+        )
         slo = {"ttft_s": task.objectives.ttft_s, "tpot_s": task.objectives.tpot_s}
         try:
             values.write_text(helm_values(found.best, model=task.model.name, slo=slo, comments=comments))

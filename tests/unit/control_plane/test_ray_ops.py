@@ -7,7 +7,8 @@ import pytest
 from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.ray_home import RayHome
+from control_plane.child import child_environment
+from control_plane.ray_home import RayHome, ray_environment
 from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 
@@ -99,3 +100,36 @@ async def test_workers_spread_over_nodes_with_their_labels_and_resources_and_avo
     replicas.start(WorkerSpec(WorkerId("prefill-0.1"), Role.PREFILL, "", {}), threads=2)
     assert "label_selector" not in ray.chosen
     await replicas.close()
+
+
+@pytest.fixture
+def no_ray_variables(monkeypatch):
+    for name in (
+        "RAY_AUTH_MODE",
+        "RAY_AUTH_TOKEN",
+        "RAY_AUTH_TOKEN_PATH",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_ray_of_our_own_stays_on_loopback_and_wants_a_new_token(no_ray_variables):
+    one, other = ray_environment(is_local=True), ray_environment(is_local=True)
+    assert one["RAY_AUTH_MODE"] == "token"
+    assert len(one["RAY_AUTH_TOKEN"]) == 64
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+    assert one["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+
+
+def test_a_ray_that_is_joined_is_as_its_operator_made_it(no_ray_variables, monkeypatch):
+    joined = ray_environment(is_local=False)
+    assert "RAY_AUTH_TOKEN" not in joined
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert ray_environment(is_local=False)["RAY_AUTH_MODE"] == "token"
+
+
+def test_what_opens_ray_is_not_given_to_children(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert "RAY_AUTH_TOKEN" not in child_environment(Config())
+    assert "PATH" in child_environment(Config())

@@ -15,9 +15,9 @@ from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.messages import BlockEvents, RouterMessage, StartSequence, WorkerHello
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepPlan, StepResult
 from baton.sim.fleet.agenda import Agenda
+from baton.sim.fleet.interface import Surroundings, Usage
 from baton.sim.fleet.links import Flow, Port
 from baton.sim.fleet.spec import WorkerSpec
-from baton.sim.fleet.worker import Surroundings, Usage
 from baton.worker.core import WorkerCore
 from baton.worker.events import (
     FromAsker,

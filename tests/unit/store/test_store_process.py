@@ -5,6 +5,7 @@ import contextlib
 import mmap
 import os
 import shutil
+import socket
 
 import msgspec
 import pytest
@@ -355,3 +356,18 @@ async def test_memory_that_is_not_there_is_told_before_the_node_is_ready(tmp_pat
     with pytest.raises(SetupError, match="host_bytes"):
         async with Node("n.1", config(tmp_path / "s", host_bytes=2**60)):
             pass
+
+
+def two_free_ports():
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+async def test_ports_can_be_chosen(tmp_path):
+    """As in a pod, where Prometheus and network policies must know them beforehand."""
+    grpc, metrics = two_free_ports()
+    async with Node("a", config(tmp_path / "s", port=grpc, metrics_port=metrics)) as node:
+        status = await node.status()
+    assert (status.address, status.metrics_address) == (f"127.0.0.1:{grpc}", f"127.0.0.1:{metrics}")

@@ -1,0 +1,112 @@
+"""`baton bench autoscale`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from baton.bench.autoscale import Case, Lengths, Load, Result, measure_all
+from baton.core.errors import SetupError
+
+PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(8000, 1500), Lengths(2000, 6000)
+
+
+def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
+    """Those that are compared. `rate`: requests per second of the drawn ones where the profile is 1."""
+    seconds = 3600 * hours
+    drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
+    shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
+    slow = msgspec.structs.replace(shift, name="shift, slow start", start_s=600.0)
+    return [
+        *drawn,
+        shift,
+        slow,
+        *(_of_trace(trace, seconds, profile) for trace in traces for profile in ("steady", "day")),
+    ]
+
+
+def _of_trace(trace: Path, seconds: float, profile: str) -> Load:
+    """Short prompts are made longer, so that few requests keep several workers busy."""
+    scale = 4.0 if "azure" in trace.name else 1.0
+    return Load(f"{trace.stem} {profile}", seconds, 0.0, profile, trace=str(trace), length_scale=scale)
+
+
+def autoscale(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="Traces to run besides the drawn loads.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
+    hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 1.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 1.5,
+    model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
+    tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 12.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.03,
+    attain: Annotated[float, typer.Option(min=0.5, max=0.999, help="What the autoscaler aims at.")] = 0.95,
+    search: Annotated[bool, typer.Option(help="Search the best static cluster.")] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """The autoscaler beside static clusters, Kubernetes' rule and a queue-depth rule, in the simulator.
+
+    Example: baton bench autoscale mooncake_conversation.jsonl azure_2023_conv.csv --jobs 2
+    """
+    notes = Console(stderr=True, highlight=False)
+    found = loads(hours=hours, traces=tuple(traces or ()), rate=rate)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in {load.name for load in found}]:
+        raise SetupError(
+            f"--only: no load {', '.join(unknown)}; there are {', '.join(o.name for o in found)}"
+        )
+    cases = [
+        Case(load, model, gpu, tp, ttft_slo, tpot_slo, attain)
+        for load in found
+        if not names or load.name in names
+    ]
+    results: list[Result] = []
+    for result in measure_all(cases, jobs=jobs, searches=search, progress=notes.print):
+        results.append(result)
+        if not as_json:
+            show(result, Console(highlight=False))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(results)).decode())
+
+
+def show(result: Result, console: Console) -> None:
+    """One row per rule."""
+    over = result.over_best
+    beside = (
+        "no static cluster that was tried attains as much" if over is None else f"{over:+.0%} of the best"
+    )
+    table = Table(
+        title=f"{result.case.load.name}: {beside}, {-result.below_peak:+.0%} of the peak's GPU-hours"
+    )
+    for name in (
+        "rule",
+        "met",
+        "GPU-hours",
+        "TTFT missed",
+        "TPOT missed",
+        "starts",
+        "stops",
+        "flips",
+        "turns",
+    ):
+        table.add_column(name, justify="left" if name == "rule" else "right")
+    for run in result.runs:
+        table.add_row(
+            f"{run.rule} {run.replicas}".strip(),
+            f"{run.met:.1%}",
+            f"{run.gpu_hours:.1f}",
+            f"{run.ttft_missed:.1%}",
+            f"{run.tpot_missed:.1%}",
+            str(run.starts),
+            str(run.stops),
+            str(run.flips),
+            f"{run.reversals} ({run.reversals_later})",
+        )
+    console.print(table)

@@ -1,0 +1,70 @@
+"""`baton simulate … --autoscale RULE`: the options, and what they make of a fleet."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from baton.config import AutoscaleConfig
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from baton.sim.fleet.fleet import Fleet
+from baton.sim.fleet.scaling import FleetScaling, ScalingSpec
+from baton.sim.fleet.scaling_rules import RULES, make_rule
+from baton.sim.fleet.spec import FleetSpec
+from control_plane.autoscaler.settings import settings_of
+from control_plane.autoscaler.values import Objective
+
+AutoscaleRule = Annotated[
+    str,
+    typer.Option(
+        "--autoscale",
+        metavar="RULE",
+        help="Workers come, change their role and go as one of "
+        + ", ".join(RULES)
+        + " says. Bounds and all else: --set autoscale.FIELD=VALUE.",
+    ),
+]
+StartUp = Annotated[float, typer.Option(min=0, help="From starting a worker until it serves, seconds.")]
+HpaTarget = Annotated[
+    float, typer.Option(min=0.05, max=1, help="Load that --autoscale hpa aims at, of what there is.")
+]
+Advise = Annotated[bool, typer.Option(help="Record what --autoscale would do, and do nothing.")]
+
+
+def scaled(
+    name: str,
+    spec: FleetSpec,
+    config: AutoscaleConfig,
+    *,
+    start_up_s: float,
+    hpa_target: float,
+    is_advice: bool,
+    gpus_per_worker: int,
+) -> Callable[[Fleet], FleetScaling]:
+    """Makes the scaling of a fleet that is about to run. Raises SetupError."""
+    if name not in RULES:
+        raise SetupError(f"--autoscale: one of {', '.join(RULES)}, not {name!r}")
+    if spec.cells > 1:
+        raise SetupError("--autoscale works with one cell: leave --cells out")
+    roles = {kind.role for kind, _ in spec.workers}
+    if Role.BOTH in roles and len(roles) > 1:
+        raise SetupError("--autoscale works with --prefill and --decode, or with --both alone")
+    settings = settings_of(
+        config,
+        roles=roles,
+        objectives={name: Objective(*slo) for name, slo in spec.slo_classes.items()},
+        hold_s=spec.router.queue_wait_s,
+        is_advice=is_advice,
+    )
+    rule = make_rule(name, settings, target=hpa_target)
+    scaling = ScalingSpec(
+        start_s=start_up_s, interval_s=config.interval_s, gpus_per_worker=gpus_per_worker, is_advice=is_advice
+    )
+
+    def make(fleet: Fleet) -> FleetScaling:
+        made = FleetScaling(fleet, scaling, rule)
+        made.begin()
+        return made
+
+    return make

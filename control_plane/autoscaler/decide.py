@@ -1,0 +1,282 @@
+"""What to do about the difference between the replicas there are and those that are needed.
+
+Up at once, down only when fewer would have been enough for the whole patience, and the patience grows each
+time that a step down was followed by one up. A role that needs more takes from one that has had more than it
+needs for a while before anything is started.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from math import ceil
+
+from baton.core.messages import Role
+from control_plane.autoscaler.attainment import Attainment
+from control_plane.autoscaler.demand import Demand, learnt
+from control_plane.autoscaler.limits import Hours, within
+from control_plane.autoscaler.patience import Patience
+from control_plane.autoscaler.record import Journal
+from control_plane.autoscaler.sizing import (
+    both_needed,
+    decode_fitting,
+    decode_needed,
+    decode_strain,
+    prefill_needed,
+    prompts_missed,
+)
+from control_plane.autoscaler.values import (
+    Decision,
+    Flip,
+    Observation,
+    Settings,
+    Sized,
+    Traits,
+)
+
+SLACK = 1.08
+"""A replica less must be enough for so much more demand than forecast."""
+FLIP_PATIENCE_S = 60.0
+"""For so long a role must have had more than it needs before it gives to another that lacks."""
+LEARNT_MAX = 8
+"""Starts, drains and flips remembered."""
+HOLD_SHARE = 0.8
+"""Of the time that routers hold requests: a cluster at zero must be back by then."""
+
+
+class Autoscaler:
+    """`decide` once per interval; `journal` has what it decided."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.journal = Journal()
+        self._demand = Demand(settings)
+        missed_max = max(1e-3, 1 - settings.attain)
+        # Each objective may take half of what may be missed of both.
+        self._missed_max = missed_max / 2 if len(settings.bounds) > 1 else missed_max
+        self._attainment = {role: Attainment(missed_max=self._missed_max) for role in settings.bounds}
+        self._patience = {role: Patience(settings.patience_s) for role in settings.bounds}
+        self._hours = Hours(settings.replica_hours_per_day)
+        self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "flip")}
+        self._busy_s: float | None = None
+        """When there was last something to do."""
+
+    @property
+    def start_s(self) -> float:
+        return learnt(self.settings.start_s, self._learnt["start"])
+
+    @property
+    def flip_s(self) -> float:
+        return learnt(self.settings.flip_s, self._learnt["flip"])
+
+    @property
+    def drain_s(self) -> float:
+        return learnt(self.settings.drain_s, self._learnt["drain"])
+
+    @property
+    def zero_refused(self) -> str:
+        """Why there is no scaling to zero though it is asked for; empty: there is."""
+        allowed_s = HOLD_SHARE * self.settings.hold_s
+        if self.start_s > allowed_s:
+            return (
+                f"starts take {self.start_s:.0f} s and routers hold requests for "
+                f"{self.settings.hold_s:.0f} s: for zero raise router.queue_wait_s to at least "
+                f"{ceil(self.start_s / HOLD_SHARE)} s"
+            )
+        return ""
+
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
+        """`traits` of each role in use, as its workers told last; without them a role keeps what it has."""
+        self._learn(seen, traits)
+        reasons: list[str] = []
+        sized = {role: self._sized(role, seen, traits) for role in self.settings.bounds}
+        have = {role: seen.of(role).have for role in sized}
+        wanted = {role: self._wanted(role, have[role], sized[role], reasons) for role in sized}
+        wanted = self._asleep(seen, wanted, reasons)
+        wanted = self._within(seen.at_s, wanted, {role: s.needed for role, s in sized.items()}, reasons)
+        flips = self._flips(seen, have, wanted, reasons)
+        decision = self._decision(seen, have, wanted, flips, sized, reasons)
+        for role, count in decision.desired.items():
+            self._patience[role].decided(count - have[role], have[role], seen.at_s)
+        self.journal.add(decision)
+        return decision
+
+    # --- what is needed ---------------------------------------------------------------------------
+
+    def _learn(self, seen: Observation, traits: Mapping[Role, Traits]) -> None:
+        for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("flip", seen.flip_s)):
+            self._learnt[name].extend(values)
+        if not seen.is_idle or self._busy_s is None:
+            self._busy_s = seen.at_s
+        self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
+        prompts_by = traits.get(Role.PREFILL) or traits.get(Role.BOTH)
+        if prompts_by is not None:
+            self._demand.observe(seen, prompts_by)
+            self._judge(seen, prompts_by, traits)
+
+    def _judge(self, seen: Observation, prompts_by: Traits, traits: Mapping[Role, Traits]) -> None:
+        loads = seen.classes.values()
+        for role, attainment in self._attainment.items():
+            state, kind = seen.of(role), traits.get(role)
+            if kind is None or not state.serving:
+                continue
+            if state.starting or state.joining or state.draining:
+                attainment.forget()
+                continue
+            judged = missed = 0
+            if role.prefills:
+                judged = sum(c.started for c in loads)
+                hopeless = self._demand.hopeless_share(prompts_by)
+                missed = max(0, sum(c.ttft_missed for c in loads) - round(hopeless * judged))
+            if role.decodes:
+                judged = max(judged, sum(c.ended for c in loads))
+                missed += sum(c.tpot_missed for c in loads)
+            attainment.observe(
+                at_s=seen.at_s,
+                interval_s=seen.interval_s,
+                judged=judged,
+                missed=missed,
+                strain=self._strain(role, state.serving, kind),
+            )
+
+    def _strain(self, role: Role, serving: int, kind: Traits) -> float:
+        """See `Attainment.observe`. Of decode: 1 where the objective is just met, and falling fast."""
+        ask, factor = self._demand, self._attainment[role].factor
+        if role.prefills:
+            work = ask.prefill.mean * factor
+            return prompts_missed(ask.prompts(kind), work=work, servers=serving) / self._missed_max
+        return decode_strain(ask.decoding(ask.decode.mean * factor), kind, replicas=serving)
+
+    def _steps(self, seconds: float) -> int:
+        return max(1, ceil(seconds / self.settings.interval_s))
+
+    def _sized(self, role: Role, seen: Observation, traits: Mapping[Role, Traits]) -> Sized:
+        kind = traits.get(role)
+        if kind is None:
+            needed = max(seen.of(role).have, 1 if seen.queued else 0)
+            return Sized(0.0, 0.0, 0.0, "none", 1.0, needed, needed)
+        signal = self._demand.decode if role is Role.DECODE else self._demand.prefill
+        near, far = signal.predict(1), signal.predict(self._steps(self.start_s))
+        upper = max(near.upper, far.upper, signal.surge)
+        factor = self._attainment[role].factor
+        needed = self._needed(role, seen, kind, upper * factor)
+        slack = self._needed(role, seen, kind, SLACK * upper * factor)
+        floor = self._patience[role].floor(
+            max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
+        )
+        chosen = far if far.upper >= near.upper else near
+        return Sized(signal.mean, upper, chosen.error, chosen.model, factor, needed, floor)
+
+    def _needed(self, role: Role, seen: Observation, kind: Traits, demand: float) -> int:
+        ask = self._demand
+        if role is Role.DECODE:
+            load = ask.decoding(demand)
+            running = sum(s.decoding for r, s in seen.roles.items() if r.decodes)
+            return max(decode_needed(load, kind), decode_fitting(load, kind, sequences=running))
+        work = demand + ask.backlog_rate(servers=seen.of(role).serving)
+        if role is Role.PREFILL:
+            return prefill_needed(ask.prompts(kind), work=work, missed_max=self._missed_max)
+        # Tokens follow prompts, with the same margin.
+        mean = ask.prefill.mean
+        tokens = ask.decode.mean * (demand / mean if mean else 1.0)
+        return both_needed(
+            ask.prompts(kind), ask.decoding(tokens), kind, work=work, missed_max=self._missed_max
+        )
+
+    def _wanted(self, role: Role, have: int, sized: Sized, reasons: list[str]) -> int:
+        unit = "tokens/s" if role is Role.DECODE else "s of prompts per s"
+        if sized.needed > have:
+            reasons.append(
+                f"{role}: {sized.forecast:.3g} {unit} forecast ({sized.demand:.3g} now, error "
+                f"{sized.error:.2g}, {sized.model}; x{sized.correction:.2f} from attainment) takes "
+                f"{sized.needed}, there are {have}"
+            )
+            return sized.needed
+        if sized.floor is not None and sized.floor < have:
+            # Half at once at most: what is drained cannot be called back.
+            wanted = max(sized.floor, have // 2)
+            patience_s = self._patience[role].seconds(self.start_s + self.drain_s)
+            reasons.append(
+                f"{role}: no more than {sized.floor} of {have} were needed for {patience_s:.0f} s "
+                f"({sized.forecast:.3g} {unit} forecast)"
+            )
+            return wanted
+        return have
+
+    def _asleep(self, seen: Observation, wanted: dict[Role, int], reasons: list[str]) -> dict[Role, int]:
+        """To zero after long idleness, and at least one of each role otherwise."""
+        after_s = self.settings.zero_after_s
+        may = after_s > 0 and all(b.least == 0 for b in self.settings.bounds.values())
+        assert self._busy_s is not None
+        idle_s = seen.at_s - self._busy_s
+        if may and idle_s >= after_s:
+            if not (refused := self.zero_refused):
+                if any(seen.of(role).have for role in wanted):
+                    reasons.append(f"zero: nothing to do for {idle_s:.0f} s")
+                return dict.fromkeys(wanted, 0)
+            reasons.append(f"not to zero: {refused}")
+        if may and not any(wanted.values()) and seen.is_idle:
+            return wanted
+        for role, count in wanted.items():
+            if count < 1:
+                if not seen.of(role).have:
+                    reasons.append(f"{role}: back from zero, {seen.queued} requests wait")
+                wanted[role] = 1
+        return wanted
+
+    # --- bounds, budgets, flips -------------------------------------------------------------------
+
+    def _within(
+        self, at_s: float, wanted: dict[Role, int], needed: dict[Role, int], reasons: list[str]
+    ) -> dict[Role, int]:
+        total = self.settings.workers_max
+        if (allowed := self._hours.allowed(at_s)) is not None and (not total or allowed < total):
+            total = allowed
+        return within(wanted, needed, self.settings.bounds, total_max=total, reasons=reasons)
+
+    def _flips(
+        self,
+        seen: Observation,
+        have: dict[Role, int],
+        wanted: dict[Role, int],
+        reasons: list[str],
+    ) -> tuple[Flip, ...]:
+        """Replicas that change their role; `wanted` follows."""
+        if set(have) != {Role.PREFILL, Role.DECODE} or self.flip_s >= self.start_s:
+            return ()
+        for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            lacking = wanted[target] - have[target]
+            lately = self._patience[source].most(seen.at_s, FLIP_PATIENCE_S)
+            keep = min(max(lately, self.settings.bounds[source].least, 1), wanted[source])
+            spare = min(have[source] - keep, seen.of(source).serving - 1)
+            count = min(lacking, spare)
+            if count > 0:
+                wanted[source] = min(wanted[source], have[source] - count)
+                reasons.append(
+                    f"{count} of {source} to {target}: {source} can do with {keep} of {have[source]}, and a "
+                    f"flip takes {self.flip_s:.0f} s, a start {self.start_s:.0f} s"
+                )
+                return (Flip(source, target, count),)
+        return ()
+
+    def _decision(
+        self,
+        seen: Observation,
+        have: dict[Role, int],
+        wanted: dict[Role, int],
+        flips: tuple[Flip, ...],
+        sized: Mapping[Role, Sized],
+        reasons: list[str],
+    ) -> Decision:
+        after = dict(have)
+        for flip in flips:
+            after[flip.source] -= flip.count
+            after[flip.target] += flip.count
+        return Decision(
+            at_s=seen.at_s,
+            desired=wanted,
+            flips=flips,
+            starts={role: max(0, wanted[role] - after[role]) for role in wanted},
+            stops={role: max(0, after[role] - wanted[role]) for role in wanted},
+            reasons=tuple(reasons),
+            sized=sized,
+            is_advice=self.settings.is_advice,
+        )

@@ -1,0 +1,179 @@
+"""From what was observed to what is asked of each role, now and when a replica started now would serve."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, sqrt
+
+from control_plane.autoscaler.forecast import Forecast, Forecaster
+from control_plane.autoscaler.sizing import Decoding, Prompt
+from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
+
+WINDOW_S = 120.0
+"""Rates are means over so long: what varies faster is the queueing model's, or a surge."""
+MIX_S = 180.0
+"""Over how long lengths and cached shares are averaged."""
+SURGE_SIGMAS = 3.0
+"""A last interval that lies further above the mean than chance explains counts at once, less so much."""
+OUTPUT_TOKENS = 200.0
+"""Of an answer, while none has ended."""
+CONTEXT_TOKENS = 1000.0
+BACKLOG_S = 30.0
+"""In how long prompts that wait beyond the usual are to be computed."""
+
+
+@dataclass(slots=True)
+class _Mix:
+    """Sums over one class that fade."""
+
+    bins: dict[int, tuple[float, float]]
+    """Requests and prompt tokens by bin."""
+    started_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    ended: float = 0.0
+    output_tokens: float = 0.0
+    context_tokens: float = 0.0
+
+    def take(self, load: ClassLoad, keep: float) -> None:
+        faded = {at: (n * keep, tokens * keep) for at, (n, tokens) in self.bins.items() if n * keep > 1e-3}
+        for at, one in load.arrived.items():
+            n, tokens = faded.get(at, (0.0, 0.0))
+            faded[at] = (n + one.requests, tokens + one.prompt_tokens)
+        self.bins = faded
+        self.started_tokens = self.started_tokens * keep + load.started_prompt_tokens
+        self.cached_tokens = self.cached_tokens * keep + load.cached_tokens
+        self.ended = self.ended * keep + load.ended
+        self.output_tokens = self.output_tokens * keep + load.output_tokens
+        self.context_tokens = self.context_tokens * keep + load.context_tokens
+
+    @property
+    def cached_share(self) -> float:
+        return min(0.99, self.cached_tokens / self.started_tokens) if self.started_tokens else 0.0
+
+    @property
+    def output_mean(self) -> float:
+        return self.output_tokens / self.ended if self.ended else OUTPUT_TOKENS
+
+    @property
+    def context_mean(self) -> float:
+        return self.context_tokens / self.output_tokens if self.output_tokens else CONTEXT_TOKENS
+
+
+class _Signal:
+    """One rate: its mean over the window, its forecast, and surges."""
+
+    def __init__(self, settings: Settings) -> None:
+        steps = max(1, round(WINDOW_S / settings.interval_s))
+        self._recent: deque[float] = deque(maxlen=steps)
+        season = round(settings.season_s / settings.interval_s)
+        self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
+        self.surge = 0.0
+
+    def observe(self, value: float, *, requests: int, variation: float) -> None:
+        """`variation`: squared coefficient of variation of what one request brings."""
+        usual = sum(self._recent) / len(self._recent) if self._recent else value
+        self._recent.append(value)
+        # Of a Poisson number of requests, each of random size.
+        sure = value - SURGE_SIGMAS * usual * sqrt((1 + variation) / max(1, requests))
+        self.surge = sure if sure > usual else 0.0
+        self._forecaster.observe(self.mean)
+
+    @property
+    def mean(self) -> float:
+        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+
+    def predict(self, steps: int) -> Forecast:
+        return self._forecaster.predict(steps)
+
+
+class Demand:
+    """What each phase is asked for. `observe` once per interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._mixes: dict[str, _Mix] = {}
+        self.prefill, self.decode = _Signal(settings), _Signal(settings)
+        self._backlog_s = 0.0
+
+    def observe(self, seen: Observation, traits: Traits) -> None:
+        """`traits` of the workers that compute prompts."""
+        keep = exp(-seen.interval_s / MIX_S)
+        for name in {*self._mixes, *seen.classes}:
+            mix = self._mixes.setdefault(name, _Mix({}))
+            mix.take(seen.classes.get(name, ClassLoad()), keep)
+        work_s = tokens = 0.0
+        for name, load in seen.classes.items():
+            mix = self._mixes[name]
+            for one in load.arrived.values():
+                each_s = _service_s(one.prompt_tokens / one.requests, mix.cached_share, traits)
+                work_s += one.requests * each_s
+                tokens += one.requests * mix.output_mean
+        requests = seen.arrived
+        self.prefill.observe(
+            work_s / seen.interval_s, requests=requests, variation=_variation(self.prompts(traits))
+        )
+        self.decode.observe(tokens / seen.interval_s, requests=requests, variation=1.0)
+        self._backlog_s = self._waiting_s(seen, traits)
+
+    def _waiting_s(self, seen: Observation, traits: Traits) -> float:
+        """Seconds of one worker to compute what waits, at workers and at routers."""
+        prompts = self.prompts(traits)
+        tokens = sum(mix[1] for one in self._mixes.values() for mix in one.bins.values())
+        seconds = sum(p.weight * p.service_s for p in prompts)
+        waiting = seen.queued_prompt_tokens + sum(
+            s.waiting_prompt_tokens for role, s in seen.roles.items() if role.prefills
+        )
+        return waiting * seconds / tokens if tokens else waiting * traits.costs.prompt_token_s
+
+    def prompts(self, traits: Traits) -> list[Prompt]:
+        """Of all classes, by length, weighted by how many came lately."""
+        objectives = self._settings.objectives
+        found: list[Prompt] = []
+        for name, mix in self._mixes.items():
+            objective = objectives.get(name) or objectives.get("")
+            ttft_s = objective.ttft_s if objective else 0.0
+            for n, tokens in mix.bins.values():
+                found.append(Prompt(n, _service_s(tokens / n, mix.cached_share, traits), ttft_s))
+        return found
+
+    def hopeless_share(self, traits: Traits) -> float:
+        """Of the requests: their prompts take longer than their objective on an idle cluster."""
+        prompts = self.prompts(traits)
+        weight = sum(p.weight for p in prompts)
+        late = sum(p.weight for p in prompts if 0 < p.ttft_s <= p.service_s)
+        return late / weight if weight else 0.0
+
+    def decoding(self, tokens_per_s: float) -> Decoding:
+        """So many tokens of sequences as they were lately, under the strictest objective in use."""
+        mixes = [(name, mix) for name, mix in self._mixes.items() if mix.bins or mix.ended > 1e-3]
+        tokens = sum(mix.output_tokens for _, mix in mixes)
+        context = sum(mix.context_tokens for _, mix in mixes) / tokens if tokens else CONTEXT_TOKENS
+        objectives = self._settings.objectives
+        used = [objectives.get(name) or objectives.get("") for name, _ in mixes]
+        strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
+        return Decoding(tokens_per_s, context, strict)
+
+    def backlog_rate(self, *, servers: int) -> float:
+        """Seconds of prompts per second, on top of what arrives, to be rid of what waits beyond the usual."""
+        ttfts = [o.ttft_s for o in self._settings.objectives.values() if o.ttft_s]
+        usual_s = servers * min(ttfts, default=1.0) / 2
+        return max(0.0, self._backlog_s - usual_s) / BACKLOG_S
+
+
+def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> float:
+    end = max(1, round(prompt_tokens))
+    start = min(end - 1, int(end * cached_share))
+    return traits.costs.prompt_s(start, end, chunk_tokens=traits.chunk_tokens)
+
+
+def _variation(prompts: list[Prompt]) -> float:
+    weight = sum(p.weight for p in prompts)
+    mean_s = sum(p.weight * p.service_s for p in prompts) / weight if weight else 0.0
+    if not mean_s:
+        return 1.0
+    return max(0.0, sum(p.weight * p.service_s**2 for p in prompts) / weight / mean_s**2 - 1)
+
+
+def learnt(default: float, seen: Iterable[float]) -> float:
+    """The longest of the last few, or the default: to be early costs less than to be late."""
+    return max(seen, default=default)

@@ -1,0 +1,84 @@
+"""Bounds and budgets."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from baton.core.messages import Role
+from control_plane.autoscaler.values import Bounds
+
+DAY_S = 86_400.0
+BUCKET_S = 900.0
+FREE_SHARE = 0.5
+
+
+class Hours:
+    """A budget of replica hours over any 24 hours; 0: none."""
+
+    def __init__(self, per_day: float) -> None:
+        self._per_day = per_day
+        self._buckets: deque[tuple[float, float]] = deque()
+        """(start of a quarter of an hour, hours spent in it)."""
+
+    def spent(self, at_s: float, interval_s: float, replicas: int) -> None:
+        if not self._per_day:
+            return
+        hours = replicas * interval_s / 3600
+        if self._buckets and at_s - self._buckets[-1][0] < BUCKET_S:
+            start_s, before = self._buckets[-1]
+            self._buckets[-1] = (start_s, before + hours)
+        else:
+            self._buckets.append((at_s, hours))
+        while self._buckets[0][0] < at_s - DAY_S:
+            self._buckets.popleft()
+
+    @property
+    def used(self) -> float:
+        return sum(hours for _, hours in self._buckets)
+
+    def allowed(self, at_s: float) -> int | None:
+        """Replicas at once; None: as many as one likes. While more than `FREE_SHARE` of the budget is left it
+        does not bind; then what is left is spread over the time until hours spent begin to be a day old."""
+        left = self._per_day - self.used
+        if not self._per_day or left >= FREE_SHARE * self._per_day:
+            return None
+        lasts_s = max(BUCKET_S, self._buckets[0][0] + DAY_S - at_s)
+        return max(1, int(left * 3600 / lasts_s))
+
+
+def within(
+    wanted: Mapping[Role, int],
+    needed: Mapping[Role, int],
+    bounds: Mapping[Role, Bounds],
+    *,
+    total_max: int,
+    reasons: list[str],
+) -> dict[Role, int]:
+    """Between each role's bounds, and in all at most `total_max` (0: any) or the sum of the least. What is
+    short is short for all roles alike: the pool that has less than its share would hold up the other."""
+    held: dict[Role, int] = {}
+    for role, count in wanted.items():
+        bound = bounds[role]
+        held[role] = min(bound.most, max(bound.least, count))
+        if held[role] < count:
+            reasons.append(f"{role}: held at its most, {bound.most}, of {count}")
+        elif held[role] > count:
+            reasons.append(f"{role}: held at its least, {bound.least}")
+    total = sum(held.values())
+    if not total_max or total <= total_max:
+        return held
+    reasons.append(f"{total} wanted, and the budget allows {total_max} in all")
+    return _shared(held, needed, bounds, total_max)
+
+
+def _shared(
+    held: Mapping[Role, int], needed: Mapping[Role, int], bounds: Mapping[Role, Bounds], total_max: int
+) -> dict[Role, int]:
+    given = {role: min(held[role], max(bounds[role].least, 1 if held[role] else 0)) for role in held}
+    while sum(given.values()) < total_max:
+        able = [role for role in held if given[role] < held[role]]
+        if not able:
+            break
+        # One more for whoever has least of what it needs.
+        poorest = min(able, key=lambda role: (given[role] / max(1, needed[role]), role))
+        given[poorest] += 1
+    return given

@@ -1,0 +1,47 @@
+"""From knobs to what the autoscaler works with."""
+
+from collections.abc import Iterable, Mapping
+
+from baton.config import AutoscaleConfig, SloConfig
+from baton.core.messages import Role
+from control_plane.autoscaler.values import Bounds, Objective, Settings
+
+
+def objectives_of(slo: SloConfig) -> dict[str, Objective]:
+    """By class; "" stands for requests that choose none."""
+    named = {name: Objective(one.ttft_s, one.tpot_s) for name, one in slo.classes.items()}
+    return {"": named.get(slo.default, Objective()), **named}
+
+
+def settings_of(
+    config: AutoscaleConfig,
+    *,
+    roles: Iterable[Role],
+    objectives: Mapping[str, Objective],
+    hold_s: float,
+    is_advice: bool = False,
+) -> Settings:
+    """`roles` in use: prefill and decode, or both. `hold_s`: `router.queue_wait_s`."""
+    bounds = {
+        Role.PREFILL: Bounds(config.prefill_min, config.prefill_max),
+        Role.DECODE: Bounds(config.decode_min, config.decode_max),
+        Role.BOTH: Bounds(config.both_min, config.both_max),
+    }
+    used = set(roles)
+    return Settings(
+        bounds={role: bounds[role] for role in Role if role in used},
+        objectives=objectives,
+        attain=config.attain,
+        interval_s=config.interval_s,
+        workers_max=config.workers_max,
+        replica_hours_per_day=config.replica_hours_per_day,
+        caution=config.caution,
+        patience_s=config.patience_s,
+        zero_after_s=config.zero_after_s,
+        hold_s=hold_s,
+        season_s=config.season_s,
+        start_s=config.start_s,
+        drain_s=config.drain_s,
+        flip_s=config.flip_s,
+        is_advice=is_advice,
+    )

@@ -1,0 +1,196 @@
+"""How many replicas a load takes, from what steps cost. Queueing approximations, checked against the fleet
+simulator (tests/unit/sim/test_autoscale_sizing.py), which know nothing of one router's placement.
+
+Prefill is a queue of prompts with n servers: waiting by Erlang's C formula, its mean scaled for service times
+that differ (Lee and Longton 1959; Allen and Cunneen), its tail exponential. Decode is a batch that shares a
+step: by Little's law as many sequences run as tokens arrive times the step that they make.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf, sqrt
+
+from control_plane.autoscaler.values import Traits
+
+UTILISATION_MAX = 0.85
+"""Of a pool whose requests have no objective that would say how long they may wait."""
+SPREAD = 1.3
+"""Standard deviations of the number of sequences at a replica that must still meet the objective."""
+POOL_SHARE = 0.95
+"""Of a KV pool that may be full: the scheduler keeps some blocks free."""
+REPLICAS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Requests that are alike."""
+
+    weight: float
+    """Requests per second, or in any unit that all have."""
+    service_s: float
+    """Computing what is not cached of one."""
+    ttft_s: float
+    """0: no objective."""
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Probability that somebody who comes must wait. `load` in servers' worth of work; 1 when it is all
+    of them."""
+    if load >= servers:
+        return 1.0
+    if load <= 0:
+        return 0.0
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = load * blocked / (n + load * blocked)
+    return servers * blocked / (servers - load * (1 - blocked))
+
+
+def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> float:
+    """Share of the requests that could meet their TTFT objective on an idle cluster and will not on `servers`
+    replicas under `work` seconds of prompts per second."""
+    weight = sum(p.weight for p in prompts)
+    if not weight or work <= 0:
+        return 0.0
+    if work >= servers:
+        return 1.0
+    mean_s = sum(p.weight * p.service_s for p in prompts) / weight
+    square = sum(p.weight * p.service_s**2 for p in prompts) / weight
+    variation = max(0.0, square / mean_s**2 - 1) if mean_s else 0.0
+    waits = erlang_c(servers, work)
+    # Mean wait of those that wait: that of M/M/n, scaled by (1 + C²)/2.
+    wait_s = mean_s * (1 + variation) / 2 / (servers - work)
+    able = [p for p in prompts if not p.ttft_s or p.service_s < p.ttft_s]
+    judged = sum(p.weight for p in able if p.ttft_s)
+    if not judged:
+        return 0.0 if work <= UTILISATION_MAX * servers else 1.0
+    missed = sum(p.weight * waits * exp(-(p.ttft_s - p.service_s) / wait_s) for p in able if p.ttft_s)
+    return missed / judged
+
+
+def prefill_needed(prompts: Sequence[Prompt], *, work: float, missed_max: float) -> int:
+    """Fewest replicas; 0 for no work, at most `REPLICAS_MAX`."""
+    if work <= 0:
+        return 0
+    return _fewest(
+        lambda n: prompts_missed(prompts, work=work, servers=n) <= missed_max, least=max(1, int(work))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What a decode pool is asked for."""
+
+    tokens_per_s: float
+    context_tokens: float
+    """Mean positions of a sequence that decodes."""
+    tpot_s: float
+    """0: no objective."""
+
+
+def batch_of(load: Decoding, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
+    """Sequences in the batch of each of `replicas`; infinite when tokens come faster than steps can be.
+    `slowed`: how many times longer steps take for the prompts among them."""
+    each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
+    rate = load.tokens_per_s / replicas * slowed
+    if rate * each >= 1:
+        return inf
+    return rate * traits.costs.base_s / (1 - rate * each)
+
+
+def holds(load: Decoding, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
+    """Whether a replica with `batch` sequences in the mean meets objective, batch and pool."""
+    if batch == inf:
+        return False
+    # All sequences of the pool vary as a Poisson number does, and placement spreads them.
+    crowd = batch + SPREAD * sqrt(batch / replicas)
+    if crowd > traits.batch_max or crowd * load.context_tokens > POOL_SHARE * traits.pool_tokens:
+        return batch <= 1 and load.context_tokens <= traits.pool_tokens
+    step_s = slowed * traits.costs.step_s(decodes=crowd, context_tokens=crowd * load.context_tokens)
+    return not load.tpot_s or step_s <= load.tpot_s
+
+
+def decode_needed(load: Decoding, traits: Traits) -> int:
+    """Fewest replicas; 0 for no tokens. Where no number meets the objective, as many as keep the pool and
+    `UTILISATION_MAX`."""
+    if load.tokens_per_s <= 0:
+        return 0
+    able = load
+    if traits.costs.step_s(decodes=1, context_tokens=load.context_tokens) > load.tpot_s:
+        able = Decoding(load.tokens_per_s, load.context_tokens, 0.0)
+    each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
+
+    def suffices(replicas: int) -> bool:
+        if not able.tpot_s and load.tokens_per_s * each > UTILISATION_MAX * replicas:
+            return False
+        return holds(able, traits, batch=batch_of(able, traits, replicas=replicas), replicas=replicas)
+
+    return _fewest(suffices, least=1)
+
+
+def largest_batch(load: Decoding, traits: Traits) -> float:
+    """Sequences that one replica decodes within objective, batch and pool; at least 1."""
+    costs = traits.costs
+    each = costs.decode_s + costs.context_token_s * load.context_tokens
+    by_time = (load.tpot_s - costs.base_s) / each if load.tpot_s and each else inf
+    by_room = POOL_SHARE * traits.pool_tokens / max(1.0, load.context_tokens)
+    return max(1.0, min(by_time, by_room, float(traits.batch_max)))
+
+
+def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
+    """How near a crowded batch comes to what it must not exceed: 1 there, half of it at 5 % less."""
+    batch = batch_of(load, traits, replicas=replicas)
+    if batch == inf:
+        return inf
+    crowd = batch + SPREAD * sqrt(batch / replicas)
+    step_s = traits.costs.step_s(decodes=crowd, context_tokens=crowd * load.context_tokens)
+    nearness = max(
+        step_s / load.tpot_s if load.tpot_s else 0.0,
+        crowd / traits.batch_max,
+        crowd * load.context_tokens / (POOL_SHARE * traits.pool_tokens),
+    )
+    return max(0.0, 1 - (1 - nearness) * 10)
+
+
+def decode_fitting(load: Decoding, traits: Traits, *, sequences: int) -> int:
+    """Fewest replicas over which so many sequences that run now meet the objective."""
+    if not sequences:
+        return 0
+    return min(REPLICAS_MAX, ceil(sequences / largest_batch(load, traits)))
+
+
+def both_needed(
+    prompts: Sequence[Prompt], load: Decoding, traits: Traits, *, work: float, missed_max: float
+) -> int:
+    """Fewest replicas that take either leg: prompts make steps longer, decodes take time from prompts."""
+    each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
+
+    def suffices(replicas: int) -> bool:
+        busy, decoding = work / replicas, load.tokens_per_s * each / replicas
+        if busy + decoding >= UTILISATION_MAX:
+            return False
+        slowed = 1 / (1 - busy)
+        batch = batch_of(load, traits, replicas=replicas, slowed=slowed)
+        if not holds(load, traits, batch=batch, replicas=replicas, slowed=slowed):
+            return False
+        longer = [Prompt(p.weight, p.service_s / (1 - decoding), p.ttft_s) for p in prompts]
+        missed = prompts_missed(longer, work=work / (1 - decoding), servers=replicas)
+        return missed <= missed_max
+
+    if work <= 0 and load.tokens_per_s <= 0:
+        return 0
+    return _fewest(suffices, least=1)
+
+
+def _fewest(suffices: Callable[[int], bool], *, least: int) -> int:
+    """More replicas never do worse, so doubling and halving finds it."""
+    if suffices(least):
+        return least
+    low, high = least, 2 * least
+    while high < REPLICAS_MAX and not suffices(high):
+        low, high = high, 2 * high
+    high = min(high, REPLICAS_MAX)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high

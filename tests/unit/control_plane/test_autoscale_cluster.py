@@ -1,0 +1,53 @@
+"""The autoscaler in the words of those who operate a cluster."""
+
+from baton.core.messages import Role
+from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState, Resize
+from control_plane.autoscaler.cluster import order_of, roles_of
+from control_plane.desired import pool_after
+from tests.unit.control_plane.autoscale_world import World, settings
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+def replica(number, role, phase, model="m"):
+    return ReplicaState(f"{role}-{number}", model, role, phase, 1.0, "1")
+
+
+def test_replicas_are_counted_by_what_they_do_next():
+    phases = [
+        (P, ReplicaPhase.RUNNING),
+        (P, ReplicaPhase.SUSPECT),
+        (P, ReplicaPhase.WAITING),
+        (D, ReplicaPhase.STARTING),
+        (D, ReplicaPhase.FLIPPING),
+        (D, ReplicaPhase.DRAINING),
+    ]
+    listed = [replica(i, role, phase) for i, (role, phase) in enumerate(phases)]
+    other = replica(9, P, ReplicaPhase.RUNNING, model="another")
+    state = ClusterState("life", (Pool("m", {P: 3, D: 2}),), (*listed, other))
+    roles = roles_of(state, "m", [P, D])
+    assert (roles[P].serving, roles[P].starting, roles[P].have) == (2, 1, 3)
+    assert (roles[D].starting, roles[D].joining, roles[D].draining) == (1, 1, 1)
+
+
+def test_a_decision_becomes_one_order_that_the_cluster_takes():
+    world = World(settings(), prefill=8, decode=2)
+    world.run(10, 4.0, prompt=6000, output=50)
+    world.run(10, 4.0, prompt=500, output=1500)
+    flip = next(d for d in world.decisions if d.flips)
+    order = order_of(flip, "m")
+    assert order is not None
+    assert (order.who, order.is_advice) == ("autoscaler", False)
+    assert "prefill to decode" in order.why
+    assert isinstance(order.action, Resize)
+    state = ClusterState("life", (Pool("m", {P: 8, D: 2}),), ())
+    pool = pool_after(order.action, state)
+    assert pool is not None
+    assert pool.counts == dict(flip.desired)
+
+
+def test_nothing_is_ordered_where_nothing_changes():
+    world = World(settings(), prefill=3, decode=2)
+    quiet = world.step(1.0, noise=False)
+    assert not quiet.is_change
+    assert order_of(quiet, "m") is None

@@ -1,0 +1,226 @@
+"""The autoscaler, fed observations: where it stays, what it does first, and what it says about it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from baton.config import AutoscaleConfig, SloClass, SloConfig
+from baton.core.messages import Role
+from control_plane.autoscaler.decide import Autoscaler
+from control_plane.autoscaler.record import Journal
+from control_plane.autoscaler.settings import objectives_of, settings_of
+from control_plane.autoscaler.values import Bounds, Flip, Objective, RoleState
+from tests.unit.control_plane.autoscale_world import TRAITS, World, observed, settings
+
+P, D = Role.PREFILL, Role.DECODE
+counts = st.integers(0, 30)
+states = st.builds(
+    RoleState,
+    serving=counts,
+    starting=counts,
+    joining=counts,
+    draining=counts,
+    waiting_prompt_tokens=st.integers(0, 10**7),
+    decoding=st.integers(0, 5000),
+)
+sights = st.lists(
+    st.tuples(st.integers(0, 2000), st.integers(1, 60_000), st.integers(1, 4000), states, states),
+    min_size=1,
+    max_size=30,
+)
+
+
+def decided(config, sight):
+    scaler = Autoscaler(config)
+    return [
+        scaler.decide(observed(15.0 * i, n, {P: p, D: d}, prompt=prompt, output=output), TRAITS)
+        for i, (n, prompt, output, p, d) in enumerate(sight, start=1)
+    ]
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(sights, st.integers(0, 5), st.integers(5, 12), st.sampled_from([0, 8, 15]))
+def test_never_beyond_bounds_whatever_is_observed(sight, least, most, total):
+    bounds = {P: Bounds(least, most), D: Bounds(least, most)}
+    for decision in decided(settings(bounds=bounds, workers_max=total), sight):
+        assert all(least <= count <= most for count in decision.desired.values())
+        if total:
+            assert sum(decision.desired.values()) <= max(total, 2 * least)
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(sights)
+def test_flips_starts_and_stops_make_what_there_is_into_what_is_desired(sight):
+    for decision, (_, _, _, p, d) in zip(decided(settings(), sight), sight, strict=True):
+        after = {P: p.have, D: d.have}
+        for flip in decision.flips:
+            after[flip.source] -= flip.count
+            after[flip.target] += flip.count
+        for role in after:
+            assert after[role] + decision.starts[role] - decision.stops[role] == decision.desired[role]
+            assert not (decision.starts[role] and decision.stops[role])
+        assert bool(decision.reasons) or not decision.is_change
+
+
+@hypothesis_settings(max_examples=20, deadline=None)
+@given(sights)
+def test_the_same_observations_give_the_same_decisions(sight):
+    assert decided(settings(), sight) == decided(settings(), sight)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("rate", [2.0, 5.0, 11.0])
+def test_a_steady_load_with_noise_turns_at_most_twice_an_hour(seed, rate):
+    world = World(settings(), prefill=8, decode=8, seed=seed)
+    world.run(30, rate)
+    for hour in range(2):
+        began_s = world.at_s
+        world.run(60, rate)
+        turns = world.scaler.journal.reversals(since_s=began_s)
+        assert all(count <= 2 for count in turns.values()), f"hour {hour}: {turns}"
+
+
+def test_more_load_never_wants_fewer():
+    wanted = []
+    for rate in (0.5, 1, 2, 4, 8, 16):
+        world = World(settings(), prefill=1, decode=1)
+        world.run(90, rate, noise=False)
+        wanted.append(dict(world.counts))
+    for role in (P, D):
+        assert [w[role] for w in wanted] == sorted(w[role] for w in wanted)
+    assert wanted[-1][P] > wanted[0][P]
+    assert wanted[-1][D] > wanted[0][D]
+
+
+def test_a_step_is_answered_within_a_minute_and_its_end_only_after_the_patience():
+    world = World(settings(), prefill=3, decode=3)
+    world.run(30, 2.0)
+    before = world.counts[P]
+    world.run(1, 8.0)
+    assert world.decisions[-1].desired[P] > before
+    world.run(20, 8.0)
+    needed = world.decisions[-1].sized[P].needed
+    assert world.counts[P] >= needed >= 2 * before
+    ended_s = world.at_s
+    world.run(40, 2.0)
+    fewer = [d.at_s for d in world.decisions if d.at_s > ended_s and d.desired[P] < needed]
+    assert fewer[0] - ended_s >= world.scaler.settings.patience_s
+    assert world.counts[P] < needed
+
+
+def test_a_role_that_lacks_takes_from_one_that_has_too_many_before_anything_starts():
+    world = World(settings(), prefill=8, decode=2)
+    world.run(10, 4.0, prompt=6000, output=50)
+    world.run(10, 4.0, prompt=500, output=1500)
+    flips = [flip for d in world.decisions for flip in d.flips]
+    assert flips
+    assert all((f.source, f.target) == (P, D) for f in flips)
+    first = next(d for d in world.decisions if d.flips)
+    assert any("prefill to decode" in reason for reason in first.reasons)
+    assert not any(d.starts[D] for d in world.decisions if d.at_s < first.at_s)
+
+
+def test_no_flips_where_starting_is_quicker():
+    world = World(settings(start_s=5.0, flip_s=20.0), prefill=8, decode=2, start_s=5.0)
+    world.run(10, 4.0, prompt=6000, output=50)
+    world.run(10, 4.0, prompt=500, output=1500)
+    assert not any(d.flips for d in world.decisions)
+    assert any(d.starts[D] for d in world.decisions)
+
+
+ZERO = {"bounds": {P: Bounds(0, 8), D: Bounds(0, 8)}, "zero_after_s": 120.0, "start_s": 20.0}
+
+
+def test_to_zero_when_idle_and_back_as_soon_as_somebody_waits():
+    world = World(settings(**ZERO, hold_s=30.0), prefill=2, decode=2, start_s=20.0)
+    world.run(10, 1.0)
+    world.run(1.75, 0.0)
+    assert min(world.counts.values()) >= 1
+    world.run(5, 0.0)
+    assert world.decisions[-1].desired == {P: 0, D: 0}
+    decision = world.step(0.0, noise=False, queued=3, queued_prompt_tokens=12_000)
+    assert min(decision.desired.values()) >= 1
+    assert any("back from zero" in reason for reason in decision.reasons)
+
+
+def test_no_zero_where_a_start_takes_longer_than_routers_hold():
+    world = World(settings(**{**ZERO, "start_s": 60.0}, hold_s=30.0), prefill=2, decode=2)
+    world.run(10, 1.0)
+    world.run(20, 0.0)
+    assert min(world.counts.values()) >= 1
+    assert any("router.queue_wait_s to at least 75 s" in reason for reason in world.decisions[-1].reasons)
+
+
+def test_starts_are_learnt_and_change_what_is_allowed():
+    scaler = Autoscaler(settings(**ZERO, hold_s=30.0))
+    state = {P: RoleState(serving=1), D: RoleState(serving=1)}
+    assert scaler.zero_refused == ""
+    scaler.decide(observed(15.0, 5, state, start_s=(55.0,)), TRAITS)
+    assert scaler.start_s == 55.0
+    assert "69 s" in scaler.zero_refused
+
+
+def test_a_budget_leaves_all_roles_short_alike():
+    world = World(settings(workers_max=6), prefill=2, decode=2)
+    world.run(40, 11.0)
+    assert sum(world.counts.values()) == 6
+    sized = world.decisions[-1].sized
+    shares = [world.counts[role] / sized[role].needed for role in (P, D)]
+    assert max(shares) - min(shares) < 0.5
+    assert any("the budget allows 6" in reason for reason in world.decisions[-1].reasons)
+
+
+def test_a_days_hours_are_not_overspent():
+    hours = 96.0
+    world = World(settings(replica_hours_per_day=hours), prefill=6, decode=6)
+    spent = 0.0
+    for _ in range(24 * 240):
+        spent += sum(s.paid for s in world.states().values()) * 15 / 3600
+        world.step(9.0, noise=False)
+    assert 0.7 * hours < spent <= 1.02 * hours
+
+
+def test_advice_is_recorded_and_said_to_be_advice():
+    world = World(settings(is_advice=True), prefill=1, decode=1)
+    world.run(5, 11.0)
+    assert world.counts == {P: 1, D: 1}
+    assert all(d.is_advice for d in world.decisions)
+    assert any(d.starts[P] for d in world.decisions)
+
+
+def test_misses_that_sizing_does_not_see_raise_the_demand_it_reckons_with():
+    scaler = Autoscaler(settings())
+    state = {P: RoleState(serving=10), D: RoleState(serving=10)}
+    for i in range(1, 120):
+        decision = scaler.decide(observed(15.0 * i, 60, state, missed=12), TRAITS)
+    assert decision.sized[P].correction > 1.2
+    assert decision.sized[D].correction == 1.0
+
+
+def test_the_journal_is_bounded_and_counts_what_repeats():
+    world = World(settings(), prefill=4, decode=4)
+    world.run(60, 4.0, noise=False)
+    journal = world.scaler.journal
+    assert len(journal) < 30
+    assert sum(entry.repeated for entry in journal) > 150
+    small = Journal(3)
+    for i, decision in enumerate(world.decisions):
+        small.add(type(decision)(float(i), {P: i, D: 1}, (Flip(P, D, 1),), {}, {}, ("",), {}, False))
+    assert len(small) == 3
+    assert small.dropped == len(world.decisions) - 3
+
+
+def test_settings_come_from_the_configuration():
+    slo = SloConfig(classes={"fast": SloClass(ttft_s=0.5, tpot_s=0.02)}, default="fast")
+    made = settings_of(
+        AutoscaleConfig(prefill_max=3, attain=0.9),
+        roles=[P, D],
+        objectives=objectives_of(slo),
+        hold_s=12.0,
+    )
+    assert made.bounds == {P: Bounds(1, 3), D: Bounds(1, 8)}
+    assert made.objectives == {"": Objective(0.5, 0.02), "fast": Objective(0.5, 0.02)}
+    assert (made.attain, made.hold_s) == (0.9, 12.0)
+    with pytest.raises(ValueError, match="decode_min: 9 is above decode_max, 8"):
+        AutoscaleConfig(decode_min=9)

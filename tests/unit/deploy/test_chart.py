@@ -1,0 +1,259 @@
+"""What the chart renders: accepted by Kubernetes, generated parts current, settings as asked for."""
+
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from baton.cli.chart import OWNED, values_schema
+from baton.config import Config
+from baton.core.messages import Role
+from baton.sim.hardware import GPUS, MODELS, Node, find_gpu
+from baton.sim.plan.search import ClusterPlan, Pool, Shape
+from baton.sim.plan.values import helm_values
+from baton.telemetry.render import rendered
+from tests.unit.deploy.chart import (
+    CHART,
+    EXAMPLES,
+    ROOT,
+    VALUES,
+    documents,
+    helm,
+    of_kind,
+    pods,
+    refusal,
+    settings,
+    text,
+    values_of,
+)
+
+OLDEST, NEWEST = "1.29", "1.37"
+CUSTOM = {"RayCluster", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
+"""Kinds whose schemas are others' than Kubernetes'."""
+
+examples = pytest.mark.parametrize("example", EXAMPLES)
+
+
+@examples
+def test_lint_has_nothing_to_say(example):
+    status, out, err = helm("lint", "--strict", CHART, "--values", VALUES / f"{example}.yaml")
+    assert status == 0, out + err
+
+
+@examples
+def test_committed_examples_are_what_helm_renders(example):
+    assert (ROOT / f"deploy/helm/rendered/{example}.yaml").read_text() == text(example), "run `make chart`"
+
+
+def test_generated_parts_of_the_chart_are_current():
+    assert json.loads((CHART / "values.schema.json").read_text()) == values_schema(), "run `make chart`"
+    for name, content in rendered().items():
+        assert (CHART / name).read_text() == content, f"{name}: run `make chart`"
+
+
+@examples
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_kubernetes_accepts_every_object(example, version):
+    assert OLDEST in (CHART / "Chart.yaml").read_text()
+    seen = set()
+    for document in documents(example):
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+            seen.add(document["kind"])
+    assert {"Deployment", "Service", "NetworkPolicy", "ConfigMap", "Pod"} <= seen
+    for name, metadata, spec in pods(documents(example)):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "name": "x"}, "spec": spec}
+        kubernetes_validate.validate(pod, version, strict=True), name
+
+
+def test_validation_would_notice():
+    document = copy.deepcopy(of_kind(documents(EXAMPLES[0]), "Service")[0])
+    document["spec"]["ports"][0]["prot"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, NEWEST, strict=True)
+
+
+@examples
+def test_config_is_what_processes_read(example, monkeypatch):
+    asked, environment = values_of(example), settings(documents(example))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = Config()
+    sections = config.model_dump(mode="json")
+    for section, fields in asked["config"].items():
+        for field, value in fields.items():
+            found = sections[section][field]
+            if field == "classes":
+                found = {n: {k: v for k, v in c.items() if k in value[n]} for n, c in found.items()}
+            assert found == value, f"{section}.{field}"
+    assert config.model.path == asked["model"]["path"]
+    assert config.model.device == asked["accelerator"]
+    assert config.cluster.worker_port
+    assert config.store.port
+    [control] = [spec for name, _, spec in pods(documents(example)) if name.endswith("-control")]
+    assert config.cluster.control_host == control["hostname"] == "baton-control"
+
+
+def test_knobs_that_the_chart_owns_exist():
+    sections = Config.model_json_schema()["$defs"]
+    for section, fields in OWNED.items():
+        known = Config.model_fields[section].annotation.model_fields
+        assert fields <= set(known), section
+    assert sections
+
+
+NEGATIVE = {
+    "config.engine.kv_bites=1": "kv_bites is not allowed",
+    "config.engine.kv_bytes=0": "kv_bytes: Must be greater than 0",
+    'config.engine.kv_bytes="lots"': "Expected: integer",
+    'config.engine.speculation="maybe"': "must be one of",
+    'config.slo.classes={"a": {"ttft": 1}}': "ttft is not allowed",
+    "config.router.port=80": "port is not allowed",
+    'config.store.directory="redis://:password@host"': "directory is not allowed",
+    'config.router.keys="keys.toml"': "keys is not allowed",
+    "config.nonsense={}": "nonsense is not allowed",
+    'images.light.tag="latest"': "images.light.tag",
+    'images.light.digest="sha256:12"': "images.light.digest",
+    "pools.prefil.replicas=1": "prefil is not allowed",
+    "pools.prefill.replicas=-1": "replicas: Must be greater",
+    "pools.prefill.cpu=1.5": "Expected: integer",
+    'pools.prefill.memory="much"': "memory",
+    "pools.decode.tensorParallelSize=4": "one GPU per worker",
+    'pools.decode.gpu="abacus"': "gpuTypes.abacus",
+    'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"both":{"replicas":0}}': "no replicas",
+    'model.path=""': "model.path",
+    'model.cache.type="floppy"': "must be one of",
+    'accelerator="tpu"': "must be one of",
+    'redis={"mode":"own","passwordSecret":{"name":""}}': "redis.passwordSecret.name",
+    'redis={"mode":"external","urlSecret":{"name":""}}': "redis.urlSecret.name",
+    'redis.mode="maybe"': "must be one of",
+    "config.store.host_bytes=0": "store.enabled=false",
+    "security.user=0": "user: Must be greater",
+    'access.tokensSecret.name="tokens"': "access.tokenSecret.name",
+    'config.tls.ca="/ca.pem"': "ca is not allowed",
+    "monitoring.rules.objective=0.9": "objective: Must be greater",
+    "monitoring.rules.objective=1": "objective: Must be less",
+    'store.hostFolder="run"': "hostFolder",
+    "router.unknown=true": "unknown is not allowed",
+    'router.keysSecret.value="secret"': "value is not allowed",
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), NEGATIVE.items(), ids=NEGATIVE)
+def test_wrong_values_are_refused_with_the_reason(wrong, said):
+    assert said in refusal("moe", wrong)
+
+
+def test_a_change_of_config_restarts_what_reads_it():
+    def checksums(*sets):
+        marks = {name: meta.get("annotations", {}) for name, meta, _ in pods(documents("moe", *sets))}
+        return {name: m["checksum/config"] for name, m in marks.items() if "checksum/config" in m}
+
+    before, after = checksums(), checksums("config.transfer.lease_s=7")
+    assert before.keys() == after.keys()
+    assert {name.split("/")[0] for name in before} == {"Deployment", "DaemonSet", "RayCluster"}
+    assert all(before[name] != after[name] for name in before)
+
+
+def test_what_is_switched_off_is_not_there():
+    switches = (
+        *("store.enabled", "networkPolicy.enabled", "serviceAccount.create", "router.autoscaling.enabled"),
+        *("monitoring.scrape.enabled", "monitoring.rules.enabled", "monitoring.dashboards.enabled"),
+    )
+    off = (*(f"{switch}=false" for switch in switches), 'redis.mode="none"')
+    kinds = {d["kind"] for d in documents("rdma-multi-node", *off)}
+    gone = {
+        *("DaemonSet", "StatefulSet", "NetworkPolicy", "ServiceAccount", "ServiceMonitor", "PodMonitor"),
+        *("PrometheusRule", "HorizontalPodAutoscaler"),
+    }
+    assert not kinds & gone
+    assert gone <= {d["kind"] for d in documents("rdma-multi-node")}
+    assert settings(documents("rdma-multi-node", *off))["BATON_STORE__HOST_BYTES"] == "0"
+
+
+def test_the_objective_of_the_rules_is_the_chosen_one():
+    [rule] = of_kind(documents("rdma-multi-node"), "PrometheusRule")
+    burns = [r["expr"] for g in rule["spec"]["groups"] for r in g["rules"] if "SloBurn" in r.get("alert", "")]
+    assert len(burns) == 4
+    assert all(e.count("(1 - 0.99)") == 2 and "0.95" not in e for e in burns)
+
+
+def plan_values(gpu, model="llama-3-8b"):
+    shape = Shape(Node(MODELS[model], find_gpu(gpu)), 3.0)
+    plan = ClusterPlan(prefill=Pool(shape, 2), decode=Pool(shape, 3))
+    return helm_values(
+        plan, model=model, slo={"ttft_s": 1.0, "tpot_s": 0.05}, comments=("Written by a plan.",)
+    )
+
+
+def test_a_plans_values_install_with_the_chart(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(plan_values("h100"))
+    status, out, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
+    assert status == 0, err
+    docs = [d for d in yaml.safe_load_all(out) if d]
+    [cluster] = of_kind(docs, "RayCluster")
+    groups = {g["groupName"]: g for g in cluster["spec"]["workerGroupSpecs"]}
+    assert {name: g["replicas"] for name, g in groups.items()} == {"prefill": 2, "decode": 3, "both": 0}
+    assert "H100" in str(groups["prefill"]["template"]["spec"]["nodeSelector"])
+    assert json.loads(settings(docs)["BATON_SLO__CLASSES"])["default"] == {"tpot_s": 0.05, "ttft_s": 1.0}
+
+
+def test_a_plan_of_several_gpus_per_worker_is_refused_in_words(tmp_path):
+    shape = Shape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
+    path = tmp_path / "plan.yaml"
+    path.write_text(helm_values(ClusterPlan(both=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0}))
+    status, _, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
+    assert status != 0
+    assert "one GPU per worker" in err
+
+
+def test_nvidia_gpus_that_are_planned_with_have_node_labels():
+    known = set(yaml.safe_load((CHART / "values.yaml").read_text())["gpuTypes"])
+    assert set(GPUS) - known == {"h800", "h20", "mi300x"}, "say in docs/operations.md which need gpuTypes"
+
+
+def test_roles_of_pools_are_the_roles():
+    assert set(values_of("moe")["pools"]) == {role.value for role in Role}
+
+
+@examples
+def test_every_value_of_an_example_is_documented_in_the_defaults(example):
+    """Free maps aside: labels, environment, knobs."""
+    free = {"nodeSelector", "env", "labels", "annotations", "gpuTypes", "config"}
+
+    def missing(values, defaults, where):
+        for name, value in values.items():
+            path = f"{where}.{name}"
+            if name not in defaults:
+                yield path
+            elif isinstance(value, dict) and name not in free:
+                yield from missing(value, defaults[name], path)
+
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    asked = yaml.safe_load((Path(VALUES) / f"{example}.yaml").read_text())
+    assert list(missing(asked, defaults, "")) == []
+
+
+def test_notes_name_the_next_commands(tmp_path):
+    """Helm shows them to clusters only, so they are made an object of a copy."""
+    chart = tmp_path / "baton"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates/NOTES.txt").read_text()
+    assert re.findall(r"baton (keys create|store inspect)", notes) == ["store inspect", "keys create"]
+    body = (
+        f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}\n{{{{ dict "notes" (include "notes" .) | toYaml }}}}'
+    )
+    (chart / "templates/notes.yaml").write_text(body)
+    values = ("--namespace", "ns", "--values", VALUES / "gpu-one-node.yaml")
+    status, out, err = helm("template", "rel", chart, "--show-only", "templates/notes.yaml", *values)
+    assert status == 0, err
+    said = yaml.safe_load(out)["notes"]
+    assert "helm test rel --namespace ns" in said
+    assert "deployment/rel-baton-router" in said
+    assert "Bearer YOUR_KEY" in said

@@ -1,0 +1,316 @@
+"""What must be true of every pod that the chart makes: probes, resources, rights, drains, flows, commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import ray.scripts.scripts as ray_scripts
+import typer.main
+import yaml
+
+from baton.cli.app import app
+from baton.worker.leave import arguments
+from control_plane.ray_home import RAY_ENVIRONMENT
+from tests.unit.deploy.chart import EXAMPLES, ROOT, containers, documents, of_kind, pods, settings, values_of
+
+examples = pytest.mark.parametrize("example", EXAMPLES)
+DOCKERFILES = sorted((ROOT / "deploy/docker").glob("Dockerfile.*"))
+
+
+def is_for_long(spec):
+    return spec.get("restartPolicy") != "Never"
+
+
+@examples
+def test_containers_have_probes_and_resources(example):
+    seen = 0
+    for name, spec, container in containers(documents(example)):
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"]), name
+        assert "memory" in resources["limits"], name
+        if is_for_long(spec):
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(container), name
+            seen += 1
+    assert seen >= 7
+
+
+@examples
+def test_containers_have_no_rights_that_they_do_not_need(example):
+    for name, _, spec in pods(documents(example)):
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] is True, name
+        assert pod["runAsUser"] > 0
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.get("hostNetwork")
+        assert not spec.get("hostPID")
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            rights = container["securityContext"]
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["readOnlyRootFilesystem"] is True
+            assert rights["capabilities"]["drop"] == ["ALL"]
+            may = set(rights["capabilities"].get("add", ()))
+            if container["name"] == "own-folders":  # the one that makes a folder of the host the store's
+                assert (rights["runAsUser"], may) == (0, {"CHOWN"})
+            else:
+                assert rights["runAsNonRoot"] is True
+                assert not may
+
+
+@examples
+def test_images_are_named_exactly(example):
+    for name, _, spec in pods(documents(example)):
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert re.search(r"(:[A-Za-z0-9_.-]+|@sha256:[0-9a-f]{64})$", container["image"]), name
+            assert not container["image"].endswith(":latest")
+
+
+@examples
+def test_no_secret_is_in_the_chart(example):
+    docs = documents(example)
+    assert of_kind(docs, "Secret") == []
+    assert not any(
+        re.search("PASSWORD|TOKEN$|SALT|KEYS?$", n) and "/" not in v for n, v in settings(docs).items()
+    )
+    for name, _, spec in pods(docs):
+        for container in spec["containers"]:
+            for variable in container.get("env", ()):
+                if re.search("PASSWORD|TOKEN|SALT|AUTH$|_KEY$", variable["name"]):
+                    assert "secretKeyRef" in variable.get("valueFrom", {}), (name, variable["name"])
+
+
+@examples
+def test_pods_have_the_time_that_their_drain_takes(example):
+    drain_s = values_of(example)["config"]["cluster"]["drain_timeout_s"]
+    grace = {name: spec["terminationGracePeriodSeconds"] for name, _, spec in pods(documents(example))}
+    routers = next(s for n, _, s in pods(documents(example)) if n.endswith("-router"))
+    [pause] = [int(c["lifecycle"]["preStop"]["exec"]["command"][1]) for c in routers["containers"]]
+    for name, seconds in grace.items():
+        if name.endswith("-router"):
+            assert seconds >= pause + drain_s + 5
+        elif re.search(r"-(store|control)$|RayCluster/.*/(prefill|decode|both)$", name):
+            assert seconds >= drain_s + 5, name
+    workers = [s for n, _, s in pods(documents(example)) if re.search(r"/(prefill|decode|both)$", n)]
+    for spec in workers:
+        [command] = [c["lifecycle"]["preStop"]["exec"]["command"] for c in spec["containers"]]
+        assert command[:3] == ["python", "-m", "baton.worker.leave"]
+        asked = arguments().parse_args(command[3:])
+        assert asked.timeout_s == drain_s
+        assert asked.address == f"127.0.0.1:{settings(documents(example))['BATON_CLUSTER__WORKER_PORT']}"
+
+
+def test_a_longer_drain_lengthens_every_grace():
+    sets = "config.cluster.drain_timeout_s=90"
+    grace = {name: spec["terminationGracePeriodSeconds"] for name, _, spec in pods(documents("moe", sets))}
+    short = {name for name, seconds in grace.items() if seconds < 95}
+    assert short == {"RayCluster/baton/head", "Pod/baton-test"}
+
+
+def commands(docs):
+    """(where, argv) of every `baton …` that a container runs."""
+    for name, _, container in containers(docs):
+        argv = [*container.get("command", ()), *container.get("args", ())]
+        argv = argv[argv.index("baton") :] if "baton" in argv else []
+        if argv:
+            yield name, argv[1:]
+        for line in "\n".join(container.get("command", ())).splitlines():
+            if found := re.search(r"(?:exec )?\bbaton ((?:doctor|config) .*)", line):
+                yield name, shlex.split(found[1])
+
+
+def parse(argv):
+    """As the command line would, without running it. Raises click.UsageError for what does not exist."""
+    command, rest = typer.main.get_command(app), list(argv)
+    parent = None
+    while isinstance(command, click.Group) or hasattr(command, "commands"):
+        parent = click.Context(command, info_name=command.name, parent=parent)
+        command = command.commands[rest.pop(0)]
+    return command.make_context(command.name, rest, parent=parent)
+
+
+@examples
+def test_every_command_and_flag_exists(example):
+    ran = [(argv[0], parse(argv).params) for _, argv in commands(documents(example))]
+    params = dict(ran)
+    assert {"router", "control", "store", "doctor"} == set(params)
+    asked = values_of(example)
+    assert params["control"]["prefill"] == asked["pools"]["prefill"]["replicas"]
+    assert params["control"]["ray_address"] == "auto"
+    assert params["router"]["control"] == f"baton-control:{params['control']['port']}"
+    environment = settings(documents(example))
+    assert params["store"]["socket"] == environment["BATON_STORE__SOCKET"]
+
+
+def test_a_flag_that_does_not_exist_would_be_noticed():
+    with pytest.raises(Exception, match="--prefil"):
+        parse(["control", "--prefil=1"])
+
+
+def ray_start_flags():
+    return {o for p in ray_scripts.start.params for o in (*p.opts, *p.secondary_opts)}
+
+
+@examples
+def test_ray_is_started_with_flags_that_it_has(example):
+    flags = ray_start_flags()
+    for cluster in of_kind(documents(example), "RayCluster"):
+        spec = cluster["spec"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            assert {f"--{name}" for name in group["rayStartParams"]} <= flags
+            assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    control = next(c for n, _, c in containers(documents(example)) if n.endswith("-control"))
+    used = set(re.findall(r"--[a-z-]+", control["command"][2]))
+    assert {"--address", "--num-cpus"} <= used <= flags
+
+
+@examples
+def test_rays_processes_run_as_under_baton_serve(example):
+    for name, _, container in containers(documents(example)):
+        if not re.search("RayCluster|-control$", name):
+            continue
+        environment = {v["name"]: v.get("value") for v in container["env"]}
+        wanted = {k: v for k, v in RAY_ENVIRONMENT.items() if k != "RAY_AUTH_MODE"}
+        assert {k: environment.get(k) for k in wanted} == wanted, name
+        has_token = bool(values_of(example)["ray"]["authTokenSecret"]["name"])
+        assert environment["RAY_AUTH_MODE"] == ("token" if has_token else "disabled")
+
+
+def test_the_chart_names_the_ray_that_is_installed():
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert values_of("moe")["ray"]["version"] == pinned[1]
+
+
+@examples
+def test_one_worker_fits_a_pod_and_no_second_one(example):
+    """The control plane asks Ray for a GPU each, or on CPUs for engine.threads cores."""
+    asked = values_of(example)
+    threads = asked["config"]["engine"].get("threads", 0) or 1
+    for group in of_kind(documents(example), "RayCluster")[0]["spec"]["workerGroupSpecs"]:
+        params = group["rayStartParams"]
+        assert int(params["num-cpus"]) == threads <= asked["pools"][group["groupName"]]["cpu"]
+        assert int(params["num-gpus"]) == (asked["accelerator"] == "cuda")
+
+
+def labels_match(selector, labels):
+    return all(labels.get(k) == v for k, v in selector.items())
+
+
+@examples
+def test_selectors_find_their_pods_and_ports(example):
+    docs = documents(example)
+    running = [(meta["labels"], spec) for _, meta, spec in pods(docs)]
+
+    def ports(selector):
+        found = [s for labels, s in running if labels_match(selector, labels)]
+        assert found, selector
+        return {
+            p["name"]: p["containerPort"] for s in found for c in s["containers"] for p in c.get("ports", ())
+        }
+
+    for service in of_kind(docs, "Service"):
+        named = ports(service["spec"]["selector"])
+        assert all(port["targetPort"] in named for port in service["spec"]["ports"])
+    for budget in of_kind(docs, "PodDisruptionBudget"):
+        ports(budget["spec"]["selector"]["matchLabels"])
+    for monitor in of_kind(docs, "PodMonitor"):
+        named = ports(monitor["spec"]["selector"]["matchLabels"])
+        assert all(e["port"] in named for e in monitor["spec"]["podMetricsEndpoints"])
+    services = [
+        (s["metadata"]["labels"], {p["name"] for p in s["spec"]["ports"]}) for s in of_kind(docs, "Service")
+    ]
+    for monitor in of_kind(docs, "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        [named] = [names for labels, names in services if labels_match(wanted, labels)]
+        assert all(e["port"] in named for e in monitor["spec"]["endpoints"])
+
+
+def flows(policies, direction, side):
+    """(component, other component, port or None) of every rule between our own pods."""
+    for policy in policies:
+        own = policy["spec"]["podSelector"]["matchLabels"]["baton.dev/component"]
+        for rule in policy["spec"][direction] or ():  # nothing comes in: null
+            for peer in rule.get(side, ()):
+                other = peer.get("podSelector", {}).get("matchLabels", {}).get("baton.dev/component")
+                if other:
+                    for port in rule.get("ports", [{"port": None}]):
+                        yield own, other, port["port"]
+
+
+@examples
+def test_policies_name_the_same_flows_on_both_sides(example):
+    docs = documents(example)
+    policies = of_kind(docs, "NetworkPolicy")
+    inward = {(other, own, port) for own, other, port in flows(policies, "ingress", "from")}
+    outward = set(flows(policies, "egress", "to"))
+    assert inward == outward
+    assert {("router", "worker", 7100), ("store", "store", None), ("test", "router", 8000)} <= inward
+    assert not {(a, b) for a, b, _ in inward} & {
+        ("router", "store"),
+        ("worker", "router"),
+        ("redis", "control"),
+    }
+    covered = {p["spec"]["podSelector"]["matchLabels"]["baton.dev/component"] for p in policies}
+    assert covered == {meta["labels"]["baton.dev/component"] for _, meta, _ in pods(docs)}
+    assert all(p["spec"]["policyTypes"] == ["Ingress", "Egress"] for p in policies)
+
+
+@examples
+def test_opened_ports_are_served(example):
+    docs = documents(example)
+    served = {}
+    for _, meta, spec in pods(docs):
+        numbers = {p["containerPort"] for c in spec["containers"] for p in c.get("ports", ())}
+        served.setdefault(meta["labels"]["baton.dev/component"], set()).update(numbers)
+    for policy in of_kind(docs, "NetworkPolicy"):
+        own = policy["spec"]["podSelector"]["matchLabels"]["baton.dev/component"]
+        opened = {p["port"] for rule in policy["spec"]["ingress"] or () for p in rule.get("ports", ())}
+        assert opened <= served[own], own
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.suffix)
+def test_images_run_without_rights_and_from_pinned_versions(path):
+    lines = path.read_text()
+    stages = re.findall(r"^FROM (\S+)", lines, re.M)
+    assert all(re.fullmatch(r"python:3\.11-slim-bookworm", stage) for stage in stages)
+    final = lines[lines.rindex("FROM") :]
+    assert re.search(r"^USER 10001:10001$", final, re.M)
+    assert values_of("moe")["security"] == {"user": 10001, "group": 10001}
+    assert "constraints.txt" in lines
+    installs = re.findall(r"pip install[^&]*?-c constraints\.txt (.+)$", lines.replace("\\\n", ""), re.M)
+    wants_torch = path.suffix != ".light"
+    assert ("torch" in installs) == wants_torch
+    assert installs[-1] == ("'.[worker]'" if wants_torch else ".")
+
+
+def test_images_hold_every_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    packages = re.findall(r'"(\w+)\*"', re.search(r"include = \[(.+)\]", text)[1])
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for path in DOCKERFILES:
+        copied = re.findall(r"^COPY (\w+) \1$", path.read_text(), re.M)
+        assert copied == packages, path.name
+        assert {f"!{name}" for name in copied} <= set(ignored)
+    assert len(DOCKERFILES) == 3
+
+
+def test_values_of_examples_are_read_by_people():
+    """Each says at its head what it is for."""
+    for example in EXAMPLES:
+        path = Path(ROOT / f"deploy/helm/values/{example}.yaml")
+        assert path.read_text().startswith("# ")
+        assert yaml.safe_load(path.read_text())["model"]["path"]
+
+
+def test_with_tls_everybody_who_reads_the_config_has_its_files():
+    docs = documents("rdma-multi-node")
+    environment = settings(docs)
+    assert environment["BATON_TLS__CA"] == "/etc/baton/tls/ca.pem"
+    readers = {
+        name: {mount["mountPath"] for mount in container["volumeMounts"]}
+        for name, _, container in containers(docs)
+        if "envFrom" in container
+    }
+    assert len(readers) == 7, "router, control plane, three groups, store, test"
+    assert [name for name, mounts in readers.items() if "/etc/baton/tls" not in mounts] == []
