@@ -7,37 +7,15 @@ Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEAS
 """
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-SECRET = "secret"
-"""Marks, in a knob's schema, that its value may hold a password."""
-
-SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """A configuration that finds its way into a log says no password."""
-        for name, value in super().__repr_args__():
-            yield name, "***" if value and name in secret_fields(type(self)) else value
-
-
-def secret_fields(section: type[BaseModel]) -> frozenset[str]:
-    """Of the knobs of a section, those marked with SECRET."""
-    return frozenset(
-        name
-        for name, info in section.model_fields.items()
-        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get(SECRET)
-    )
+from baton.config_base import SECRET as SECRET
+from baton.config_base import Seconds, SecretText
+from baton.config_base import Section as Section
+from baton.config_base import secret_fields as secret_fields
 
 
 class ModelConfig(Section):
@@ -351,18 +329,16 @@ class ClusterConfig(Section):
     ray_address: str = ""
     """Ray cluster to join; empty: start one on this machine."""
     node_labels: dict[str, dict[str, str]] = {}
-    """Role -> labels of the nodes that such workers may run on, as Ray's label selectors write them:
-    {"decode": {"gpu": "in(H100, H200)"}}. Only with `ray_address`."""
+    """Role -> labels of nodes for it, by Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
     node_resources: dict[str, dict[str, float]] = {}
-    """Role -> Ray resources that each worker takes beside threads and GPU: {"prefill": {"rdma": 1}}."""
+    """Role -> what a worker takes of Ray's resources beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25
     """Between two reports of a worker to routers and directory."""
     member_lease_s: Seconds = 8.0
     """A worker silent for this long is dead: killed, and started anew. A machine short of cores can
     hold up a healthy process for seconds, and routers have long stopped using it by then."""
     member_suspect_s: Seconds = 3.0
-    """A worker silent for this long, while others are heard, is suspect: nothing new is placed there until it
-    is heard again. Less than `member_lease_s`, or it has no effect."""
+    """A worker silent for this long, while others are heard, gets nothing new until it is heard again."""
     restart_backoff_s: Seconds = 0.5
     """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
     restart_backoff_max_s: Seconds = 30.0
@@ -382,8 +358,7 @@ class ClusterConfig(Section):
     control_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Prometheus metrics of the control plane; 0: any free one."""
     record: str = ""
-    """File where the control plane remembers what was ordered, for its next life. Empty: under `baton serve`
-    one that goes with the cluster; else nothing is remembered."""
+    """File of what was ordered, for the next life; empty: `baton serve` keeps one while it runs."""
     keep_workers: bool = False
     """`baton control --only` leaves its workers running when it is asked to end, as when it is killed:
     the next one at the same address (`cluster.control_port`) goes on with them."""

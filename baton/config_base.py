@@ -1,0 +1,32 @@
+"""What sections of `baton.config` are made of."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+SECRET = "secret"
+"""Marks, in a knob's schema, that its value may hold a password."""
+
+SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """A configuration that finds its way into a log says no password."""
+        for name, value in super().__repr_args__():
+            yield name, "***" if value and name in secret_fields(type(self)) else value
+
+
+def secret_fields(section: type[BaseModel]) -> frozenset[str]:
+    """Of the knobs of a section, those marked with SECRET."""
+    return frozenset(
+        name
+        for name, info in section.model_fields.items()
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get(SECRET)
+    )
