@@ -180,6 +180,11 @@ class RouterConfig(Section):
     """Interface the public API listens on."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """Port of the public API; 0: any free one."""
+    tls_cert: str = ""
+    """PEM file of the public API's certificate and those between it and its authority; empty: plain HTTP, as
+    behind a balancer that ends TLS. Read again when it changes."""
+    tls_key: str = ""
+    """PEM file of that certificate's private key, not encrypted."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Routers that `baton serve` starts. They share the port: the kernel gives each connection to one."""
     share_port: bool = False
@@ -274,6 +279,13 @@ class RouterConfig(Section):
     """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 512
     """When a chat request says nothing, capped by the room left in the context; completions use 16."""
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> "RouterConfig":
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            raise ValueError(f"TLS of the public API needs tls_cert and tls_key: router.{missing} is missing")
+        return self
 
 
 class SloClass(Section):

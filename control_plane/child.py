@@ -51,9 +51,12 @@ def child_environment(config: Config) -> dict[str, str]:
 
 
 async def _answers(url: str, *, timeout_s: float) -> bool:
-    """In time, whatever it says."""
+    """In time, whatever it says. Our own child is asked, at an address that no certificate names."""
     try:
-        async with asyncio.timeout(timeout_s), httpx.AsyncClient(trust_env=False, timeout=None) as client:
+        async with (
+            asyncio.timeout(timeout_s),
+            httpx.AsyncClient(trust_env=False, timeout=None, verify=False) as client,
+        ):
             await client.get(url)
     except (httpx.HTTPError, TimeoutError):
         return False

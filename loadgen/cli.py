@@ -23,6 +23,7 @@ def _replay_command(asked: ReplayOptions) -> None:
     --ttft-slo 1 --tpot-slo 0.05 --html report.html
     """
     try:
+        asked.check()
         replayer = Replayer(asked, Console(stderr=True))
         ran = LiveSearch(replayer).find() if asked.search else replayer.run_once()
         publish(ran.report, ran.records, asked)
@@ -31,6 +32,9 @@ def _replay_command(asked: ReplayOptions) -> None:
         raise typer.Exit(2) from None
     if ran.was_stopped:
         raise typer.Exit(INTERRUPTED_STATUS)
+    if ran.report.completed == 0 and ran.report.failed:
+        typer.echo("baton: no request was answered; see the errors above", err=True)
+        raise typer.Exit(1)
 
 
 replay = as_command(ReplayOptions, _replay_command)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import SetupError
-from loadgen.files import read_run, write_file
+from loadgen.files import check_writable, read_run, write_file
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
 from loadgen.outputs import STDOUT, ObjectiveOptions, write_json
@@ -49,6 +49,8 @@ def _compare_command(asked: CompareOptions) -> None:
     """
     try:
         _check_labels(asked)
+        to = Path(asked.json_to) if asked.json_to not in ("", STDOUT) else None
+        check_writable(to, asked.html_to)
         reports = [_read(asked, i) for i in range(len(asked.runs))]
         if not 0 < len(reports) <= RUNS_MAX:
             raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")

@@ -38,6 +38,19 @@ def report_bytes(report: Report) -> bytes:
     return orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n"
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Before a long run, not after it. Raises SetupError."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise SetupError(f"cannot write {path}: it is a folder; name a file")
+        if not path.parent.is_dir():
+            raise SetupError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+        if not os.access(path.parent, os.W_OK):
+            raise SetupError(f"cannot write {path}: the folder {path.parent} may not be written to")
+
+
 def write_file(path: Path, content: bytes) -> None:
     """By way of a file beside it. Raises SetupError."""
     _write(path, (content,))

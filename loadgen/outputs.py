@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import SetupError
-from loadgen.files import report_bytes, write_file, write_records
+from loadgen.files import check_writable, report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.records import Record
 from loadgen.report import Report
@@ -79,6 +79,15 @@ class OutputOptions:
     json_to: Annotated[str, _JSON] = ""
     html_to: Annotated[Path | None, _HTML] = None
     records_to: Annotated[Path | None, _RECORDS] = None
+
+    def check(self) -> None:
+        """Whether all that is asked for can be written. Raises SetupError."""
+        check_writable(_file(self.json_to), self.html_to, self.records_to)
+
+
+def _file(to: str) -> Path | None:
+    """Of an option that takes a file or standard output."""
+    return Path(to) if to not in ("", STDOUT) else None
 
 
 def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -> None:

@@ -24,6 +24,8 @@ REPORTS_UNTIL_SEEN = 2
 RHO_S = 10.0
 """Over how long the share of time that goes to prompts is averaged."""
 RHO_MAX = 0.95
+USUAL_S = 20.0
+"""Over how long the number of sequences that decode is averaged."""
 
 
 class Load(NamedTuple):
@@ -122,6 +124,9 @@ class Worker:
         """None: something changed since predictions looked."""
         self._rho = 0.0
         self._rho_at_s = 0.0
+        self.usual_decodes: float | None = None
+        """How many sequences decode there, all routers' together, on average over time; None: it has not
+        reported."""
 
     @property
     def peer(self) -> PeerRef:
@@ -162,6 +167,7 @@ class Worker:
         return now_s - self.report_at_s > silence_s
 
     def heard(self, report: LoadReport, *, now_s: float) -> None:
+        self._average(report.decoding_count, now_s - self.report_at_s)
         self.report, self.report_at_s = report, now_s
         if (self.role, self._says_draining) != (report.role, report.is_draining):
             self.role, self._says_draining = report.role, report.is_draining
@@ -172,6 +178,12 @@ class Worker:
         self.speed.told(report.costs, report.tokens_per_step)
         self._count_others(report)
         self.outlook = None
+
+    def _average(self, decoding: int, since_s: float) -> None:
+        if self.usual_decodes is None:
+            self.usual_decodes = float(decoding)
+        else:
+            self.usual_decodes += (1.0 - exp(-since_s / USUAL_S)) * (decoding - self.usual_decodes)
 
     def _count_others(self, report: LoadReport) -> None:
         """What the report has beyond our own; prompts are reported with their cached part."""

@@ -36,6 +36,7 @@ from router.observe import Observer
 from router.parsers.select import choose_parsers
 from router.peers.following import Following
 from router.peers.sharer import Sharer
+from router.public_tls import PublicTls
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.store_lookup import StoreLookup
@@ -99,9 +100,9 @@ def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, *, scheme: str = "http") -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://{host_port(host, port)}"
 
 
 async def run_router(
@@ -120,12 +121,13 @@ async def run_router(
     that is shared, one that leads to this process only. Raises SetupError if the model's tokenizer or the
     port can't be had. A second signal ends at once.
     """
+    tls = PublicTls.of(config.router)
     tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
     tokenizer.limit_context(config.model.context_tokens_max)
     with contextlib.closing(Sockets(config.router)) as sockets:
         lookup = await _store_lookup(config, control_address)
         keys = await open_keys(config)
-        router = RouterProcess(config, tokenizer, control_address, workers, dial, sockets, lookup, keys)
+        router = RouterProcess(config, tokenizer, control_address, workers, dial, sockets, lookup, keys, tls)
         stop = stop or asyncio.Event()
         try:
             with _signals_set(stop):
@@ -156,6 +158,7 @@ class Sockets:
 
     def __init__(self, config: RouterConfig) -> None:
         """Raises SetupError."""
+        self._scheme = "https" if config.tls_cert else "http"
         self.all = [listening_socket(config.host, config.port, is_shared=config.share_port)]
         if config.share_port:
             try:
@@ -166,7 +169,7 @@ class Sockets:
 
     @property
     def urls(self) -> list[str]:
-        return [url_of(sock) for sock in self.all]
+        return [url_of(sock, scheme=self._scheme) for sock in self.all]
 
     @property
     def own_port(self) -> int:
@@ -191,8 +194,10 @@ class RouterProcess:
         sockets: Sockets,
         store_lookup: StoreLookup | None = None,
         keys: LiveKeys | None = None,
+        tls: PublicTls | None = None,
     ) -> None:
-        """`keys` None: everybody may."""
+        """`keys` None: everybody may. `tls` None: plain HTTP."""
+        self._tls = tls
         self._config, self._tokenizer, self._sockets = config, tokenizer, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
         model = served_name(config)
@@ -245,24 +250,14 @@ class RouterProcess:
 
     async def run(self, on_ready: OnReady, stop: asyncio.Event) -> None:
         await self._service.adapters.load_configured(self._config.model.adapters)
-        server = Server(
-            uvicorn.Config(
-                make_app(self._service),
-                http=protocol_for(self._config.router),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=int(KEEP_ALIVE_S),
-                timeout_graceful_shutdown=int(CLOSE_S),
-            )
-        )
+        server = self._make_server()
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(self.driver.run()), group.create_task(self._sharer.run())]
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
+            if self._tls is not None:
+                background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
             spare_garbage_collection()
             on_ready(self._sockets.urls)
@@ -272,6 +267,22 @@ class RouterProcess:
             await serving
             for task in background:
                 task.cancel()
+
+    def _make_server(self) -> Server:
+        config = uvicorn.Config(
+            make_app(self._service),
+            http=protocol_for(self._config.router),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(KEEP_ALIVE_S),
+            timeout_graceful_shutdown=int(CLOSE_S),
+        )
+        config.load()  # which makes a context of its own, or none
+        config.ssl = self._tls.context if self._tls is not None else None
+        return Server(config)
 
     def _on_view(self, view: MembershipView) -> None:
         self._sessions.on_view(view)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -19,7 +19,7 @@ import orjson
 
 from baton.bench import peers
 from baton.bench.bench_model import FIRST_TOKEN, VOCAB
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig, RouterConfig, Section
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
@@ -98,8 +98,9 @@ async def run(
     log: Path,
     progress: Callable[[str], None],
 ) -> Outcome:
-    """Raises SetupError if Baton does not start."""
+    """`settings`: "section.field=value", for both. Raises SetupError: wrong ones, or Baton does not start."""
     warm, counted = plans(load)
+    configs = _section(settings, "router", RouterConfig), _section(settings, "engine", EngineConfig)
     peer = _peer(model, pools, settings)
     progress(f"starting baton with {pools}")
     async with peers.running(peer, cores=cores, log=log) as server:
@@ -111,7 +112,7 @@ async def run(
     progress("simulated: the same")
     shown = Settings(trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests))
     live = make_report(records, shown)
-    simulated = _simulate(counted, workers, pools, load.slo, shown)
+    simulated = _simulate(counted, workers, pools, load.slo, shown, *configs)
     return Outcome(live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each})
 
 
@@ -165,22 +166,39 @@ def _costs(worker: dict[str, Any]) -> StepCosts:
     return msgspec.convert(worker["costs"], StepCosts)
 
 
+S = TypeVar("S", bound=Section)
+
+
+def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
+    """The simulator's part of what the live cluster is told. Raises SetupError."""
+    pairs = [text.removeprefix(f"{name}.").split("=", 1) for text in settings if text.startswith(f"{name}.")]
+    try:
+        return kind.model_validate(dict(pairs))
+    except ValueError as error:
+        raise SetupError(f"--set {name}: {error}") from error
+
+
 def _simulate(
-    plan: Plan, workers: dict[Role, list[dict[str, Any]]], pools: Pools, slo: Slo, shown: Settings
+    plan: Plan,
+    workers: dict[Role, list[dict[str, Any]]],
+    pools: Pools,
+    slo: Slo,
+    shown: Settings,
+    router: RouterConfig,
+    engine: EngineConfig,
 ) -> Report:
     costs = {role: _costs(found[0]) for role, found in workers.items()}
     blocks, block_tokens = (next(iter(workers.values()))[0][name] for name in ("blocks", "block_tokens"))
     machine = Machine(
         "live", costs, TOKEN_BYTES, TOKEN_BYTES * blocks * block_tokens, LINK_BYTES_S, LINK_BYTES_S
     )
-    engine = EngineConfig()
     if slo.tpot_s is not None:
         engine = engine.model_copy(update={"tpot_slo_s": slo.tpot_s})
     spec = fleet_spec(
         machine,
         pools,
         block_tokens=block_tokens,
-        router=RouterConfig(),
+        router=router,
         engine=engine,
         slo_classes={"": (slo.ttft_s or 0.0, slo.tpot_s or 0.0)},
         hop_s=0.001,

@@ -15,6 +15,7 @@ from rich.table import Table
 from baton.bench import fidelity as bench
 from baton.bench.bench_model import make_bench_model
 from baton.bench.fidelity import Load, Outcome
+from baton.bench.machine import scheduling_note
 from baton.core.errors import SetupError
 from baton.sim.fleet.setup import Pools
 from loadgen.lengths import parse_factor
@@ -45,6 +46,8 @@ def fidelity(
     Example: baton bench fidelity azure_conv.csv --rate 2 --requests 200
     """
     notes = Console(stderr=True, highlight=False)
+    if (note := scheduling_note()) is not None:
+        notes.print(f"note: {note}", markup=False)
     try:
         load = Load(
             cut(read_trace(trace), limit=warm_up + requests),

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -204,12 +205,18 @@ def _offered(bench: Bench, key: RunKey) -> Offered:
     return make_offered(use, rate=key.rate, number=key.round, seconds=bench.seconds, words=words)
 
 
+@lru_cache(maxsize=4)
+def trace_at(path: Path) -> Trace:
+    """Read once; every run takes a part of it. Raises SetupError."""
+    return read_trace(path)
+
+
 def make_offered(use: TraceUse, *, rate: float, number: int, seconds: float, words: int = 0) -> Offered:
     """`words`: another number is other prompts of the same lengths.
 
     Raises SetupError: the trace cannot be read or is too short.
     """
-    taken = _taken(read_trace(use.path), use, count=max(2, round(rate * seconds)), number=number)
+    taken = _taken(trace_at(use.path), use, count=max(2, round(rate * seconds)), number=number)
     scaling = Scaling(
         parse_factor(use.input_scale),
         parse_factor(use.output_scale),

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from baton.bench import goodput as bench_runs
 from baton.bench.bench_model import make_bench_model
-from baton.bench.goodput import Bench, TraceUse
+from baton.bench.goodput import Bench, TraceUse, trace_at
 from baton.bench.goodput_result import Run, make_curves, make_ratios
 from baton.bench.goodput_show import Summary, show
 from baton.bench.goodput_variants import Variant, baton_variants, choose, read_peers
+from baton.bench.machine import scheduling_note
 from baton.core.errors import SetupError
 from loadgen.options import as_command
 from loadgen.slo import Slo
@@ -113,6 +114,8 @@ def _summary(bench: Bench, chosen: list[Variant], runs: list[Run]) -> Summary:
 def _bench(asked: GoodputOptions) -> Bench:
     """Raises SetupError: an option that makes no sense."""
     notes = Console(stderr=True, highlight=False)
+    if (note := scheduling_note()) is not None:
+        notes.print(f"note: {note}", markup=False)
     named = (
         ("azure", asked.azure, asked.azure_rates, asked.azure_scale),
         ("mooncake", asked.mooncake, asked.mooncake_rates, asked.mooncake_scale),
@@ -159,6 +162,7 @@ def _use(name: str, path: Path, rates: str, scale: str) -> TraceUse:
     if not colon:
         raise SetupError(f"--{name}-scale {scale}: write INPUT:OUTPUT, such as 1/16:1/8")
     start = AZURE_START if name == "azure" else 0
+    trace_at(path)  # what is wrong with it is said before any server starts
     return TraceUse(name, path, numbers, inputs, outputs, INPUT_TOKENS_MAX, OUTPUT_TOKENS_MAX, start)
 
 

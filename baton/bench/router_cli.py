@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from baton.bench.machine import scheduling_note
 from baton.bench.router import Load, RouterSeen, Target, measure
 from baton.bench.router_index import IndexSeen
 from baton.core.errors import SetupError
@@ -47,6 +48,8 @@ def router(
     from baton.bench import router_index
 
     notes = Console(stderr=True)
+    if (note := scheduling_note()) is not None:
+        notes.print(f"note: {note}", markup=False)
     targets = _targets(peer)
     load = Load(prompt_tokens, output_tokens, clients, requests, seconds)
     seen: list[RouterSeen] = []

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from baton.bench.machine import scheduling_note
 from baton.cli.settings import load_config
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
@@ -48,7 +49,7 @@ def examine(url: str) -> int:
     secure(config.tls, config.access)
     health = _health(url)
     workers = asyncio.run(_ask_workers(health))
-    findings = list(diagnose(health, workers))
+    findings = [*diagnose(health, workers), *_machine()]
     console = Console()
     for finding in findings:
         mark, style = MARKS[finding.level]
@@ -95,6 +96,12 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
     yield from _remote_prefill(workers)
     yield from _caches(workers)
     yield from _store(workers)
+
+
+def _machine() -> Iterator[Finding]:
+    """Of the machine this runs on, which need not be the cluster's."""
+    if (note := scheduling_note()) is not None:
+        yield Finding("note", f"this machine: {note}")
 
 
 def _router(health: Mapping[str, Any]) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
+from loadgen.files import check_writable
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
 from loadgen.report import Settings, Slo
 from loadgen.slo import parse_class_slo
@@ -196,6 +197,8 @@ def simulate(
     given = dict(locals())
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
+        json_to = outputs.json_to
+        check_writable(None if json_to in ("", "-") else Path(json_to), *outputs[1:])
         _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)

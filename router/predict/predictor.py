@@ -130,20 +130,20 @@ class Predictor:
     ) -> float:
         """Of a sequence of `tokens` that begins to decode there in `starts_in_s`, as the model says.
 
-        Counted are those that decode there now and have not ended by then, and those on their way: what is
-        prefilled for this worker now decodes by then. Prompts that the worker computes itself lengthen
-        some of its steps.
+        Beside it decode those that do now and those on their way, as far as they have not ended, and others
+        that come meanwhile: answers are taken to be memoryless, so the number goes back to what is usual as
+        fast as answers end. Prompts that the worker computes itself lengthen some of its steps.
         """
         speed, ahead = worker.speed, worker.outlook or self._look(worker)
-        costs, left = speed.costs, ahead.decoding
-        if left and starts_in_s > 0:
-            left *= exp(-starts_in_s / max(1e-6, self.lengths.mean * ahead.step_s / speed.tokens_per_step))
-        count = min(left + worker.joining_count + 1.0, float(worker.hello.batch_sequences_max))
+        costs = speed.costs
+        life_s = max(1e-6, self.lengths.mean * ahead.step_s / speed.tokens_per_step)
+        left = exp(-starts_in_s / life_s) * _mean_left(output_tokens / self.lengths.mean)
+        now = ahead.decoding + worker.joining_count
+        usual = now if worker.usual_decodes is None else worker.usual_decodes
+        count = min(usual + (now - usual) * left + 1.0, float(worker.hello.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.base_s + costs.decode_s * count + costs.context_token_s * context
         behind = worker.backlog.tokens + worker.others_tokens
-        if not behind and not worker.role.prefills:
-            return step_s / speed.tokens_per_step
         share = min(behind / max(1.0, output_tokens), ahead.chunk_tokens)
         rho_s = step_s / (1.0 - worker.rho(now_s))
         return max(rho_s, step_s + costs.prompt_token_s * share) / speed.tokens_per_step
@@ -282,6 +282,11 @@ def _stored(worker: Worker, want: Want, cached_tokens: int) -> tuple[int, float]
         return 0, 0.0
     of_bytes = run.host / HOST_BYTES_S + run.ssd / SSD_BYTES_S + run.peer / PEER_BYTES_S
     return tokens, BRING_S + hello.block_bytes * of_bytes
+
+
+def _mean_left(lives: float) -> float:
+    """Of what dies away by 1/e in one life: the mean over so many."""
+    return (1.0 - exp(-lives)) / lives if lives > 1e-3 else 1.0
 
 
 def _mean_context(worker: Worker) -> float:

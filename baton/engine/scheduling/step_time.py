@@ -15,9 +15,12 @@ from math import log, sqrt
 from baton.core.costs import StepCosts
 
 FORGET = 0.98
-"""Weight of a step, per later step: about fifty steps are remembered."""
+"""Weight of a step, per later step: about fifty steps are remembered, for what the next step will take."""
+FORGET_USUAL = 0.9995
+"""The same for what others are told: routers correct it by what happens, and a base that moves with every
+fifty steps would move under their corrections. So many steps tell the costs apart; fifty alike do not."""
 FORGET_FAST = 0.8
-"""The same while steps take much longer or shorter than predicted, again and again."""
+"""For both while steps take much longer or shorter than predicted, again and again."""
 SURPRISE = 0.5
 """Of ln(actual / predicted), smoothed: from here on the machine is another one."""
 SURPRISE_WEIGHT = 0.2
@@ -26,6 +29,8 @@ RIDGE = 0.02
 RIDGE_SHARE_MIN = 0.05
 """Of its cold value: a cost of nothing can become more again."""
 SWEEPS = 4
+SWEEPS_USUAL = 16
+"""From where the last reading left it, many steps ago."""
 COLD_STEPS = 8
 """Until so many steps were seen nothing counts as an outlier."""
 OUTLIER = 4.0
@@ -52,35 +57,63 @@ COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8)
 """Before the first step: a small model on a few cores. Wrong by any factor, it is forgotten at once."""
 
 
+class _Fit:
+    """Weighted normal equations of the steps seen, and the costs that solve them."""
+
+    def __init__(self) -> None:
+        size = len(SCALES)
+        self.theta = [cold_s * scale for cold_s, scale in zip(COLD_S, SCALES, strict=True)]
+        self._theta_min = [RIDGE_SHARE_MIN * theta for theta in self.theta]
+        self._a = [[0.0] * size for _ in range(size)]
+        self._y = [0.0] * size
+
+    def add(self, features: tuple[float, ...], seconds: float, *, forget: float) -> None:
+        for row, x in zip(self._a, features, strict=True):
+            for j, other in enumerate(features):
+                row[j] = forget * row[j] + x * other
+        self._y = [forget * y + x * seconds for y, x in zip(self._y, features, strict=True)]
+
+    def solve(self, sweeps: int) -> None:
+        theta = self.theta
+        for _ in range(sweeps):
+            for i, row in enumerate(self._a):
+                explained = sum(a * t for a, t in zip(row, theta, strict=True)) - row[i] * theta[i]
+                ridge = RIDGE / max(theta[i], self._theta_min[i]) ** 2
+                best = (self._y[i] - explained + ridge * theta[i]) / (row[i] + ridge)
+                theta[i] = max(0.0, best)
+
+    @property
+    def costs(self) -> StepCosts:
+        each = [theta / scale for theta, scale in zip(self.theta, SCALES, strict=True)]
+        return StepCosts(each[0], each[1], each[2], each[3], each[6])
+
+
 class StepTimeModel:
     def __init__(self, *, chunk_tokens: int = 512) -> None:
         """`chunk_tokens`: of a long prompt, in one step."""
         self._chunk_tokens = chunk_tokens
-        size = len(SCALES)
-        self._theta = [cold_s * scale for cold_s, scale in zip(COLD_S, SCALES, strict=True)]
-        self._theta_min = [RIDGE_SHARE_MIN * theta for theta in self._theta]
-        self._a = [[0.0] * size for _ in range(size)]
-        self._y = [0.0] * size
+        self._latest, self._usual = _Fit(), _Fit()
+        self._is_usual_solved = True
         self._surprise = 0.0
         self.step_count = 0
         self.has_seen_prompt = False
         """Whether the cost of prompt tokens is more than a guess."""
 
     def predict_s(self, work: StepWork) -> float:
-        return sum(t * x for t, x in zip(self._theta, _features(work), strict=True))
+        return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
 
     @property
     def prompt_token_s(self) -> float:
-        return self._theta[1] / SCALES[1]
+        return self._latest.theta[1] / SCALES[1]
 
     @property
     def moved_block_s(self) -> float:
-        return self._theta[4] / SCALES[4]
+        return self._latest.theta[4] / SCALES[4]
 
     @property
     def guess_s(self) -> float:
         """One more guess to verify."""
-        return self._theta[5] / SCALES[5]
+        return self._latest.theta[5] / SCALES[5]
 
     def prompt_tokens_within(self, limit_s: float, beside: StepWork) -> int:
         """How many prompt tokens may be computed beside that, so that the step takes `limit_s`."""
@@ -98,40 +131,34 @@ class StepTimeModel:
 
     @property
     def seen_costs(self) -> StepCosts | None:
-        """None: no step ran yet."""
-        return self.costs if self.step_count else None
+        """As they usually are: what routers, planner and simulator start from. None: no step ran yet."""
+        if not self.step_count:
+            return None
+        if not self._is_usual_solved:
+            self._usual.solve(SWEEPS_USUAL)
+            self._is_usual_solved = True
+        return self._usual.costs
 
     @property
     def costs(self) -> StepCosts:
-        """As believed now."""
-        each = [theta / scale for theta, scale in zip(self._theta, SCALES, strict=True)]
-        return StepCosts(each[0], each[1], each[2], each[3], each[6])
+        """As they are lately."""
+        return self._latest.costs
 
     def saw(self, work: StepWork, elapsed_s: float) -> None:
         if self.step_count >= COLD_STEPS:
             elapsed_s = min(elapsed_s, OUTLIER * self.predict_s(work))
-        error = log(max(elapsed_s, 1e-6) / max(self.predict_s(work), 1e-6))
+        predicted_s = self.predict_s(work)
+        error = log(max(elapsed_s, 1e-6) / max(predicted_s, 1e-6))
         self._surprise += SURPRISE_WEIGHT * (error - self._surprise)
-        forget = FORGET_FAST if abs(self._surprise) > SURPRISE else FORGET
+        is_another = abs(self._surprise) > SURPRISE
         self.step_count += 1
         self.has_seen_prompt |= work.prompt_tokens > 0
-        scale = 1.0 / max(sqrt(elapsed_s * self.predict_s(work)), 1e-5)
+        scale = 1.0 / max(sqrt(elapsed_s * predicted_s), 1e-5)
         features = tuple(x * scale for x in _features(work))
-        elapsed_s *= scale
-        for row, x in zip(self._a, features, strict=True):
-            for j, other in enumerate(features):
-                row[j] = forget * row[j] + x * other
-        self._y = [forget * y + x * elapsed_s for y, x in zip(self._y, features, strict=True)]
-        for _ in range(SWEEPS):
-            self._sweep()
-
-    def _sweep(self) -> None:
-        theta = self._theta
-        for i, row in enumerate(self._a):
-            explained = sum(a * t for a, t in zip(row, theta, strict=True)) - row[i] * theta[i]
-            ridge = RIDGE / max(theta[i], self._theta_min[i]) ** 2
-            best = (self._y[i] - explained + ridge * theta[i]) / (row[i] + ridge)
-            theta[i] = max(0.0, best)
+        self._latest.add(features, elapsed_s * scale, forget=FORGET_FAST if is_another else FORGET)
+        self._usual.add(features, elapsed_s * scale, forget=FORGET_FAST if is_another else FORGET_USUAL)
+        self._latest.solve(SWEEPS)
+        self._is_usual_solved = False
 
 
 def _features(work: StepWork) -> tuple[float, ...]:

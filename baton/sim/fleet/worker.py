@@ -342,7 +342,7 @@ class MacroWorker:
         size = max(0, ready - before) * self.spec.kv_token_bytes
         if size or handover.is_computed:
             grant = (pull, size, handover.is_computed)
-            self._agenda.after(self._hop_s, _grant, grant)
+            self._agenda.after(self._hop_s, pull.reader.granted, grant)
 
     def released(self, key: SeqKey) -> None:
         """All was read."""
@@ -391,6 +391,14 @@ class MacroWorker:
             self._waiting.popleft()
             pull.block_ids, pull.held_count = got.blocks, got.cached_count
             self._agenda.after(self._hop_s, self._peer(pull.source).asked, pull)
+
+    def granted(self, grant: tuple[Pull, float, bool]) -> None:
+        """Its source lets it read so many bytes more; with the last goes the first token."""
+        pull, size, is_last = grant
+        if pull.is_over or pull.flow is None:
+            return
+        pull.last_grant_s = self._agenda.now_s
+        pull.flow.offer(size, is_last=is_last)
 
     def drained(self, pull: Pull) -> None:
         """All its KV is here."""
@@ -448,10 +456,3 @@ class MacroWorker:
         if self.engine.is_head_blocked:
             self.engine.look_again()
         self._admit_pulls()
-
-
-def _grant(grant: tuple[Pull, float, bool]) -> None:
-    pull, size, is_last = grant
-    if pull.is_over or pull.flow is None:
-        return
-    pull.flow.offer(size, is_last=is_last)

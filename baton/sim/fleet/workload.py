@@ -128,20 +128,18 @@ class Namer:
             # The trace block that holds this block's last token; what it does not cover is the request's own.
             last = int(i * self._per_block + self._last_token + 1e-9)
             if last >= len(ids):
-                # Mixed as real hashes are: the router's index goes by the first bytes alone.
-                found += [
-                    BlockHash(
-                        hash((OWN, demand.number, n)).to_bytes(8, "big", signed=True)
-                        + (demand.number << 20 | n).to_bytes(8, "big")
-                    )
-                    for n in range(i, full)
-                ]
+                found += [_name(hash((demand.number, n, OWN)), demand.number) for n in range(i, full)]
                 break
             while taken <= last:
                 chain = hash((chain, ids[taken]))
                 taken += 1
-            found.append(BlockHash(chain.to_bytes(8, "big", signed=True) + i.to_bytes(8, "big")))
+            found.append(_name(hash((chain, i)), chain))
         return found
+
+
+def _name(first: int, second: int) -> BlockHash:
+    """Spread over all bits, as real hashes are: indexes rely on it."""
+    return BlockHash(first.to_bytes(8, "big", signed=True) + second.to_bytes(8, "big", signed=True))
 
 
 class TraceHashes:

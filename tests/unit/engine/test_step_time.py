@@ -57,3 +57,17 @@ def test_the_chunk_that_fits_an_objective_takes_that_long():
     tokens = model.prompt_tokens_within(0.1, beside)
     assert true_s(StepWork(tokens, 8, 4000)) == pytest.approx(0.1, rel=0.15)
     assert model.prompt_tokens_within(0.001, beside) == 0
+
+
+def test_what_is_told_tells_costs_apart_after_many_steps_alike():
+    """What is lately seen need not: fifty steps alike cannot say what each part of them costs."""
+    rng, model = random.Random(3), taught(900)
+    for _ in range(200):
+        work = StepWork(0, 16, 8_000)
+        model.saw(work, true_s(work) * rng.uniform(0.8, 1.25))
+    told = model.seen_costs
+    assert told is not None
+    assert told.base_s == pytest.approx(TRUE_S["base"], rel=0.3)
+    assert told.prompt_token_s == pytest.approx(TRUE_S["prompt"], rel=0.1)
+    assert told.decode_s == pytest.approx(TRUE_S["decode"], rel=0.15)
+    assert model.seen_costs == told  # telling changes nothing

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from baton.core.errors import SetupError
-from loadgen.files import parse_records, read_run, report_bytes, write_file, write_records
+from loadgen.files import check_writable, parse_records, read_run, report_bytes, write_file, write_records
 from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.report import Settings, Slo, make_report
 
@@ -73,6 +73,14 @@ def test_what_is_not_ours_is_told(tmp_path, content, complaint):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(SetupError, match=complaint):
         read_run(tmp_path / "x")
+
+
+def test_what_cannot_be_written_is_told_before_anything_runs(tmp_path):
+    check_writable(None, tmp_path / "report.json")
+    assert not list(tmp_path.iterdir())
+    for path, complaint in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.json", "no folder")):
+        with pytest.raises(SetupError, match=complaint):
+            check_writable(path)
 
 
 def test_what_cannot_be_read_or_written_is_told(tmp_path):

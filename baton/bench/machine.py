@@ -1,0 +1,26 @@
+"""What of this machine's settings spoils measurements and latency. Silent where there is no `/proc`."""
+
+from pathlib import Path
+
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+def scheduling_note(setting: Path = AUTOGROUP) -> str | None:
+    """What to change, in one line; None: nothing.
+
+    With autogroups every session of processes is a scheduling group of its own. On Linux 6.18 groups beside
+    one that computes without pause were seen not to run for up to 4.6 seconds, the kernel's own network
+    threads among them, which delays every message between processes of the machine (docs/benchmarks.md).
+    """
+    try:
+        is_on = setting.read_text().strip() == "1"
+    except OSError:
+        return None
+    if not is_on:
+        return None
+    return (
+        "kernel.sched_autogroup_enabled is 1: some kernels then keep processes of other sessions, and the "
+        "network between them, waiting for seconds while all cores compute; for steady latency on shared "
+        "cores: "
+        "sysctl -w kernel.sched_autogroup_enabled=0"
+    )
