@@ -69,14 +69,6 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
-    read_bytes_s: float = 6.5 * GB
-    """Of a data-centre NVMe drive with four lanes of PCIe 4.0, sequential."""
-    write_bytes_s: float = 4.0 * GB
-    latency_s: float = 1e-4
-
-
 NIC_BYTES_S = 50 * GB
 """400 Gbit/s, one per GPU."""
 

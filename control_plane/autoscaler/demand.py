@@ -54,10 +54,6 @@ class _Mix:
     def output_mean(self) -> float:
         return self.output_tokens / self.ended if self.ended else OUTPUT_TOKENS
 
-    @property
-    def context_mean(self) -> float:
-        return self.context_tokens / self.output_tokens if self.output_tokens else CONTEXT_TOKENS
-
 
 class _Signal:
     """One rate: its mean over the window, its forecast, and surges."""
