@@ -145,9 +145,9 @@ class StepTimeModel:
         return self._latest.costs
 
     def saw(self, work: StepWork, elapsed_s: float) -> None:
-        if self.step_count >= COLD_STEPS:
-            elapsed_s = min(elapsed_s, OUTLIER * self.predict_s(work))
         predicted_s = self.predict_s(work)
+        if self.step_count >= COLD_STEPS:
+            elapsed_s = min(elapsed_s, OUTLIER * predicted_s)
         error = log(max(elapsed_s, 1e-6) / max(predicted_s, 1e-6))
         self._surprise += SURPRISE_WEIGHT * (error - self._surprise)
         is_another = abs(self._surprise) > SURPRISE
