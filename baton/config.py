@@ -337,11 +337,17 @@ class ClusterConfig(Section):
     """Workers that take either leg."""
     ray_address: str = ""
     """Ray cluster to join; empty: start one on this machine."""
+    node_labels: dict[str, dict[str, str]] = {}
+    """Role -> labels of nodes for it, by Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
+    node_resources: dict[str, dict[str, float]] = {}
+    """Role -> what a worker takes of Ray's resources beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25
     """Between two reports of a worker to routers and directory."""
     member_lease_s: Seconds = 8.0
     """A worker silent for this long is dead: killed, and started anew. A machine short of cores can
     hold up a healthy process for seconds, and routers have long stopped using it by then."""
+    member_suspect_s: Seconds = 3.0
+    """A worker silent for this long, while others are heard, gets nothing new until it is heard again."""
     restart_backoff_s: Seconds = 0.5
     """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
     restart_backoff_max_s: Seconds = 30.0
@@ -360,6 +366,11 @@ class ClusterConfig(Section):
     """gRPC of the control plane (directory); 0: any free one."""
     control_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Prometheus metrics of the control plane; 0: any free one."""
+    record: str = ""
+    """File of what was ordered, for the next life; empty: `baton serve` keeps one while it runs."""
+    keep_workers: bool = False
+    """`baton control --only` leaves its workers running when it is asked to end, as when it is killed:
+    the next one at the same address (`cluster.control_port`) goes on with them."""
     worker_host: str = "127.0.0.1"
     """Interface the workers' gRPC and metrics servers listen on."""
     worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0

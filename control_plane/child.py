@@ -68,6 +68,7 @@ class Child:
     process to `stop`."""
 
     name = "child"
+    start_s = START_S
 
     def __init__(
         self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
@@ -100,6 +101,7 @@ class Child:
                 return
             if status == SETUP_ERROR_STATUS and not self.ready.done():
                 self.ready.set_exception(SetupError(self._setup_error or f"the {self.name} cannot start"))
+                self.ready.exception()  # seen: who waits for it gets it all the same
                 return
             was_stable = time.monotonic() - started_s >= self._policy.stable_s
             deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
@@ -118,15 +120,15 @@ class Child:
             start_new_session=True,
         )
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(self.start_s):
                 ready = await self._await_ready(self._process)
         except TimeoutError:
-            log.error("%s not ready after %g s", self.name, START_S)
+            log.error("%s not ready after %g s", self.name, self.start_s)
             self._process.kill()
             ready = None
         watch = asyncio.create_task(self._watch(self._process, self.live_url(ready))) if ready else None
         try:
-            await self._drop_output(self._process)
+            await self._read_output(self._process)
             return await self._process.wait()
         finally:
             if watch is not None:
@@ -164,7 +166,8 @@ class Child:
                 print(text, file=sys.stderr)
         return None
 
-    async def _drop_output(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
+        """What it says after it was ready."""
         assert process.stdout is not None
         while await process.stdout.read(65_536):
             pass

@@ -1,42 +1,46 @@
-"""A whole cluster from one command: checks, Ray, directory, workers, router; and its orderly end."""
+"""A whole cluster from one command: checks, Ray, control plane, workers, routers; and its orderly end.
+
+This process decides nothing: it holds Ray, the control plane, the routers and this host's store node as
+children, so that each of them may die and come back alone, and all of them end with it.
+"""
 
 import asyncio
 import contextlib
 import logging
-import secrets
-import signal
 import socket
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import psutil
 
 from baton.config import Config
-from baton.core.budgets import Ledger
 from baton.core.errors import PlatformLost, SetupError
-from baton.core.ids import WorkerId
-from baton.core.messages import Role
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
 from baton.engine.model_files import default_name, local_folder
-from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
-from baton.wire.server import start_server
 from control_plane.child import child_environment
-from control_plane.cores import core_share, thread_count
-from control_plane.plane import ControlPlane, restart_policy
-from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.control_child import ControlChild
+from control_plane.plane import restart_policy
+from control_plane.ray_home import RayHome
 from control_plane.ray_watch import RayWatch, adopt_orphans
-from control_plane.router_child import RouterChildren, reserved_port
+from control_plane.router_child import RouterChildren, reserved_address, reserved_port
+from control_plane.runtime_folder import RuntimeFolder
+from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
-from control_plane.store_directory import StoreDirectory, check_directory
 
 log = logging.getLogger(__name__)
 
 LAST_PROCESSES_S = 3.0
 """After Ray's shutdown, for its processes to end by themselves."""
 
+CONTROL_END_S = 10.0
+"""For the control plane to end its workers and itself. They hold nothing by then."""
+
 ROUTER_END_S = 5.0
 """For the router to end after its own drain, which has the same limit as ours."""
+
+ControlCommand = Callable[[bool], Sequence[str]]
+"""The argv of a control plane; whether Ray is on this machine and all ours."""
 
 RouterCommand = Callable[[str], Sequence[str]]
 """The argv of a router that follows the directory at this address."""
@@ -93,68 +97,10 @@ def _must_be_ready(ready: asyncio.Task[None]) -> None:
         raise SetupError("the router does not reach all workers: see the lines above") from None
 
 
-class Shutdown:
-    """The first SIGINT or SIGTERM asks for an orderly end, the second for an immediate one."""
-
-    def __init__(self) -> None:
-        self.asked, self.now = asyncio.Event(), asyncio.Event()
-
-    def signal(self) -> None:
-        if self.asked.is_set():
-            self.now.set()
-        self.asked.set()
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Generator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.signal)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-
-class _LocalWorkers:
-    """`plane.Replicas` by way of Ray: says what each worker process is told and where it runs."""
-
-    def __init__(self, ray: RayReplicas, config: Config) -> None:
-        self._ray, self._config = ray, config
-        self.control_address = ""
-        self._order: dict[str, int] = {}
-        """Replica name -> index, for its share of the cores."""
-
-    def start(self, worker_id: WorkerId, role: Role) -> None:
-        cluster = self._config.cluster
-        cores, count = _cores(), cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
-        index = self._order.setdefault(worker_id.rsplit(".", 1)[0], len(self._order))
-        share = core_share(index % count, count, cores) if self._ray.is_local else ()
-        threads = thread_count(share, count, len(cores), self._config.engine.threads)
-        spec = WorkerSpec(
-            worker_id=worker_id,
-            role=role,
-            control_address=self.control_address,
-            config=self._config.model_dump(),
-            cores=share,
-        )
-        self._ray.start(spec, threads=threads)
-
-    async def drain(self, worker_id: WorkerId) -> None:
-        await self._ray.drain(worker_id)
-
-    async def kill(self, worker_id: WorkerId) -> None:
-        await self._ray.kill(worker_id)
-
-
-def _cores() -> list[int]:
-    return psutil.Process().cpu_affinity() or list(range(psutil.cpu_count() or 1))
-
-
 async def run_cluster(
     config: Config,
     *,
-    actor_class: type,
+    control_command: ControlCommand,
     router_command: RouterCommand | None,
     announce: Callable[[str], None],
     store_command: StoreCommand | None = None,
@@ -170,8 +116,9 @@ async def run_cluster(
     check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
-        store = LocalStore(config, store_command)
-        cluster = _Cluster(store, actor_class, router_command, shutdown)
+        folder = RuntimeFolder()
+        store = LocalStore(config, store_command, folder)
+        cluster = _Cluster(store, folder, control_command, router_command, shutdown)
         try:
             if await cluster.start():
                 cluster.log_addresses()
@@ -180,23 +127,28 @@ async def run_cluster(
                 await cluster.drain()
         finally:
             await cluster.close()
+            folder.remove()
 
 
 class _Cluster:
     def __init__(
-        self, store: LocalStore, actor_class: type, router_command: RouterCommand | None, shutdown: Shutdown
+        self,
+        store: LocalStore,
+        folder: RuntimeFolder,
+        control_command: ControlCommand,
+        router_command: RouterCommand | None,
+        shutdown: Shutdown,
     ) -> None:
         config = store.config
-        self._config, self._router_command, self._shutdown = config, router_command, shutdown
-        self._store = store
+        self._config, self._shutdown = config, shutdown
+        self._control_command, self._router_command = control_command, router_command
+        self._store, self._folder = store, folder
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ray = RayReplicas(actor_class, config=config, on_exit=self._on_exit)
-        self._workers = _LocalWorkers(self._ray, config)
-        life = secrets.token_hex(2)
-        self._plane = ControlPlane(config.cluster, life=life, replicas=self._workers, spawn=self._spawn)
-        self._server: Any = None
-        self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
-        self._metrics = MetricsServer(render=self._render, health=self._health)
+        self._ray = RayHome(config.cluster.ray_address)
+        self._control: ControlChild | None = None
+        self._control_port: socket.socket | None = None
+        self._address = ""
+        """Of the control plane; the same in all its lives."""
         self._router: RouterChildren | None = None
         self._router_port: socket.socket | None = None
         self._ray_watch = RayWatch(self._ray_died)
@@ -204,37 +156,44 @@ class _Cluster:
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready."""
-        await check_directory(self._config.store)
         log.debug("starting Ray")
-        if self._ray.is_local:
+        if self._ray.is_ours:
             adopt_orphans()
-        await self._ray.open()
-        if self._ray.is_local:
+            await self._ray.open()
             self._ray_watch.start()
-        cluster = self._config.cluster
-        self._server, port = await start_server(
-            cluster.control_host,
-            cluster.control_port,
-            directory=self._plane,
-            store_directory=None if self._config.store.directory else self._store_directory,
-            budgets=Ledger(),
-        )
-        self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
-        await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
-        if (node := self._store.start(self._workers.control_address)) is not None:
+        control = self._start_control()
+        self._folder.tell_address(self._address)
+        if (node := self._store.start(self._address)) is not None:
             self._spawn(node.run())
-        counts = {
-            Role.PREFILL: cluster.prefill_workers,
-            Role.DECODE: cluster.decode_workers,
-            Role.BOTH: cluster.both_workers,
-        }
-        self._plane.want(counts)
         if self._router_command is not None:
-            self._start_router(self._router_command(self._workers.control_address))
-        return await self._until_ready()
+            self._start_router(self._router_command(self._address))
+        return await self._until_ready(control)
+
+    def _start_control(self) -> ControlChild:
+        cluster = self._config.cluster
+        self._control_port = reserved_address(cluster.control_host, cluster.control_port)
+        port = self._control_port.getsockname()[1]
+        self._address = host_port(reachable_host(cluster.control_host), port)
+        changes = {
+            "control_port": port,
+            "ray_address": self._ray.address if self._ray.is_ours else cluster.ray_address,
+            "record": cluster.record or str(self._folder.record),
+            "keep_workers": False,
+        }
+        config = self._config.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+        self._control = ControlChild(
+            self._control_command(self._ray.is_ours),
+            environment={**child_environment(config), **self._ray.key()},
+            policy=restart_policy(cluster),
+            silence_s=cluster.router_silence_s,
+        )
+        self._spawn(self._control.run())
+        return self._control
 
     def log_addresses(self) -> None:
-        log.info("metrics of the control plane at http://%s/metrics", self._metrics.address)
+        assert self._control is not None
+        metrics = self._control.ready.result().split()[-1]
+        log.info("control plane at %s, metrics at http://%s/metrics", self._address, metrics)
 
     def _start_router(self, argv: Sequence[str]) -> None:
         config, count = self._config, self._config.router.processes
@@ -252,15 +211,16 @@ class _Cluster:
         )
         self._spawn(self._router.run())
 
-    async def _until_ready(self) -> bool:
+    async def _until_ready(self, control: ControlChild) -> bool:
         """Raises what keeps the cluster from becoming ready."""
-        ready = asyncio.create_task(self._all_ready())
+        ready = asyncio.create_task(self._all_ready(control))
         stop = asyncio.create_task(self._shutdown.asked.wait())
         try:
-            trouble = {self._plane.setup_error, self._crash}
-            await asyncio.wait({ready, stop, *trouble}, return_when=asyncio.FIRST_COMPLETED)
-            if self._plane.setup_error.done():
-                raise SetupError(self._plane.setup_error.result())
+            await asyncio.wait(
+                {ready, stop, control.failed, self._crash}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if control.failed.done():
+                raise control.failed.result()
             if self._crash.done():
                 self._crash.result()
             if ready.done():
@@ -269,13 +229,14 @@ class _Cluster:
         finally:
             for task in (ready, stop):
                 task.cancel()
+            await asyncio.gather(ready, stop, return_exceptions=True)
 
-    async def _all_ready(self) -> None:
+    async def _all_ready(self, control: ControlChild) -> None:
         """Raises SetupError of a child."""
         if self._router is not None:
             await self._router.until_started()
         await self._store.until_ready()
-        await self._plane.until_settled()
+        await control.settled.wait()
         if self._router is not None:
             cluster = self._config.cluster
             count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
@@ -283,7 +244,7 @@ class _Cluster:
                 await self._router.until_connected(count)
 
     async def until_asked_to_stop(self) -> None:
-        """Raises what breaks the control plane itself."""
+        """Raises what breaks this process itself."""
         asked = asyncio.create_task(self._shutdown.asked.wait())
         await asyncio.wait({asked, self._crash}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -298,7 +259,7 @@ class _Cluster:
         )
         pools += f", {self._store.text()}"
         if self._router is None:
-            return f"Baton is ready: {model} on {pools}; directory at {self._workers.control_address}"
+            return f"Baton is ready: {model} on {pools}; directory at {self._address}"
         url = self._router.url
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(self._config.model.path):
@@ -327,40 +288,29 @@ class _Cluster:
 
     def _ray_died(self, text: str) -> None:
         """Workers cannot be started any more, and those that run end by themselves."""
-        self._ray.lost()
-        self._plane.close()
+        self._ray.is_lost = True
+        if self._control is not None:
+            self._control.kill()
         if not self._crash.done():
             self._crash.set_exception(PlatformLost(text))
 
     async def close(self) -> None:
         self._ray_watch.close()
-        self._plane.close()
         if self._router is not None:
             self._router.kill()
-        if self._router_port is not None:
-            self._router_port.close()
         self._store.close()
-        children = psutil.Process().children(recursive=True) if self._ray.is_local else []
-        await self._ray.close()
+        if self._control is not None:
+            await self._control.stop(CONTROL_END_S)
+        for port in (self._router_port, self._control_port):
+            if port is not None:
+                port.close()
+        children = psutil.Process().children(recursive=True) if self._ray.is_ours else []
+        if self._ray.is_ours:
+            await self._ray.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._metrics.close()
-        if self._server is not None:
-            await self._server.stop(0)
-        await self._store_directory.close()
         await asyncio.to_thread(_end_all, children)
-
-    def _render(self) -> bytes:
-        self._store_directory.count()
-        return self._plane.meter.render()
-
-    def _health(self) -> dict[str, object]:
-        routers = {r.router_id: r.metrics_address for r in self._plane.book.view.routers}
-        return {"status": "ok" if self._plane.reconciler.is_settled else "converging", "routers": routers}
-
-    def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
-        self._plane.exited(worker_id, reason)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

@@ -2,12 +2,14 @@
 
 A worker is a member from its first renewal until it leaves or lets its lease lapse. A worker id names
 one process life, so an id that *left* is gone for good and a late renewal of it changes nothing. An id
-that *lapsed* may come back (a pause, a lost network): whoever wants it dead has to kill it.
+that *lapsed* may come back (a pause, a lost network): whoever wants it dead has to kill it. Before its
+lease is over, a worker that missed heartbeats is *suspect*: it is listed as such and gets nothing new.
 
 A router is listed while its watch lasts: there is nothing to kill or to start for it here.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import assert_never
 
 import msgspec
@@ -65,6 +67,18 @@ class Appeared(msgspec.Struct, frozen=True):
     member: Member
 
 
+class Updated(msgspec.Struct, frozen=True):
+    """A member says something new of itself, or is heard again after it was suspect."""
+
+    member: Member
+
+
+class Suspected(msgspec.Struct, frozen=True):
+    """A member missed heartbeats, while others were heard."""
+
+    member: Member
+
+
 class Lapsed(msgspec.Struct, frozen=True):
     """A member was silent for a whole lease."""
 
@@ -77,13 +91,16 @@ class ViewChanged(msgspec.Struct, frozen=True):
     view: MembershipView
 
 
-MembershipChange = Appeared | Lapsed | ViewChanged
+MembershipChange = Appeared | Updated | Suspected | Lapsed | ViewChanged
 
 
 @dataclass(slots=True)
 class _Lease:
     member: Member
     ends_s: float
+    heard_s: float
+    suspect_at_s: float
+    """When silence makes it suspect; inf: it is."""
 
 
 @dataclass(slots=True)
@@ -93,6 +110,8 @@ class MembershipBook:
 
     directory_life: str
     lease_s: float
+    suspect_s: float = inf
+    """Of silence, after which a member is suspect."""
     version: int = 0
     _leases: dict[WorkerId, _Lease] = field(default_factory=dict[WorkerId, _Lease])
     _gone: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
@@ -100,7 +119,7 @@ class MembershipBook:
 
     @property
     def next_tick_s(self) -> float | None:
-        ends_s = [lease.ends_s for lease in self._leases.values()]
+        ends_s = [min(lease.ends_s, lease.suspect_at_s) for lease in self._leases.values()]
         return min([*ends_s, *self._gone.values()], default=None)
 
     @property
@@ -131,6 +150,8 @@ class MembershipBook:
             case Paused(for_s):
                 for lease in self._leases.values():
                     lease.ends_s += for_s
+                    lease.heard_s += for_s
+                    lease.suspect_at_s += for_s
                 return []
             case _:
                 assert_never(event)
@@ -139,19 +160,34 @@ class MembershipBook:
         if member.worker_id in self._gone:
             return []
         known = self._leases.get(member.worker_id)
-        self._leases[member.worker_id] = _Lease(member, now_s + self.lease_s)
+        suspect_at_s = now_s + self.suspect_s
+        self._leases[member.worker_id] = _Lease(member, now_s + self.lease_s, now_s, suspect_at_s)
         if known is None:
             return [Appeared(member), *self._changed()]
-        return self._changed() if known.member != member else []
+        return [Updated(member), *self._changed()] if known.member != member else []
 
     def _tick(self, now_s: float) -> list[MembershipChange]:
         self._gone = {w: end_s for w, end_s in self._gone.items() if end_s > now_s}
         lapsed = [lease.member for lease in self._leases.values() if lease.ends_s <= now_s]
         for member in lapsed:
             del self._leases[member.worker_id]
-        if not lapsed:
+        suspects = self._suspect(now_s)
+        if not lapsed and not suspects:
             return []
-        return [*(Lapsed(member) for member in lapsed), *self._changed()]
+        changes = [*map(Lapsed, lapsed), *map(Suspected, suspects)]
+        return [*changes, *self._changed()]
+
+    def _suspect(self, now_s: float) -> list[Member]:
+        """Nobody, if nobody at all was heard: then it is rather this directory that is deaf."""
+        due = [lease for lease in self._leases.values() if lease.suspect_at_s <= now_s]
+        if due and all(now_s - lease.heard_s >= self.suspect_s for lease in self._leases.values()):
+            for lease in due:
+                lease.suspect_at_s = now_s + self.suspect_s
+            return []
+        for lease in due:
+            lease.suspect_at_s = inf
+            lease.member = msgspec.structs.replace(lease.member, is_suspect=True)
+        return [lease.member for lease in due]
 
     def _changed(self) -> list[MembershipChange]:
         self.version += 1

@@ -4,18 +4,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Protocol, assert_never
+
+import msgspec
 
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
+from baton.core.operate import ClusterState, Decision, NodeState, Order, Outcome, Pool, RollOut, Version
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
-from control_plane import reconcile as rc
+from control_plane import reconcile_events as ev
+from control_plane.desired import describe
+from control_plane.orders import Orders, Record
+from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +32,9 @@ WATCH_KEEPALIVE_S = 1.0
 """A watcher hears at least this often, so that silence means that the directory is gone."""
 
 
+DECISIONS_TOLD = 50
+"""Of the log, in each state: the latest."""
+
 TOLD_MAX = 1000
 """Different notes of workers that are told, and remembered."""
 
@@ -33,15 +42,19 @@ TOLD_MAX = 1000
 class Replicas(Protocol):
     """Worker processes, see `ray_ops.RayReplicas`."""
 
-    def start(self, worker_id: WorkerId, role: Role) -> None: ...
+    def start(self, start: ev.StartReplica) -> None: ...
+
+    async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
+        """Finish what it holds, then take the role."""
+        ...
 
     async def drain(self, worker_id: WorkerId) -> None: ...
 
     async def kill(self, worker_id: WorkerId) -> None: ...
 
 
-def restart_policy(config: ClusterConfig) -> rc.RestartPolicy:
-    return rc.RestartPolicy(
+def restart_policy(config: ClusterConfig) -> RestartPolicy:
+    return RestartPolicy(
         backoff_s=config.restart_backoff_s,
         backoff_max_s=config.restart_backoff_max_s,
         start_timeout_s=config.start_timeout_s,
@@ -51,7 +64,8 @@ def restart_policy(config: ClusterConfig) -> rc.RestartPolicy:
 
 
 class ControlPlane:
-    """Implements `baton.wire.server.DirectoryHandler`; `exited` is told of each dead process.
+    """Implements `baton.wire.server.DirectoryHandler` and `desired.Operations`; `exited` is told of each
+    dead process.
 
     `spawn` runs a coroutine whose unexpected exception ends the process.
     """
@@ -64,9 +78,16 @@ class ControlPlane:
         replicas: Replicas,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
+        remember: Callable[[Record], None] = lambda record: None,
+        check: Callable[[Version], None] = lambda version: None,
     ) -> None:
-        self.book = mb.MembershipBook(directory_life=life, lease_s=config.member_lease_s)
-        self.reconciler = rc.Reconciler(policy=restart_policy(config), life=life)
+        """`remember` gets what must outlive this process, each time it changes. `check` raises SetupError for
+        a version that cannot be started."""
+        self.book = mb.MembershipBook(life, config.member_lease_s, config.member_suspect_s)
+        self.reconciler = Reconciler(policy=restart_policy(config), life=life)
+        self.orders = Orders()
+        self.nodes: tuple[NodeState, ...] = ()
+        self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
         self._replicas, self._spawn = replicas, spawn
@@ -107,8 +128,64 @@ class ControlPlane:
 
     # --- replicas ---------------------------------------------------------------------------------
 
-    def want(self, counts: Mapping[Role, int]) -> None:
-        self._replica_event(rc.SetDesired(counts))
+    def want(self, pools: Iterable[Pool], *, record: Record | None = None) -> None:
+        """Once, at the start, after `adopt`. `record`: what an earlier control plane remembered."""
+        self._replica_event(self.orders.begin(pools, record))
+        self._remember(self.orders.record())
+
+    def adopt(self, worker: ev.Adopted) -> None:
+        """A worker that an earlier control plane started, and that lives."""
+        log.info("worker %s was there before: going on with it", worker.worker_id)
+        self._replica_event(worker)
+
+    def saw_nodes(self, nodes: Iterable[NodeState]) -> None:
+        before, self.nodes = self.nodes, tuple(nodes)
+        if before != self.nodes:
+            self._notify()
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def order(self, order: Order) -> Decision:
+        decision, events = self._decide(order)
+        level = logging.WARNING if decision.outcome is Outcome.REFUSED else logging.INFO
+        why = f" ({order.why})" if order.why else ""
+        words = describe(order.action)
+        log.log(level, "%s%s: %s - %s: %s", order.who, why, words, decision.outcome, decision.text)
+        for event in events:
+            self._replica_event(event)
+        self._remember(self.orders.record())
+        self._notify()
+        entries = self.orders.log.entries
+        return next((d for d in reversed(entries) if d.number == decision.number), decision)
+
+    def _decide(self, order: Order) -> tuple[Decision, list[ev.ReconcileEvent]]:
+        if isinstance(order.action, RollOut):
+            try:
+                self._check(order.action.version)
+            except SetupError as error:
+                return self.orders.refuse(order, str(error), at_s=time.time()), []
+        return self.orders.take(order, self.state(), at_s=time.time())
+
+    def state(self) -> ClusterState:
+        avoid = self.orders.avoid
+        return ClusterState(
+            life=self.book.directory_life,
+            pools=self.orders.pools,
+            replicas=tuple(self.reconciler.status(now_s=time.monotonic())),
+            nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
+            decisions=self.orders.log.entries[-DECISIONS_TOLD:],
+            is_settled=self.reconciler.is_settled,
+        )
+
+    async def changes(self) -> AsyncIterator[ClusterState]:
+        while True:
+            changed = self._changed
+            yield self.state()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_KEEPALIVE_S):
+                    await changed.wait()
+
+    # --- processes --------------------------------------------------------------------------------
 
     def exited(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         """The process is known to be dead: routers hear at once, not after a lease."""
@@ -118,7 +195,7 @@ class ControlPlane:
         if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
             log.warning("worker %s ended: %s", worker_id, text)
         self._member_event(mb.Left(worker_id))
-        self._replica_event(rc.ReplicaExited(worker_id, text))
+        self._replica_event(ev.ReplicaExited(worker_id, text))
 
     async def until_settled(self) -> None:
         """Returns once every wanted replica serves."""
@@ -140,10 +217,15 @@ class ControlPlane:
                     where = (member.worker_id, member.address, member.metrics_address)
                     log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
                     self._tell_notes(member)
-                    self._replica_event(rc.MemberSeen(member.worker_id))
+                    self._replica_event(ev.MemberSeen(member))
+                case mb.Updated(member):
+                    self._replica_event(ev.MemberSeen(member))
+                case mb.Suspected(member):
+                    log.warning("worker %s missed heartbeats: it gets nothing new", member.worker_id)
+                    self._replica_event(ev.MemberSilent(member.worker_id))
                 case mb.Lapsed(member):
                     log.warning("worker %s is silent", member.worker_id)
-                    self._replica_event(rc.LeaseLapsed(member.worker_id))
+                    self._replica_event(ev.LeaseLapsed(member.worker_id))
                 case mb.ViewChanged():
                     self._notify()
                 case _:
@@ -159,33 +241,50 @@ class ControlPlane:
             level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
             log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 
-    def _replica_event(self, event: rc.ReconcileEvent) -> None:
+    def _replica_event(self, event: ev.ReconcileEvent) -> None:
         if self._is_closed:
             return
         for action in self.reconciler.handle(event, now_s=time.monotonic()):
             self._perform(action)
+        self._follow_orders()
         self._count()
         self._notify()
         self._reschedule()
 
-    def _perform(self, action: rc.ReconcileAction) -> None:
+    def _follow_orders(self) -> None:
+        ended = self.orders.progress(self.state(), at_s=time.time())
+        for decision in ended:
+            words = (describe(decision.action), decision.outcome, decision.done_after_s, decision.text)
+            log.info("%s - %s after %.2f s: %s", *words)
+        if ended:
+            self._remember(self.orders.record())
+
+    def _perform(self, action: ev.ReconcileAction) -> None:
         match action:
-            case rc.StartReplica(worker_id, role, because):
+            case ev.StartReplica(worker_id, _, because):
                 if because != "wanted":
                     log.info("starting %s: %s", worker_id, because)
                     replica = replica_name(worker_id)
                     self.meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
-                self._replicas.start(worker_id, role)
-            case rc.DrainReplica(worker_id, because):
+                self._replicas.start(action)
+            case ev.FlipReplica(worker_id, role, because):
+                log.info("%s becomes a %s worker: %s", worker_id, role, because)
+                address = self._address_of(worker_id)
+                self._spawn(self._replicas.flip(worker_id, role, address))
+            case ev.DrainReplica(worker_id, because):
                 log.info("draining %s: %s", worker_id, because)
                 self._spawn(self._replicas.drain(worker_id))
-            case rc.KillReplica(worker_id, because):
+            case ev.KillReplica(worker_id, because):
                 log.warning("killing %s: %s", worker_id, because)
                 # Nobody should use it any more, and what it still says does not bring it back.
                 self._member_event(mb.Left(worker_id))
                 self._spawn(self._replicas.kill(worker_id))
             case _:
                 assert_never(action)
+
+    def _address_of(self, worker_id: WorkerId) -> str:
+        found = [m.address for m in self.book.view.members if m.worker_id == worker_id]
+        return found[0] if found else ""
 
     def _notify(self) -> None:
         self._changed.set()
@@ -194,7 +293,7 @@ class ControlPlane:
     def _count(self) -> None:
         status = self.reconciler.status()
         for role in Role:
-            for phase in rc.ReplicaPhase:
+            for phase in ReplicaPhase:
                 count = sum(s.role is role and s.phase is phase for s in status)
                 self.meter.set(catalogue.REPLICAS, count, role=role, state=phase)
 
@@ -212,4 +311,4 @@ class ControlPlane:
         if late_s > PAUSE_S:
             self._member_event(mb.Paused(late_s))
         self._member_event(mb.Tick())
-        self._replica_event(rc.Tick())
+        self._replica_event(ev.Tick())

@@ -1,17 +1,14 @@
-"""Everything Ray: the cluster it runs or joins, and worker processes as its actors.
+"""Worker processes as Ray actors.
 
 Ray starts, places and buries processes. Requests and KV never pass through it.
 """
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
-import secrets
 import socket
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,34 +16,11 @@ import msgspec
 import psutil
 
 from baton.config import Config
-from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from control_plane.ray_home import NAMESPACE, RayHome, first_line
 
 log = logging.getLogger(__name__)
-
-RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: whatever else runs on the machine would come first
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # A lost node is noticed in 1.5 s instead of 15.
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-    # Our processes fork children after gRPC has threads; its fork handlers only get in the way.
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-}
-JOINED_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
-"""Of a Ray cluster that somebody else started: whether it wants tokens is for them to say."""
-
-LOCAL_ENVIRONMENT = {
-    # Who reaches a port of Ray's runs what they like as us. Ray takes no address of loopback for an answer,
-    # and listens on all interfaces, unless it is told that this machine has no cluster.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_AUTH_MODE": "token",  # for the other users of this machine; as a variable, Ray writes no file
-}
-OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
 
 WORKER_ENVIRONMENT = {
     # libgomp's threads spin between parallel regions, which costs a neighbour ten times the latency.
@@ -56,9 +30,6 @@ WORKER_ENVIRONMENT = {
     # The EFA provider drags in a second libnl, and the process dies with SIGSEGV when it exits.
     "UCX_MODULES": "^efa",
 }
-
-SHUTDOWN_S = 10.0
-"""For Ray's own orderly end; whatever is left then is killed."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -71,15 +42,21 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """`Config.model_dump()`."""
     cores: tuple[int, ...] = ()
     """To run on; empty: any."""
+    version: str = ""
+    model: str = ""
+    """The pool it belongs to."""
 
 
-def ray_environment(*, is_local: bool) -> dict[str, str]:
-    """To be set before Ray is imported; what the operator set stays. `is_local`: Ray is started here, for
-    this cluster alone, and gets a token that nobody else knows."""
-    ours = {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else JOINED_ENVIRONMENT)}
-    if is_local and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        ours["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return {name: os.environ.get(name, value) for name, value in ours.items()}
+class WorkerIdentity(msgspec.Struct, frozen=True):
+    """What a worker process says of itself."""
+
+    host: str
+    pid: int
+    model: str
+    role: Role
+    """The one it has now."""
+    version: str
+    control_address: str
 
 
 def worker_environment(threads: int) -> dict[str, str]:
@@ -87,6 +64,12 @@ def worker_environment(threads: int) -> dict[str, str]:
     ours = {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)} if threads else WORKER_ENVIRONMENT
     return {name: os.environ.get(name, value) for name, value in ours.items()}
 
+
+NODE_LABEL = "ray.io/node-id"
+"""Ray gives it to every node."""
+
+IDENTIFY_S = 5.0
+"""For a worker that was there before to say what it is. A frozen one does not."""
 
 KILL_S = 2.0
 """From SIGKILL to the end of the process, usually milliseconds."""
@@ -104,79 +87,86 @@ OnExit = Callable[[WorkerId, BaseException | str], None]
 
 
 class RayReplicas:
-    """Worker processes as Ray actors, one process each.
+    """Worker processes as detached Ray actors, one process each: they outlive this process, and the next
+    control plane goes on with them.
 
-    `actor_class(spec)` has async methods `identity() -> (host, pid)`, `serve() -> reason`, which runs
-    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per start,
+    `actor_class(spec)` has async methods `identity() -> WorkerIdentity`, `serve() -> reason`, which runs
+    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per worker,
     when the process has ended or could not be started.
     """
 
-    def __init__(self, actor_class: type, *, config: Config, on_exit: OnExit) -> None:
+    def __init__(
+        self, actor_class: type, *, config: Config, home: RayHome, is_local: bool, on_exit: OnExit
+    ) -> None:
+        """`is_local`: all of Ray is this machine, and nobody else uses it."""
         self._actor_class, self._config, self._on_exit = actor_class, config, on_exit
-        self._ray: Any = None
+        self._home, self.is_local = home, is_local
         self._replicas: dict[WorkerId, _Replica] = {}
-        self._is_lost = False
 
-    async def open(self) -> None:
-        """Start Ray here, or join the cluster at `ray_address`. Raises SetupError."""
-        os.environ.update(ray_environment(is_local=self.is_local))
-        self._ray = await asyncio.to_thread(importlib.import_module, "ray")
-        self._quieten()
-        try:
-            await asyncio.to_thread(self._init)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = self._config.cluster.ray_address or "on this machine"
-            raise SetupError(f"Ray does not start {where}: {_first_line(error)}") from error
-
-    def _init(self) -> None:
-        common: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-            "configure_logging": False,
-        }
-        if address := self._config.cluster.ray_address:
-            self._ray.init(address=address, **common)
-            return
-        self._ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            # Idle interpreters that nobody asked for cost memory and start-up time.
-            _system_config={"prestart_worker_first_driver": False, "num_workers_soft_limit": 0},
-            **common,
-        )
-
-    def _quieten(self) -> None:
-        """Ray prints a paragraph on standard output for each process that dies; we log a line."""
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        module = importlib.import_module("ray._private.worker")
-        if hasattr(module, "print_to_stdstream"):
-            setattr(module, "print_to_stdstream", _log_ray_lines)  # noqa: B010 - private, by name
-
-    @property
-    def is_local(self) -> bool:
-        """This process started Ray, and nobody else uses it."""
-        return not self._config.cluster.ray_address
-
-    def lost(self) -> None:
-        """Ray is dead: it is not called any more, since its calls would wait for it for minutes."""
-        self._is_lost = True
-
-    def start(self, spec: WorkerSpec, *, threads: int) -> None:
-        """Does not wait. How it went is told by the directory, or by `on_exit`."""
+    def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
+        """Does not wait. How it went is told by the directory, or by `on_exit`. `avoid`: nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
             "num_cpus": 0 if self.is_local else max(1, threads),
             "num_gpus": self._gpu_share(),
             "max_restarts": 0,  # when, and how often, is the reconciler's decision
             "max_task_retries": 0,
-            "max_concurrency": 16,
+            # Calls of control planes that were killed go on waiting for the worker's end.
+            "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
-        handle = self._ray.remote(self._actor_class).options(**options).remote(spec)
-        replica = self._replicas[spec.worker_id] = _Replica(handle)
-        replica.watcher = asyncio.create_task(self._watch(spec.worker_id, replica), name=spec.worker_id)
+        options |= self._placement(spec.role, avoid)
+        handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
+        self._follow(spec.worker_id, handle)
+
+    def _follow(self, worker_id: WorkerId, handle: Any) -> None:
+        replica = self._replicas[worker_id] = _Replica(handle)
+        replica.watcher = asyncio.create_task(self._watch(worker_id, replica), name=worker_id)
+
+    async def survivors(self, control_address: str) -> list[tuple[WorkerId, WorkerIdentity]]:
+        """Workers that an earlier control plane at this address started. They are followed from now on. One
+        that does not answer is killed; those of other addresses are somebody else's."""
+        named: list[dict[str, str]] = await asyncio.to_thread(
+            self._home.ray.util.list_named_actors, all_namespaces=True
+        )
+        names = [WorkerId(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE]
+        found = await asyncio.gather(*(self._identify(name, control_address) for name in names))
+        return [survivor for survivor in found if survivor is not None]
+
+    async def _identify(
+        self, worker_id: WorkerId, control_address: str
+    ) -> tuple[WorkerId, WorkerIdentity] | None:
+        handle: Any = None
+        try:
+            handle = await asyncio.to_thread(self._home.ray.get_actor, worker_id, NAMESPACE)
+            async with asyncio.timeout(IDENTIFY_S):
+                identity: WorkerIdentity = await handle.identity.remote()
+        except TimeoutError:
+            log.warning("%s, which was there before, does not answer: killing it", worker_id)
+            self._kill_actor(_Replica(handle))
+            return None
+        except Exception as error:  # it died since it was listed
+            log.info("%s, which was there before, is gone: %s", worker_id, first_line(error))
+            return None
+        if identity.control_address != control_address:
+            return None
+        self._follow(worker_id, handle)
+        return worker_id, identity
+
+    def _placement(self, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
+        """On several nodes workers spread: one node's loss shall not be a pool's."""
+        cluster = self._config.cluster
+        labels = dict(cluster.node_labels.get(role, {}))
+        if avoid:
+            labels[NODE_LABEL] = f"!in({','.join(avoid)})"
+        options: dict[str, Any] = {"resources": dict(cluster.node_resources.get(role, {}))}
+        if labels:
+            options["label_selector"] = labels
+        if not self.is_local:
+            options["scheduling_strategy"] = "SPREAD"
+        return options
 
     def _gpu_share(self) -> float:
         """Of one worker. "cuda:N" names a device of the machine, which Ray must not renumber; with
@@ -187,7 +177,7 @@ class RayReplicas:
             return 1.0
         cluster = self._config.cluster
         count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
-        device_count = float(self._ray.cluster_resources().get("GPU", 0.0))
+        device_count = float(self._home.ray.cluster_resources().get("GPU", 0.0))
         return gpu_share(device_count, count)
 
     async def drain(self, worker_id: WorkerId) -> None:
@@ -205,31 +195,30 @@ class RayReplicas:
         self._kill_actor(replica)
 
     def _kill_actor(self, replica: _Replica) -> None:
-        if self._is_lost:
+        if self._home.is_lost:
             return
         try:
-            self._ray.kill(replica.handle, no_restart=True)
+            self._home.ray.kill(replica.handle, no_restart=True)
         except Exception as error:  # Ray's own trouble must not keep a replica from being started anew
-            log.warning("Ray does not kill an actor: %s", _first_line(error))
+            log.warning("Ray does not kill an actor: %s", first_line(error))
 
-    async def close(self) -> None:
-        """Kill what is left and, if it was ours, stop Ray. Idempotent."""
-        for worker_id in list(self._replicas):
-            await self.kill(worker_id)
+    async def close(self, *, leaves_workers: bool = False) -> None:
+        """Kill what is left, or leave it to the next control plane. Idempotent."""
+        if not leaves_workers:
+            for worker_id in list(self._replicas):
+                await self.kill(worker_id)
         watchers = [r.watcher for r in self._replicas.values() if r.watcher is not None]
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        if self._ray is not None and not self._is_lost and self._ray.is_initialized():
-            await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
 
     async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
         serving = replica.handle.serve.remote()
         reason: BaseException | str
         try:
-            host, pid = await replica.handle.identity.remote()
-            if host == socket.gethostname():
-                replica.process = psutil.Process(pid)
+            identity: WorkerIdentity = await replica.handle.identity.remote()
+            if identity.host == socket.gethostname():
+                replica.process = psutil.Process(identity.pid)
             reason = await serving
         except asyncio.CancelledError:
             raise
@@ -240,26 +229,6 @@ class RayReplicas:
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
         self._on_exit(worker_id, reason)
-
-
-async def _in_daemon(call: Callable[[], object], *, timeout_s: float) -> None:
-    """In a thread that does not keep the process alive: a call that hangs is left behind after
-    `timeout_s`, and whoever asked goes on."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def run() -> None:
-        try:
-            call()
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=run, name="ray-shutdown", daemon=True).start()
-    try:
-        async with asyncio.timeout(timeout_s):
-            await done.wait()
-    except TimeoutError:
-        log.error("Ray does not shut down within %g s, going on without", timeout_s)
 
 
 def gpu_share(device_count: float, worker_count: int) -> float:
@@ -296,12 +265,3 @@ def _wait_gone(process: psutil.Process | None) -> None:
         pass  # the state we wanted
     except psutil.TimeoutExpired:
         log.error("process %d does not end after SIGKILL", process.pid)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _log_ray_lines(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    for line in data.get("lines", ()):
-        log.debug("ray: %s", line)

@@ -3,143 +3,85 @@
 A replica is a name ("decode-0"); it has at most one process life at a time. The next life is started
 only when the end of the last one is *confirmed* (`ReplicaExited`), so two lives of one name never run
 side by side: a silent process is killed first, and killed again until its end is known.
+
+A replica's role is wanted, not given: where one role of a model has too many replicas and another too
+few, running workers change roles, and keep their weights, before any is stopped or started.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
 from typing import assert_never
 
-import msgspec
-
-from baton.core.ids import WorkerId
+from baton.core.ids import WorkerId, replica_name
 from baton.core.lifecycle import Lifecycle
-from baton.core.messages import Role
+from baton.core.messages import Member, Role
+from baton.core.operate import Pool, ReplicaPhase, ReplicaState, Version
+from control_plane.reconcile_events import (
+    Adopted,
+    DrainReplica,
+    DrainWanted,
+    FlipReplica,
+    KillReplica,
+    LeaseLapsed,
+    MemberSeen,
+    MemberSilent,
+    ReconcileAction,
+    ReconcileEvent,
+    ReplicaExited,
+    RestartPolicy,
+    SetDesired,
+    StartReplica,
+    Tick,
+)
+from control_plane.targets import Have, add_count, flips, names_of, retirements
+
+__all__ = ("KILL_CONFIRM_S", "Reconciler", "ReplicaPhase", "RestartPolicy")
 
 KILL_CONFIRM_S = 2.0
 """A killed process whose end is not confirmed after this long is killed again."""
 
-# --- events ---------------------------------------------------------------------------------------
-
-
-class SetDesired(msgspec.Struct, frozen=True):
-    """How many replicas of each role there should be; a role left out has none."""
-
-    counts: Mapping[Role, int]
-
-
-class ReplicaExited(msgspec.Struct, frozen=True):
-    """The process is dead, or could not be started. An id that is not the current life: no effect."""
-
-    worker_id: WorkerId
-    reason: str
-
-
-class LeaseLapsed(msgspec.Struct, frozen=True):
-    """The directory has not heard from it for a lease."""
-
-    worker_id: WorkerId
-
-
-class MemberSeen(msgspec.Struct, frozen=True):
-    """The directory heard from it: it serves."""
-
-    worker_id: WorkerId
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
-
-
-ReconcileEvent = SetDesired | ReplicaExited | LeaseLapsed | MemberSeen | Tick
-
-# --- actions --------------------------------------------------------------------------------------
-
-
-class StartReplica(msgspec.Struct, frozen=True):
-    """Answered by MemberSeen or ReplicaExited; after `start_timeout_s` of neither it is killed."""
-
-    worker_id: WorkerId
-    role: Role
-    because: str
-
-
-class DrainReplica(msgspec.Struct, frozen=True):
-    """Let it finish what it holds, then end. Killed after `drain_timeout_s`."""
-
-    worker_id: WorkerId
-    because: str
-
-
-class KillReplica(msgspec.Struct, frozen=True):
-    """At once and hard: it may be hanging. Answered by ReplicaExited; repeated until then."""
-
-    worker_id: WorkerId
-    because: str
-
-
-ReconcileAction = StartReplica | DrainReplica | KillReplica
-
-# --- the lifecycle of a replica -------------------------------------------------------------------
-
-
-class ReplicaPhase(StrEnum):
-    WAITING = auto()
-    """No process; the next is due at `due_s`."""
-    STARTING = auto()
-    RUNNING = auto()
-    DRAINING = auto()
-    KILLING = auto()
-
-
+_P = ReplicaPhase
 _LEGAL: dict[ReplicaPhase, frozenset[ReplicaPhase]] = {
-    ReplicaPhase.WAITING: frozenset({ReplicaPhase.STARTING}),
-    ReplicaPhase.STARTING: frozenset({ReplicaPhase.RUNNING, ReplicaPhase.KILLING, ReplicaPhase.WAITING}),
-    ReplicaPhase.RUNNING: frozenset({ReplicaPhase.DRAINING, ReplicaPhase.KILLING, ReplicaPhase.WAITING}),
-    ReplicaPhase.DRAINING: frozenset({ReplicaPhase.KILLING, ReplicaPhase.WAITING}),
-    ReplicaPhase.KILLING: frozenset({ReplicaPhase.WAITING}),
+    _P.WAITING: frozenset({_P.STARTING}),
+    _P.STARTING: frozenset({_P.RUNNING, _P.KILLING, _P.WAITING}),
+    _P.RUNNING: frozenset({_P.SUSPECT, _P.FLIPPING, _P.DRAINING, _P.KILLING, _P.WAITING}),
+    _P.SUSPECT: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
+    _P.FLIPPING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
+    _P.DRAINING: frozenset({_P.KILLING, _P.WAITING}),
+    _P.KILLING: frozenset({_P.WAITING}),
 }
-
-
-class ReplicaStatus(msgspec.Struct, frozen=True):
-    """For people: the ready check, the log, the dashboard."""
-
-    name: str
-    role: Role
-    phase: ReplicaPhase
-    worker_id: WorkerId | None
-    deaths_in_a_row: int
-    last_exit: str
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """Seconds. A life that served for `stable_s` ends the row of deaths."""
-
-    backoff_s: float
-    backoff_max_s: float
-    start_timeout_s: float
-    drain_timeout_s: float
-    stable_s: float
-
-    def delay_s(self, deaths_in_a_row: int) -> float:
-        """Before the start that follows the n-th death in a row (from 1)."""
-        doublings = min(deaths_in_a_row - 1, 60)  # 2**60 is beyond any bound, and a float still
-        return min(self.backoff_s * 2.0**doublings, self.backoff_max_s)
+_SERVING = (_P.RUNNING, _P.SUSPECT, _P.FLIPPING)
+_ON_ITS_WAY_OUT = (_P.DRAINING, _P.KILLING)
 
 
 @dataclass(slots=True)
 class _Replica:
     name: str
+    model: str
     role: Role
+    """Wanted."""
+    version: Version
     life: Lifecycle[ReplicaPhase]
     due_s: float | None
     """When the phase is over if nothing happens; None: it may last."""
     worker_id: WorkerId | None = None
+    member: Member | None = None
+    """As it said last."""
     serving_since_s: float | None = None
     deaths_in_a_row: int = 0
     is_wanted: bool = True
+    flips_to: Role | None = None
+    """The role it was last told to take, while it flips."""
+    is_excused: bool = False
+    """Its end was ordered, and another life follows at once."""
     last_exit: str = ""
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        return self.life.phase
+
+    def have(self) -> Have:
+        return Have(self.name, self.role, self.phase, self.version.name, self.is_wanted)
 
 
 @dataclass(slots=True)
@@ -148,6 +90,9 @@ class Reconciler:
 
     policy: RestartPolicy
     life: str
+    _pools: tuple[Pool, ...] = ()
+    _avoided: frozenset[str] = frozenset()
+    """Nodes."""
     _replicas: dict[str, _Replica] = field(default_factory=dict[str, _Replica])
     _start_count: int = 0
 
@@ -157,107 +102,229 @@ class Reconciler:
 
     @property
     def is_settled(self) -> bool:
-        """Every wanted replica serves and no other process is left."""
-        phases = (r.is_wanted and r.life.phase is ReplicaPhase.RUNNING for r in self._replicas.values())
-        return all(phases)
+        """Every wanted replica serves in its role and version, and no other process is left."""
+        return all(self.is_pool_settled(model) for model in {r.model for r in self._replicas.values()})
 
-    def status(self) -> list[ReplicaStatus]:
-        return [
-            ReplicaStatus(r.name, r.role, r.life.phase, r.worker_id, r.deaths_in_a_row, r.last_exit)
-            for _, r in sorted(self._replicas.items())
-        ]
+    def is_pool_settled(self, model: str) -> bool:
+        pool = next((p for p in self._pools if p.model == model), None)
+        version = pool.version.name if pool else ""
+        mine = [r for r in self._replicas.values() if r.model == model]
+        return all(r.is_wanted and r.phase is _P.RUNNING and r.version.name == version for r in mine)
+
+    def status(self, *, now_s: float = 0.0) -> list[ReplicaState]:
+        return [self._state(r, now_s) for _, r in sorted(self._replicas.items())]
+
+    def _state(self, r: _Replica, now_s: float) -> ReplicaState:
+        since_s, _, why = r.life.story[-1]
+        return ReplicaState(
+            name=r.name,
+            model=r.model,
+            role=r.role,
+            phase=r.phase,
+            for_s=max(0.0, now_s - since_s),
+            version=r.version.name,
+            worker_id=r.worker_id,
+            node=r.member.node or r.member.host if r.member else "",
+            deaths_in_a_row=r.deaths_in_a_row,
+            last_exit=r.last_exit,
+            why=why,
+            address=r.member.address if r.member else "",
+            metrics_address=r.member.metrics_address if r.member else "",
+        )
 
     def handle(self, event: ReconcileEvent, *, now_s: float) -> list[ReconcileAction]:
+        return [*self._on(event, now_s), *self._converge(now_s), *self._tick(now_s)]
+
+    def _on(self, event: ReconcileEvent, now_s: float) -> Iterator[ReconcileAction]:
         match event:
-            case SetDesired(counts):
-                return list(self._set_desired(counts, now_s))
+            case SetDesired():
+                yield from self._set_desired(event, now_s)
+            case Adopted():
+                yield from self._adopt(event, now_s)
             case ReplicaExited(worker_id, reason):
                 if replica := self._of(worker_id):
                     self._exited(replica, reason, now_s)
-                return list(self._tick(now_s))
             case LeaseLapsed(worker_id):
                 replica = self._of(worker_id)
-                if replica and replica.life.phase in (ReplicaPhase.RUNNING, ReplicaPhase.DRAINING):
-                    return [self._kill(replica, "its lease lapsed", now_s)]
-                return []
-            case MemberSeen(worker_id):
+                if replica and replica.phase in (*_SERVING, _P.DRAINING):
+                    yield self._kill(replica, "its lease lapsed", now_s)
+            case MemberSilent(worker_id):
                 replica = self._of(worker_id)
-                if replica and replica.life.phase is ReplicaPhase.STARTING:
-                    replica.life.to(ReplicaPhase.RUNNING, now_s=now_s, cause="first heartbeat")
-                    replica.due_s, replica.serving_since_s = None, now_s
-                return []
+                if replica and replica.phase is _P.RUNNING:
+                    replica.life.to(_P.SUSPECT, now_s=now_s, cause="it missed heartbeats")
+            case MemberSeen(member):
+                if replica := self._of(member.worker_id):
+                    yield from self._seen(replica, member, now_s)
+            case DrainWanted(worker_id, because):
+                replica = self._of(worker_id)
+                if replica and replica.phase in _SERVING:
+                    replica.is_excused = True
+                    yield self._drain(replica, because, now_s)
             case Tick():
-                return list(self._tick(now_s))
+                pass
             case _:
                 assert_never(event)
+
+    def _set_desired(self, event: SetDesired, now_s: float) -> Iterator[ReconcileAction]:
+        self._pools, self._avoided = event.pools, event.avoid
+        for name, role in event.roles.items():
+            if replica := self._replicas.get(name):
+                replica.role = role
+        for worker_id in sorted(event.leaving):
+            if replica := self._of(worker_id):
+                yield from self._retire(replica, "it was ordered to go", now_s)
+        yield from self._leave_nodes(now_s)
 
     def _of(self, worker_id: WorkerId) -> _Replica | None:
         """The replica whose current life this is."""
         return next((r for r in self._replicas.values() if r.worker_id == worker_id), None)
 
-    def _set_desired(self, counts: Mapping[Role, int], now_s: float) -> Iterator[ReconcileAction]:
-        wanted = {f"{role}-{i}": role for role in Role for i in range(counts.get(role, 0))}
-        for name, role in wanted.items():
-            if name not in self._replicas:
-                life = Lifecycle(ReplicaPhase.WAITING, _LEGAL, now_s=now_s)
-                self._replicas[name] = _Replica(name, role, life, due_s=now_s)
-        for name, replica in list(self._replicas.items()):
-            replica.is_wanted = name in wanted
-            if not replica.is_wanted:
-                yield from self._retire(replica, now_s)
-        yield from self._tick(now_s)
+    # --- what workers do ----------------------------------------------------------------------------
 
-    def _retire(self, replica: _Replica, now_s: float) -> Iterator[ReconcileAction]:
-        match replica.life.phase:
-            case ReplicaPhase.WAITING:
-                del self._replicas[replica.name]
-            case ReplicaPhase.STARTING:
-                yield self._kill(replica, "no longer wanted", now_s)
-            case ReplicaPhase.RUNNING:
-                replica.life.to(ReplicaPhase.DRAINING, now_s=now_s, cause="no longer wanted")
-                replica.due_s = now_s + self.policy.drain_timeout_s
-                yield DrainReplica(self._id(replica), "no longer wanted")
-            case ReplicaPhase.DRAINING | ReplicaPhase.KILLING:
-                pass  # on its way out already
+    def _seen(self, replica: _Replica, member: Member, now_s: float) -> Iterator[ReconcileAction]:
+        replica.member = member
+        match replica.phase:
+            case _P.STARTING:
+                replica.life.to(_P.RUNNING, now_s=now_s, cause="first heartbeat")
+                replica.due_s, replica.serving_since_s = None, now_s
+            case _P.SUSPECT:
+                replica.life.to(_P.RUNNING, now_s=now_s, cause="it is heard again")
+            case _P.FLIPPING if member.role is replica.role and not member.is_draining:
+                replica.life.to(_P.RUNNING, now_s=now_s, cause=f"it is a {member.role} worker now")
+                replica.due_s = None
+            case _:
+                return
+        if member.node and member.node in self._avoided:
+            replica.is_excused = True
+            yield self._drain(replica, "its node is drained", now_s)
+
+    def _adopt(self, event: Adopted, now_s: float) -> Iterator[ReconcileAction]:
+        """A survivor of an earlier control plane."""
+        name = replica_name(event.worker_id)
+        if name in self._replicas:
+            yield KillReplica(event.worker_id, f"another {name} is there")
+            return
+        life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
+        life.to(_P.STARTING, now_s=now_s, cause="it was there before this control plane")
+        self._replicas[name] = _Replica(
+            name,
+            event.model,
+            event.role,
+            Version(event.version),
+            life,
+            due_s=now_s + self.policy.start_timeout_s,
+            worker_id=event.worker_id,
+        )
 
     def _exited(self, replica: _Replica, reason: str, now_s: float) -> None:
         served_s = 0.0 if replica.serving_since_s is None else now_s - replica.serving_since_s
-        if replica.life.phase is ReplicaPhase.DRAINING or served_s >= self.policy.stable_s:
+        was_ordered = replica.is_excused or replica.phase is _P.DRAINING
+        if was_ordered or served_s >= self.policy.stable_s:
             replica.deaths_in_a_row = 0
-        replica.deaths_in_a_row += 1
-        replica.life.to(ReplicaPhase.WAITING, now_s=now_s, cause=reason)
+        replica.deaths_in_a_row += not replica.is_excused
+        replica.life.to(_P.WAITING, now_s=now_s, cause=reason)
+        delay_s = self.policy.delay_s(replica.deaths_in_a_row) if replica.deaths_in_a_row else 0.0
         replica.worker_id, replica.serving_since_s, replica.last_exit = None, None, reason
-        replica.due_s = now_s + self.policy.delay_s(replica.deaths_in_a_row)
+        replica.member, replica.is_excused, replica.due_s = None, False, now_s + delay_s
         if not replica.is_wanted:
             del self._replicas[replica.name]
+
+    # --- what is wanted -----------------------------------------------------------------------------
+
+    def _converge(self, now_s: float) -> Iterator[ReconcileAction]:
+        models = {pool.model for pool in self._pools}
+        for replica in list(self._replicas.values()):
+            if replica.model not in models and replica.is_wanted and self._pools:
+                yield from self._retire(replica, "its model is no longer wanted", now_s)
+        for pool in self._pools:
+            yield from self._converge_pool(pool, now_s)
+        for replica in self._replicas.values():
+            yield from self._match_role(replica, now_s)
+
+    def _converge_pool(self, pool: Pool, now_s: float) -> Iterator[ReconcileAction]:
+        for replica in self._replicas.values():
+            if replica.model == pool.model and replica.phase is _P.WAITING:
+                replica.version = pool.version  # it costs nothing
+        for name, role in flips(pool, self._have(pool.model)):
+            self._replicas[name].role = role
+        for role in Role:
+            for name, because in retirements(pool, role, self._have(pool.model)):
+                yield from self._retire(self._replicas[name], because, now_s)
+            count = add_count(pool, role, self._have(pool.model))
+            prefix = "" if pool is self._pools[0] else pool.model
+            for name in names_of(prefix, role, count, taken=self._replicas):
+                life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
+                self._replicas[name] = _Replica(name, pool.model, role, pool.version, life, due_s=now_s)
+
+    def _have(self, model: str) -> list[Have]:
+        return [r.have() for _, r in sorted(self._replicas.items()) if r.model == model]
+
+    def _match_role(self, replica: _Replica, now_s: float) -> Iterator[ReconcileAction]:
+        member, told = replica.member, replica.flips_to
+        if member is None or replica.phase not in (_P.RUNNING, _P.FLIPPING):
+            return
+        if (told if replica.phase is _P.FLIPPING else member.role) is replica.role:
+            return
+        because = f"a {replica.role} worker is wanted more than a {member.role} worker"
+        if replica.phase is _P.RUNNING:
+            replica.life.to(_P.FLIPPING, now_s=now_s, cause=because)
+        replica.flips_to = replica.role
+        replica.due_s = now_s + self.policy.drain_timeout_s + KILL_CONFIRM_S
+        yield FlipReplica(member.worker_id, replica.role, because)
+
+    def _leave_nodes(self, now_s: float) -> Iterator[ReconcileAction]:
+        for replica in self._replicas.values():
+            if replica.phase in _SERVING and replica.member and replica.member.node in self._avoided:
+                replica.is_excused = True
+                yield self._drain(replica, "its node is drained", now_s)
+
+    def _retire(self, replica: _Replica, because: str, now_s: float) -> Iterator[ReconcileAction]:
+        replica.is_wanted = False
+        if replica.phase is _P.WAITING:
+            del self._replicas[replica.name]
+        elif replica.phase is _P.STARTING:
+            yield self._kill(replica, because, now_s)
+        elif replica.phase not in _ON_ITS_WAY_OUT:
+            yield self._drain(replica, because, now_s)
+
+    # --- what is due --------------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> Iterator[ReconcileAction]:
         for replica in self._replicas.values():
             if replica.due_s is None or now_s < replica.due_s:
                 continue
-            match replica.life.phase:
-                case ReplicaPhase.WAITING:
+            match replica.phase:
+                case _P.WAITING:
                     yield self._start(replica, now_s)
-                case ReplicaPhase.STARTING:
+                case _P.STARTING:
                     yield self._kill(replica, "it did not start in time", now_s)
-                case ReplicaPhase.DRAINING:
+                case _P.DRAINING:
                     yield self._kill(replica, "it did not drain in time", now_s)
-                case ReplicaPhase.KILLING:
+                case _P.FLIPPING:
+                    yield self._kill(replica, "it did not change its role in time", now_s)
+                case _P.KILLING:
                     replica.due_s = now_s + KILL_CONFIRM_S
                     yield KillReplica(self._id(replica), "its end is not confirmed")
-                case ReplicaPhase.RUNNING:
-                    raise AssertionError(f"{replica.name} runs and has a due time")
+                case _P.RUNNING | _P.SUSPECT:
+                    raise AssertionError(f"{replica.name} serves and has a due time")
 
     def _start(self, replica: _Replica, now_s: float) -> StartReplica:
         self._start_count += 1
-        replica.worker_id = WorkerId(f"{replica.name}.{self.life}{self._start_count:x}")
+        worker_id = WorkerId(f"{replica.name}.{self.life}{self._start_count:x}")
+        replica.worker_id = worker_id
         because = f"after {replica.last_exit}" if replica.last_exit else "wanted"
-        replica.life.to(ReplicaPhase.STARTING, now_s=now_s, cause=because)
+        replica.life.to(_P.STARTING, now_s=now_s, cause=because)
         replica.due_s = now_s + self.policy.start_timeout_s
-        return StartReplica(replica.worker_id, replica.role, because)
+        avoid = tuple(sorted(self._avoided))
+        return StartReplica(worker_id, replica.role, because, replica.model, replica.version, avoid)
+
+    def _drain(self, replica: _Replica, because: str, now_s: float) -> DrainReplica:
+        replica.life.to(_P.DRAINING, now_s=now_s, cause=because)
+        replica.due_s = now_s + self.policy.drain_timeout_s
+        return DrainReplica(self._id(replica), because)
 
     def _kill(self, replica: _Replica, because: str, now_s: float) -> KillReplica:
-        replica.life.to(ReplicaPhase.KILLING, now_s=now_s, cause=because)
+        replica.life.to(_P.KILLING, now_s=now_s, cause=because)
         replica.due_s = now_s + KILL_CONFIRM_S
         return KillReplica(self._id(replica), because)
 

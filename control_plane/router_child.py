@@ -65,6 +65,21 @@ def reserved_port(config: RouterConfig) -> socket.socket:
     return sock
 
 
+def reserved_address(host: str, port: int) -> socket.socket:
+    """An address held for a child over all its lives: nobody connects to a socket that does not listen, and
+    Linux lets another socket listen there as long as this one does not. Raises SetupError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or error
+        raise SetupError(f"the control plane cannot listen on {host}:{port}: {reason}") from None
+    return sock
+
+
 class RouterChildren:
     """All routers of one `baton serve`. One that dies is started anew; the others go on."""
 

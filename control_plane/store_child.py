@@ -1,13 +1,8 @@
 """The store node of this host as a supervised child process of the control plane, and where it is found."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import psutil
 
@@ -15,13 +10,10 @@ from baton.config import Config, StoreConfig
 from baton.core.errors import SetupError
 from control_plane.child import LIVE_PATH, Child, child_environment
 from control_plane.plane import restart_policy
+from control_plane.runtime_folder import RuntimeFolder
 from kv_store.ssd.folder import own_folder
 
 log = logging.getLogger(__name__)
-
-SOCKET_NAME = "store.sock"
-FOLDER_BYTES_MAX = 80
-"""Of the run-time folder's path: a Unix socket's address has at most 107 bytes."""
 
 READY_S = 15.0
 """At the cluster's start, for the store; after that the cluster is ready without it."""
@@ -53,41 +45,24 @@ class StoreChild(Child):
         return f"http://{ready.rsplit(' ', 1)[-1]}{LIVE_PATH}"
 
 
-class RuntimeFolder:
-    """A folder for this cluster's sockets that nobody else can enter, gone with the cluster."""
-
-    def __init__(self) -> None:
-        """Raises OSError."""
-        candidates = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
-        able = [c for c in candidates if len(os.fsencode(c)) < FOLDER_BYTES_MAX and os.access(c, os.W_OK)]
-        self.path = Path(tempfile.mkdtemp(prefix="baton-", dir=next(iter(able), "/tmp")))
-
-    def socket(self) -> str:
-        return str(self.path / SOCKET_NAME)
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.path)
-
-
 class LocalStore:
     """This host's store node for the workers of a cluster, unless they are told of another one
     (`store.socket`), or of none (`store.host_bytes` 0)."""
 
-    def __init__(self, config: Config, command: StoreCommand | None) -> None:
+    def __init__(self, config: Config, command: StoreCommand | None, folder: RuntimeFolder) -> None:
         self._command, self._cluster = command, config.cluster
-        self._folder: RuntimeFolder | None = None
+        self._is_ours = False
         self._child: StoreChild | None = None
         self.config = config
         """As the workers shall see it: with the socket in it."""
         if command is not None and config.store.host_bytes and not config.store.socket:
-            self._folder = RuntimeFolder()
-            store = config.store.model_copy(update={"socket": self._folder.socket()})
+            self._is_ours = True
+            store = config.store.model_copy(update={"socket": folder.socket()})
             self.config = config.model_copy(update={"store": store})
 
     def start(self, control_address: str) -> StoreChild | None:
         """The child whose `run` is to be a task; None: there is none to run."""
-        if self._folder is None or self._command is None:
+        if not self._is_ours or self._command is None:
             return None
         log.info("store node for this host at %s", self.config.store.socket)
         self._child = StoreChild(
@@ -128,5 +103,3 @@ class LocalStore:
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
-        if self._folder is not None:
-            self._folder.remove()

@@ -31,7 +31,8 @@ class Roster:
             return []
         self._newest = (view.directory_life, view.version)
         self._listed = frozenset(member.address for member in view.members)
-        states = {member.worker_id: (member.role, member.is_draining) for member in view.members}
+        # A suspect may be well: what runs there goes on, and nothing new is placed there.
+        states = {m.worker_id: (m.role, m.is_draining or m.is_suspect) for m in view.members}
         updates = [
             WorkerUpdated(worker_id, role, is_draining)
             for worker_id, (role, is_draining) in states.items()

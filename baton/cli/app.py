@@ -6,6 +6,7 @@ import typer
 
 from baton.cli.certs import app as certs_app
 from baton.cli.keys import app as keys_app
+from baton.cli.operate import mount as mount_operations
 from baton.cli.store import app as store_app
 from baton.cli.tokens import app as tokens_app
 
@@ -104,13 +105,23 @@ def control(
     port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
     store: Store = None,
+    only: Annotated[
+        bool,
+        typer.Option(
+            "--only",
+            help="Nothing but the control plane, on a Ray that runs: killed and started anew at the "
+            "same port, it goes on with its workers.",
+        ),
+    ] = False,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    local_ray: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Control plane and workers, without a router: routers join with `baton router --control`.
 
     Example: baton control --model Qwen/Qwen3-0.6B --prefill 1 --decode 1 --port 7000
     """
-    from baton.cli.serve import serve_cluster
+    from baton.cli.serve import serve_cluster, serve_control
     from baton.cli.settings import load_config
 
     flags = {
@@ -120,7 +131,11 @@ def control(
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
-    serve_cluster(load_config(sets, flags), with_router=False)
+    config = load_config(sets, flags)
+    if only:
+        serve_control(config, is_local=local_ray, exit_with_parent=exit_with_parent)
+    else:
+        serve_cluster(config, with_router=False)
 
 
 @app.command()
@@ -204,6 +219,7 @@ def config(
     show(sets, as_schema=schema)
 
 
+mount_operations(app)
 app.add_typer(store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(certs_app, name="certs")

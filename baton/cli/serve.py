@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from baton.config import Config
@@ -26,11 +27,14 @@ _PR_SET_PDEATHSIG = 1
 
 def serve_cluster(config: Config, *, with_router: bool) -> None:
     """Raises SetupError."""
-    from baton.worker.actor import WorkerActor
     from control_plane.launch import run_cluster
 
-    configure_logs("control", config.telemetry)
+    configure_logs("serve", config.telemetry)
     secure(config.tls, config.access)
+
+    def control_command(is_local: bool) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "control", "--only", "--exit-with-parent"]
+        return [*command, "--local-ray"] if is_local else command
 
     def router_command(control_address: str) -> Sequence[str]:
         command = [sys.executable, "-m", "baton", "router", "--control", control_address]
@@ -42,7 +46,7 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
 
     running = run_cluster(
         config,
-        actor_class=WorkerActor,
+        control_command=control_command,
         router_command=router_command if with_router else None,
         store_command=store_command,
         announce=lambda text: print(text, flush=True),
@@ -54,6 +58,47 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
         logging.shutdown()
         sys.stdout.flush()
         os._exit(1)  # Ray's clean-up at exit waits for what is dead
+
+
+def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> None:
+    """Raises SetupError."""
+    from control_plane.child import SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+    from control_plane.launch import check_setup
+
+    configure_logs("control", config.telemetry)
+    secure(config.tls, config.access)
+    if exit_with_parent:
+        die_with_parent()
+    else:
+        check_setup(config, with_router=False)
+    if not config.cluster.ray_address:
+        raise SetupError("--only manages workers on a Ray that runs already: name it with --ray-address")
+    try:
+        asyncio.run(_control(config, is_local=is_local))
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+async def _control(config: Config, *, is_local: bool) -> None:
+    from baton.cli.settings import overlay
+    from baton.worker.actor import WorkerActor
+    from control_plane.child import READY_PREFIX
+    from control_plane.control import Control
+    from control_plane.control_child import SETTLED_LINE
+    from control_plane.shutdown import Shutdown
+
+    shutdown = Shutdown()
+    record = Path(config.cluster.record) if config.cluster.record else None
+    with shutdown.on_signals():
+        control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
+        await control.run(
+            shutdown,
+            ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),
+            settled=lambda: print(SETTLED_LINE, flush=True),
+        )
 
 
 def serve_router(

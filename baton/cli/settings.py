@@ -31,6 +31,20 @@ def load_config(sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None
         raise SetupError(f"environment: {error}") from error
 
 
+def overlay(config: Config, sets: Sequence[str]) -> Config:
+    """`config` with these texts on top. Raises SetupError."""
+    values: dict[str, dict[str, Any]] = config.model_dump()
+    for text in sets:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SetupError(f"--set {text}: write section.field=value, for example transfer.lease_s=5")
+        _put(values, name.strip(), value.strip())
+    try:
+        return Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+    except ValidationError as error:
+        raise SetupError(_explain(error)) from error
+
+
 def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, separator, field = name.partition(".")
     if not separator or section not in Config.model_fields:

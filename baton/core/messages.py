@@ -386,6 +386,12 @@ class Member(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What people should know of it, such as a transfer backend that does not work there. One line each;
     what begins with `INFO_NOTE` is nothing to worry about."""
+    node: str = ""
+    """Ray's id of the node it runs on; empty: it was not started by Ray."""
+    version: str = ""
+    """Name of the version it was started with (`operate.Version`)."""
+    is_suspect: bool = False
+    """Said by the directory: it missed heartbeats, and gets nothing new until it is heard again."""
 
 
 class MembershipView(msgspec.Struct, frozen=True):

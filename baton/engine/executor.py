@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -84,6 +85,9 @@ class Executor:
         self._adapters_max = engine.adapters_max
         self._batch_sequences_max = engine.batch_sequences_max
 
+    load_count: ClassVar[int] = 0
+    """Of this process: how often weights were read."""
+
     @classmethod
     def load(
         cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
@@ -91,6 +95,7 @@ class Executor:
         """Raises SetupError, see `load_model` and `DraftModel.load`."""
         if engine.threads:
             torch.set_num_threads(engine.threads)
+        Executor.load_count += 1
         loaded = load_model(model, engine, progress=progress)
         draft = DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
         return cls(loaded, engine, draft=draft)

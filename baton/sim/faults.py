@@ -80,8 +80,7 @@ class Faults:
         cluster.network.cut_off_until_s.clear()
         cluster.reads.faults = type(cluster.reads.faults)()
         for slot in cluster.slots:
-            if slot.role is not slot.first_role:
-                cluster.set_role(slot, slot.first_role)
+            cluster.set_role(slot, slot.first_role)
             if slot.worker is not None:
                 slot.worker.step_slowness = 1.0
                 slot.worker.is_sick = False

@@ -169,9 +169,10 @@ class SimRouter(Process):
                 self._connect_later(worker_id, self._network.delay_s())
                 continue
             before, link.member = link.member, member
-            has_changed = (before.role, before.is_draining) != (member.role, member.is_draining)
+            closed, was_closed = (m.is_draining or m.is_suspect for m in (member, before))
+            has_changed = (before.role, was_closed) != (member.role, closed)
             if has_changed and link.has_hello:
-                self.feed(WorkerUpdated(worker_id, member.role, member.is_draining))
+                self.feed(WorkerUpdated(worker_id, member.role, closed))
 
     # --- sessions -----------------------------------------------------------------------------------
 

@@ -156,8 +156,9 @@ async def drain_worker(address: str) -> None:
     await unary(address, pb_grpc.WorkerStub, "Drain", pb.DrainRequest())
 
 
-async def set_worker_role(address: str, role: m.Role) -> None:
-    request = pb.SetRoleRequest(role=codec.role_to_pb(role))
+async def set_worker_role(address: str, role: m.Role, *, drain_s: float = 0.0) -> None:
+    """`drain_s`: for what the worker holds, before it takes the role; it answers at once."""
+    request = pb.SetRoleRequest(role=codec.role_to_pb(role), drain_s=drain_s)
     await unary(address, pb_grpc.WorkerStub, "SetRole", request)
 
 

@@ -432,6 +432,9 @@ def member_to_pb(x: m.Member) -> pb.Member:
         host=x.host,
         pid=x.pid,
         notes=x.notes,
+        node=x.node,
+        version=x.version,
+        is_suspect=x.is_suspect,
     )
 
 
@@ -447,6 +450,9 @@ def member_from_pb(x: pb.Member) -> m.Member:
         host=x.host,
         pid=x.pid,
         notes=tuple(x.notes),
+        node=x.node,
+        version=x.version,
+        is_suspect=x.is_suspect,
     )
 
 

@@ -14,6 +14,7 @@ from baton.wire import codec
 from baton.wire.budgets import BudgetsServicer
 from baton.wire.client import WorkerStatusReply, disagreement
 from baton.wire.link import END, Link
+from baton.wire.operate import OperateHandler, OperateServicer
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.routers import RouterHandler, add_router
@@ -37,7 +38,7 @@ class WorkerHandler(Protocol):
 
     async def drain(self) -> None: ...
 
-    async def set_role(self, role: m.Role) -> None: ...
+    async def set_role(self, role: m.Role, drain_s: float) -> None: ...
 
     def status(self) -> WorkerStatusReply: ...
 
@@ -87,7 +88,7 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
 
     async def SetRole(self, request: Any, context: Any) -> pb.SetRoleReply:
         await require_operator(context)
-        await self._handler.set_role(codec.role_from_pb(request.role))
+        await self._handler.set_role(codec.role_from_pb(request.role), request.drain_s)
         return pb.SetRoleReply()
 
     async def GetStatus(self, request: Any, context: Any) -> pb.StatusReply:
@@ -152,6 +153,7 @@ async def start_server(
     store: StoreHandler | None = None,
     budgets: Ledger | None = None,
     router: RouterHandler | None = None,
+    operate: OperateHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
@@ -167,6 +169,8 @@ async def start_server(
         pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
     if budgets is not None:
         pb_grpc.add_BudgetsServicer_to_server(BudgetsServicer(budgets), server)
+    if operate is not None:
+        pb_grpc.add_OperateServicer_to_server(OperateServicer(operate), server)
     if store is not None:
         add_store_node(store, server)
     if router is not None:

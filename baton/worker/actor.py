@@ -4,15 +4,21 @@ This module and what it imports at the top run before torch is imported: pinning
 torch counts the cores when it is loaded.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
 from baton.wire.transport import secure
-from control_plane.ray_ops import WorkerSpec
+from control_plane.ray_ops import WorkerIdentity, WorkerSpec
+
+if TYPE_CHECKING:
+    from baton.worker.process import WorkerProcess
 
 
 class WorkerActor:
@@ -24,25 +30,48 @@ class WorkerActor:
         self._spec = spec
         self._config = Config(**spec.config)
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._serving: asyncio.Task[str] | None = None
+        self._process: WorkerProcess | None = None
         configure_logs(spec.worker_id, self._config.telemetry)
 
-    async def identity(self) -> tuple[str, int]:
-        """(host name, process id)"""
-        return socket.gethostname(), os.getpid()
+    async def identity(self) -> WorkerIdentity:
+        spec = self._spec
+        role = spec.role if self._process is None else self._process.role
+        host, pid = socket.gethostname(), os.getpid()
+        return WorkerIdentity(host, pid, spec.model, role, spec.version, spec.control_address)
 
     async def serve(self) -> str:
-        """Returns why it ended in good order. Raises SetupError or WorkerCrashed."""
+        """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was
+        started anew calls it again, and waits for the same end."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        return await asyncio.shield(self._serving)
+
+    async def _serve(self) -> str:
         from baton.worker.process import WorkerProcess  # torch: after pinning
 
         spec = self._spec
         secure(self._config.tls, self._config.access)
-        process = WorkerProcess(spec.worker_id, spec.role, self._config, control_address=spec.control_address)
+        self._process = process = WorkerProcess(
+            spec.worker_id,
+            spec.role,
+            self._config,
+            control_address=spec.control_address,
+            node=_node_id(),
+            version=spec.version,
+        )
         await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
         return "drained"
 
     async def drain(self) -> None:
         """Finish what is held, then let `serve` return."""
         self._stop.set()
+
+
+def _node_id() -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
 
 
 def pin_to(cores: tuple[int, ...]) -> None:

@@ -236,8 +236,8 @@ class WorkerCore:
                 if self._out.has(router_id):
                     self._out.leave(router_id)
                     self._grace_end_s[router_id] = now_s + self._router_grace_s
-            case SetRole(role):
-                self._role = role
+            case SetRole(role, resumes):
+                self._role, self._is_draining = role, self._is_draining and not resumes
                 self._out.tell_all(self._report())
             case Drain():
                 self._is_draining = True

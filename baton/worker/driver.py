@@ -15,7 +15,6 @@ from baton.core.ids import ReadId, RouterId, WorkerId
 from baton.core.messages import (
     AskerMessage,
     PeerRef,
-    Role,
     RouterMessage,
     SourceMessage,
     WorkerMessage,
@@ -220,9 +219,6 @@ class CoreSink:
 
     def drain(self) -> None:
         self._post(e.Drain())
-
-    def set_role(self, role: Role) -> None:
-        self._post(e.SetRole(role))
 
     def from_asker(self, asker: WorkerId, message: AskerMessage) -> None:
         self._post(e.FromAsker(asker, message))

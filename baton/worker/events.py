@@ -113,6 +113,8 @@ class CopyDone(msgspec.Struct, frozen=True):
 
 class SetRole(msgspec.Struct, frozen=True):
     role: Role
+    resumes: bool = False
+    """Take new sequences again, after a Drain."""
 
 
 class Drain(msgspec.Struct, frozen=True):

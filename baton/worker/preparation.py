@@ -18,7 +18,6 @@ from baton.core.messages import (
     CancelSequence,
     FailureReason,
     RefusalReason,
-    Role,
     RouterMessage,
     SequenceFailed,
     SequenceRefused,
@@ -94,9 +93,6 @@ class Preparation:
 
     def drain(self) -> None:
         self._core.drain()
-
-    def set_role(self, role: Role) -> None:
-        self._core.set_role(role)
 
     def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
         match message:

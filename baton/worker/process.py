@@ -43,6 +43,7 @@ from baton.worker.metrics import WorkerMetrics
 from baton.worker.preparation import Preparation
 from baton.worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
 from baton.worker.registration import Registration
+from baton.worker.role_flip import RoleFlip
 from baton.worker.service import RouterSessions
 from baton.worker.spans import LegSpans
 from baton.worker.store import WorkerStore
@@ -76,15 +77,31 @@ class WorkerProcess:
     """`run` once. The clock of all decisions is `time.monotonic`."""
 
     def __init__(
-        self, worker_id: WorkerId, role: Role, config: Config, *, control_address: str = "", port: int = 0
+        self,
+        worker_id: WorkerId,
+        role: Role,
+        config: Config,
+        *,
+        control_address: str = "",
+        port: int = 0,
+        node: str = "",
+        version: str = "",
     ) -> None:
-        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`."""
+        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`. `node`,
+        `version`: as `Member` tells them."""
         self._worker_id, self._role, self._config = worker_id, role, config
+        self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._tasks: set[asyncio.Task[None]] = set()
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._compiling = compiling_threads()
+        self._role_now: Callable[[], Role] = lambda: role
+
+    @property
+    def role(self) -> Role:
+        """The one it has now."""
+        return self._role_now()
 
     async def run(
         self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
@@ -119,7 +136,8 @@ class WorkerProcess:
     def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
         self._executor, self._transfer = executor, transfer
         self._metrics = WorkerMetrics(self._worker_id)
-        self._core = self._make_core(executor)
+        core = self._core = self._make_core(executor)
+        self._role_now = lambda: core.status().role
         self._driver = CoreDriver(
             self._core,
             step=self._step,
@@ -129,7 +147,8 @@ class WorkerProcess:
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
-        self._routers = RouterSessions(sink=preparation, status=self._status)
+        self._role_flip = RoleFlip(self._driver.post, self._driver.idle, spawn=self._spawn)
+        self._routers = RouterSessions(sink=preparation, status=self._status, set_role=self._role_flip.ask)
         preparation.answer = self._routers.send
         self._askers = AskerSessions(hello=self._hello, sink=sink)
         self._puller = Puller(
@@ -206,6 +225,8 @@ class WorkerProcess:
             host=socket.gethostname(),
             pid=os.getpid(),
             notes=self._notes(),
+            node=self._node,
+            version=self._version,
         )
         if self._control_address:
             registration = Registration(
@@ -220,6 +241,7 @@ class WorkerProcess:
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
         log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        self._role_flip.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
@@ -275,6 +297,7 @@ class WorkerProcess:
         facts: dict[str, Any] = msgspec.structs.asdict(status)
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
+        accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
         accounts["source_count"] = self._puller.source_count

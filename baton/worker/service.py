@@ -26,15 +26,20 @@ class RouterSink(Protocol):
 
     def drain(self) -> None: ...
 
-    def set_role(self, role: Role) -> None: ...
-
 
 class RouterSessions:
     """One multiplexed session per router. A router that does not read is dropped: the engine never
     waits for it. A second session of the same router replaces the first, whose end is reported."""
 
-    def __init__(self, *, sink: RouterSink, status: Callable[[], WorkerStatusReply]) -> None:
-        self._sink, self._status = sink, status
+    def __init__(
+        self,
+        *,
+        sink: RouterSink,
+        status: Callable[[], WorkerStatusReply],
+        set_role: Callable[[Role, float], None],
+    ) -> None:
+        """`set_role` gets the role, and for how long what is held may be finished before."""
+        self._sink, self._status, self._set_role = sink, status, set_role
         self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Event]] = {}
         """The link, and what ends the session from our side when set."""
 
@@ -80,8 +85,8 @@ class RouterSessions:
     async def drain(self) -> None:
         self._sink.drain()
 
-    async def set_role(self, role: Role) -> None:
-        self._sink.set_role(role)
+    async def set_role(self, role: Role, drain_s: float) -> None:
+        self._set_role(role, drain_s)
 
     def status(self) -> WorkerStatusReply:
         return self._status()

@@ -74,13 +74,16 @@ SLEEPERS = {
     "baton/bench/router.py",  # another program's server can only be asked until it answers
     "baton/bench/router_free.py",  # a worker's steps take their time
     "baton/bench/router_load.py",  # requests are sent when they are due
+    "baton/cli/operate.py",  # a pause before asking again
     "baton/engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
     "baton/store/local.py",  # backoff when out of descriptors
     "baton/store/process.py",  # a pause before dialling again
     "baton/worker/leave.py",  # another process can only be asked until it is empty
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again
+    "control_plane/control.py",  # Ray's list of nodes can only be looked at
     "control_plane/child.py",  # backoff before a restart
+    "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors

@@ -1055,3 +1055,120 @@ class Budgets:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class OperateStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Act = channel.unary_unary(
+                '/baton.v1.Operate/Act',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/baton.v1.Operate/Watch',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                _registered_method=True)
+
+
+class OperateServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Act(self, request, context):
+        """An Order; answered by a Decision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """A ClusterState at once, after every change, and at least once a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_OperateServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Act': grpc.unary_unary_rpc_method_handler(
+                    servicer.Act,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Operate', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Operate', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Operate:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Act(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Operate/Act',
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Operate/Watch',
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

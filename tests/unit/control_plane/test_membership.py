@@ -10,7 +10,9 @@ from control_plane.membership import (
     MembershipBook,
     Paused,
     Renewed,
+    Suspected,
     Tick,
+    Updated,
     ViewChanged,
 )
 
@@ -49,7 +51,8 @@ def test_renewing_keeps_the_version_until_a_field_changes():
     version = b.version
     assert b.handle(Renewed(member()), now_s=1.0) == []
     assert b.version == version
-    (change,) = b.handle(Renewed(member(is_draining=True)), now_s=1.5)
+    (updated, change) = b.handle(Renewed(member(is_draining=True)), now_s=1.5)
+    assert updated == Updated(member(is_draining=True))
     assert isinstance(change, ViewChanged)
     assert change.view.version == version + 1
     assert change.view.members[0].is_draining
@@ -110,3 +113,37 @@ def test_versions_only_rise_and_every_change_of_the_view_has_its_own(script):
         assert seen.setdefault(b.version, b.view) == b.view
         if isinstance(event, Tick):
             assert b.next_tick_s is None or b.next_tick_s > now_s
+
+
+def listed_as_suspect(b):
+    return [m.worker_id for m in b.view.members if m.is_suspect]
+
+
+def test_who_misses_heartbeats_is_suspect_before_its_lease_is_over_and_until_it_is_heard():
+    b = MembershipBook("x", lease_s=8.0, suspect_s=3.0)
+    for name in ("a.1", "b.1"):
+        b.handle(Renewed(member(name)), now_s=0.0)
+    b.handle(Renewed(member("b.1")), now_s=2.5)
+    assert b.next_tick_s == 3.0
+    suspected, changed = b.handle(Tick(), now_s=3.0)
+    assert isinstance(suspected, Suspected)
+    assert isinstance(changed, ViewChanged)
+    assert listed_as_suspect(b) == ["a.1"]
+    b.handle(Tick(), now_s=3.1)  # once
+    updated, _ = b.handle(Renewed(member("a.1")), now_s=4.0)
+    assert updated == Updated(member("a.1"))
+    assert listed_as_suspect(b) == []
+
+
+def test_nobody_is_suspect_when_nobody_at_all_is_heard():
+    b = MembershipBook("x", lease_s=8.0, suspect_s=3.0)
+    for name in ("a.1", "b.1"):
+        b.handle(Renewed(member(name)), now_s=0.0)
+    assert b.handle(Tick(), now_s=3.0) == []
+    assert b.next_tick_s > 3.0
+    b.handle(Paused(4.0), now_s=3.0)
+    b.handle(Renewed(member("b.1")), now_s=5.0)
+    assert b.handle(Tick(), now_s=6.5) == []  # it may have said so while nobody listened
+    b.handle(Renewed(member("b.1")), now_s=9.5)
+    assert len(b.handle(Tick(), now_s=10.0)) == 2
+    assert listed_as_suspect(b) == ["a.1"]

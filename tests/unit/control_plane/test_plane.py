@@ -6,16 +6,20 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import INFO_NOTE, Member, Role
+from baton.core.operate import Drain, Flip, Order, Outcome, Pool, RollOut, Scale, Version
 from baton.core.sharing import RouterMember
 from control_plane.plane import ControlPlane
 
 
 class Replicas:
     def __init__(self):
-        self.started, self.killed, self.drained = [], [], []
+        self.started, self.killed, self.drained, self.flipped = [], [], [], []
 
-    def start(self, worker_id, role):
-        self.started.append((worker_id, role))
+    def start(self, start):
+        self.started.append((start.worker_id, start.role))
+
+    async def flip(self, worker_id, role, address):
+        self.flipped.append((worker_id, role, address))
 
     async def drain(self, worker_id):
         self.drained.append(worker_id)
@@ -36,7 +40,7 @@ def plane_of(replicas, **settings):
 async def test_a_silent_worker_is_killed_and_replaced_once_it_is_dead():
     replicas = Replicas()
     plane = plane_of(replicas)
-    plane.want({Role.DECODE: 1})
+    plane.want([Pool("m", {Role.DECODE: 1})])
     ((first, _),) = replicas.started
     plane.renew(member(first))
     await asyncio.wait_for(plane.until_settled(), 5)
@@ -57,7 +61,7 @@ async def test_a_silent_worker_is_killed_and_replaced_once_it_is_dead():
 async def test_a_dead_process_leaves_the_view_at_once_and_its_last_renewal_does_not_bring_it_back():
     replicas = Replicas()
     plane = plane_of(replicas, member_lease_s=60)
-    plane.want({Role.PREFILL: 1})
+    plane.want([Pool("m", {Role.PREFILL: 1})])
     worker_id = replicas.started[0][0]
     plane.renew(member(worker_id, Role.PREFILL))
     plane.exited(worker_id, "its process died")
@@ -70,7 +74,7 @@ async def test_a_life_that_is_being_killed_does_not_join_again(caplog):
     caplog.set_level("INFO")
     replicas = Replicas()
     plane = plane_of(replicas)
-    plane.want({Role.DECODE: 1})
+    plane.want([Pool("m", {Role.DECODE: 1})])
     worker_id = replicas.started[0][0]
     plane.renew(member(worker_id))
     watch = plane.watch(RouterMember(RouterId("r")))
@@ -107,7 +111,7 @@ async def test_what_all_workers_say_is_logged_once_and_only_what_is_amiss_as_a_w
 async def test_what_the_operator_must_change_is_told_as_the_worker_told_it():
     replicas = Replicas()
     plane = plane_of(replicas)
-    plane.want({Role.DECODE: 2})
+    plane.want([Pool("m", {Role.DECODE: 2})])
     plane.exited(replicas.started[0][0], SetupError("no weights"))
     plane.exited(replicas.started[1][0], SetupError("no weights either"))
     assert plane.setup_error.result() == "no weights"
@@ -121,3 +125,102 @@ async def test_a_watcher_hears_from_an_idle_directory():
     again = await asyncio.wait_for(anext(watch), 5)
     assert again == first
     plane.close()
+
+
+async def settled(plane, replicas, counts):
+    plane.want([Pool("m", counts)])
+    for worker_id, role in replicas.started:
+        plane.renew(member(worker_id, role))
+    await asyncio.wait_for(plane.until_settled(), 5)
+    return [worker_id for worker_id, _ in replicas.started]
+
+
+async def test_an_order_to_flip_is_followed_until_the_worker_has_the_role_and_kept_in_the_log():
+    replicas, remembered = Replicas(), []
+    plane = plane_of(replicas, member_lease_s=60)
+    plane._remember = remembered.append
+    _, two, _ = await settled(plane, replicas, {Role.PREFILL: 1, Role.DECODE: 2})
+    decision = plane.order(Order(Flip("decode-0", Role.PREFILL), "operator me", "more prompts"))
+    assert decision.outcome is Outcome.ACCEPTED
+    await asyncio.sleep(0)
+    assert replicas.flipped == [(two, Role.PREFILL, "h:1")]
+    plane.renew(msgspec.structs.replace(member(two), is_draining=True))
+    assert plane.state().decisions[-1].outcome is Outcome.ACCEPTED
+    plane.renew(member(two, Role.PREFILL))
+    last = plane.state().decisions[-1]
+    assert (last.number, last.outcome, last.who) == (decision.number, Outcome.DONE, "operator me")
+    assert "stayed loaded" in last.text
+    assert len(replicas.started) == 3
+    assert replicas.killed == replicas.drained == []
+    assert remembered[-1].decisions[-1] == last
+    assert remembered[-1].pools[0].counts == {Role.PREFILL: 2, Role.DECODE: 1}
+    plane.close()
+
+
+async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing():
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    await settled(plane, replicas, {Role.DECODE: 1})
+    before = plane.state().pools
+
+    def check(version):
+        raise SetupError("no such model")
+
+    plane._check = check
+    for action in (Scale(Role.DECODE, -1), Drain("nobody"), RollOut(Version("2"))):
+        decision = plane.order(Order(action, "me"))
+        assert decision.outcome is Outcome.REFUSED
+        assert decision.text
+    assert plane.state().pools == before
+    assert [d.number for d in plane.state().decisions] == [1, 2, 3]
+    plane.close()
+
+
+async def test_advice_is_logged_and_not_followed():
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    await settled(plane, replicas, {Role.DECODE: 1})
+    decision = plane.order(Order(Scale(Role.DECODE, 3), "autoscaler", "a burst", is_advice=True))
+    assert (decision.outcome, len(replicas.started)) == (Outcome.ADVISED, 1)
+    plane.close()
+
+
+async def test_a_drained_worker_is_replaced_and_the_order_is_done_when_it_is_gone():
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    (worker_id,) = await settled(plane, replicas, {Role.DECODE: 1})
+    plane.order(Order(Drain("decode-0"), "me"))
+    await asyncio.sleep(0)
+    assert replicas.drained == [worker_id]
+    plane.exited(worker_id, "drained")
+    assert plane.state().decisions[-1].outcome is Outcome.DONE
+    assert len(replicas.started) == 2
+    plane.close()
+
+
+async def test_watchers_hear_of_every_change():
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    await settled(plane, replicas, {Role.DECODE: 1})
+    changes = plane.changes()
+    assert (await anext(changes)).is_settled
+    plane.order(Order(Scale(Role.DECODE, 2), "me"))
+    state = await asyncio.wait_for(anext(changes), 5)
+    assert not state.is_settled
+    assert state.pool("").counts == {Role.DECODE: 2}
+    plane.close()
+
+
+async def test_what_was_ordered_outlives_the_control_plane():
+    replicas, remembered = Replicas(), []
+    plane = plane_of(replicas, member_lease_s=60)
+    plane._remember = remembered.append
+    await settled(plane, replicas, {Role.DECODE: 1})
+    plane.order(Order(Scale(Role.DECODE, 2), "me"))
+    plane.close()
+    again = plane_of(replicas, member_lease_s=60)
+    again.want([Pool("m", {Role.DECODE: 1})], record=remembered[-1])
+    assert again.state().pool("m").counts == {Role.DECODE: 2}
+    assert [d.outcome for d in again.state().decisions] == [Outcome.FAILED]  # nobody saw it done
+    assert again.order(Order(Scale(Role.DECODE, 1), "me")).number == 2
+    again.close()

@@ -8,7 +8,8 @@ from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.child import child_environment
-from control_plane.ray_ops import RayReplicas, WorkerSpec, ray_environment
+from control_plane.ray_home import RayHome, ray_environment
+from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 
 class Method:
@@ -30,7 +31,7 @@ class Handle:
         self.identity, self.serve = Method(self._identity), Method(self._serve)
 
     async def _identity(self):
-        return "another-host", 1
+        return WorkerIdentity("another-host", 1, "m", Role.DECODE, "1", "h:1")
 
     async def _serve(self):
         await self.died.wait()
@@ -46,7 +47,8 @@ class Ray:
     def remote(self, what):
         return self._handle if isinstance(what, WorkerSpec) else self
 
-    def options(self, **_):
+    def options(self, **options):
+        self.chosen = options
         return self
 
     def kill(self, handle, *, no_restart):
@@ -66,16 +68,37 @@ class Ray:
 async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, told):
     handle = Handle(error)
     ended = asyncio.get_running_loop().create_future()
+    home = RayHome("")
+    home._ray = Ray(handle)
     replicas = RayReplicas(
-        object, config=Config(), on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason))
+        object,
+        config=Config(),
+        home=home,
+        is_local=True,
+        on_exit=lambda worker_id, reason: ended.set_result((worker_id, reason)),
     )
-    replicas._ray = Ray(handle)
     spec = WorkerSpec(WorkerId("decode-0.1"), Role.DECODE, "", {})
     replicas.start(spec, threads=1)
     handle.died.set()
     worker_id, reason = await asyncio.wait_for(ended, 5)
     assert worker_id == spec.worker_id
     assert str(reason) == told
+    await replicas.close()
+
+
+async def test_workers_spread_over_nodes_with_their_labels_and_resources_and_avoid_drained_ones():
+    labels, resources = {"decode": {"gpu": "in(H100, H200)"}}, {"decode": {"rdma": 1}}
+    config = Config(cluster={"node_labels": labels, "node_resources": resources})
+    home = RayHome("h:1")
+    ray = home._ray = Ray(Handle(RuntimeError()))
+    replicas = RayReplicas(object, config=config, home=home, is_local=False, on_exit=lambda *_: None)
+    replicas.start(WorkerSpec(WorkerId("decode-0.1"), Role.DECODE, "", {}), threads=2, avoid=("a1", "b2"))
+    assert ray.chosen["label_selector"] == {"gpu": "in(H100, H200)", "ray.io/node-id": "!in(a1,b2)"}
+    assert ray.chosen["resources"] == {"rdma": 1}
+    assert (ray.chosen["scheduling_strategy"], ray.chosen["num_cpus"]) == ("SPREAD", 2)
+    assert ray.chosen["lifetime"] == "detached"
+    replicas.start(WorkerSpec(WorkerId("prefill-0.1"), Role.PREFILL, "", {}), threads=2)
+    assert "label_selector" not in ray.chosen
     await replicas.close()
 
 

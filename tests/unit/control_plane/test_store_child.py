@@ -9,6 +9,7 @@ import pytest
 
 from baton.config import Config, StoreConfig
 from baton.core.errors import SetupError
+from control_plane.runtime_folder import RuntimeFolder, is_in_use
 from control_plane.store_child import LocalStore, check_store
 
 READY = "print('ready {socket} h:1 127.0.0.1:9', flush=True); import signal; signal.pause()"
@@ -32,21 +33,29 @@ def test_memory_and_folders_that_are_not_to_be_had_are_named(tmp_path):
     assert (tmp_path / "new").is_dir()
 
 
-def test_workers_are_told_of_another_node_or_of_none():
-    elsewhere = LocalStore(config(socket="/run/s"), command(READY))
+@pytest.fixture
+def folder():
+    folder = RuntimeFolder()
+    yield folder
+    folder.remove()
+
+
+def test_workers_are_told_of_another_node_or_of_none(folder):
+    elsewhere = LocalStore(config(socket="/run/s"), command(READY), folder)
     assert elsewhere.start("h:1") is None
     assert elsewhere.config.store.socket == "/run/s"
     assert elsewhere.text() == "KV store at /run/s"
-    without = LocalStore(config(host_bytes=0), command(READY))
+    without = LocalStore(config(host_bytes=0), command(READY), folder)
     assert without.start("h:1") is None
     assert without.text() == "no KV store"
 
 
-async def test_a_node_of_its_own_has_a_folder_that_goes_with_the_cluster():
-    store = LocalStore(config(host_bytes=2**30), command(READY))
+async def test_a_node_of_its_own_has_a_folder_that_goes_with_the_cluster(folder):
+    store = LocalStore(config(host_bytes=2**30), command(READY), folder)
     socket = store.config.store.socket
-    folder = os.path.dirname(socket)
-    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert os.path.dirname(socket) == str(folder.path)
+    assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o700
+    assert is_in_use(folder.path)
     assert len(socket) < 100
     child = store.start("h:1")
     running = asyncio.create_task(child.run())
@@ -58,12 +67,18 @@ async def test_a_node_of_its_own_has_a_folder_that_goes_with_the_cluster():
     await store.stop()
     await running
     store.close()
-    assert not os.access(folder, os.F_OK)
+    folder.remove()
+    assert not folder.path.exists()
 
 
-async def test_what_the_node_cannot_start_for_ends_the_start_of_the_cluster():
-    store = LocalStore(config(), command("print('setup error no memfd here'); raise SystemExit(2)"))
+async def test_what_the_node_cannot_start_for_ends_the_start_of_the_cluster(folder):
+    store = LocalStore(config(), command("print('setup error no memfd here'); raise SystemExit(2)"), folder)
     await asyncio.wait_for(store.start("h:1").run(), 20)
     with pytest.raises(SetupError, match=r"^no memfd here$"):
         await store.until_ready()
     store.close()
+
+
+def test_a_folder_whose_cluster_was_killed_is_not_in_use(folder):
+    os.close(folder._lock)
+    assert not is_in_use(folder.path)

@@ -12,7 +12,7 @@ import yaml
 
 from baton.cli.app import app
 from baton.worker.leave import arguments
-from control_plane.ray_ops import RAY_ENVIRONMENT
+from control_plane.ray_home import RAY_ENVIRONMENT
 from tests.unit.deploy.chart import EXAMPLES, ROOT, containers, documents, of_kind, pods, settings, values_of
 
 examples = pytest.mark.parametrize("example", EXAMPLES)

@@ -49,7 +49,7 @@ class EchoWorker:
     async def drain(self):
         self.draining = True
 
-    async def set_role(self, role):
+    async def set_role(self, role, drain_s):
         self.role = role
 
     def status(self):

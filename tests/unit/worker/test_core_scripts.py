@@ -247,6 +247,15 @@ def test_a_change_of_role_is_reported(worker):
     assert report.role is Role.DECODE
 
 
+def test_a_new_role_ends_a_drain_only_if_it_says_so(worker):
+    worker.handle(Drain(), 0.0)
+    [report] = of(worker.handle(SetRole(Role.DECODE), 0.0), LoadReport)
+    assert report.is_draining
+    [report] = of(worker.handle(SetRole(Role.PREFILL, resumes=True), 0.0), LoadReport)
+    assert (report.is_draining, report.role) == (False, Role.PREFILL)
+    assert not of(tell(worker, start("new", PROMPT, leg=Leg.WHOLE)), SequenceRefused)
+
+
 def test_more_than_may_wait_are_refused():
     worker = Machine("w", engine=EngineConfig(waiting_sequences_max=2))
     worker.handle(RouterJoined(ROUTER), 0.0)

@@ -65,8 +65,8 @@ class Ear:
     def drain(self):
         self._note("drain")
 
-    def set_role(self, role):
-        self._note("role", role)
+    def set_role(self, role, drain_s):
+        self._note("role", role, drain_s)
 
     def from_asker(self, asker, message):
         self._note("asker", asker, message)
@@ -108,7 +108,7 @@ async def serving(**handlers):
 @contextlib.asynccontextmanager
 async def worker():
     ear = Ear()
-    sessions = RouterSessions(sink=ear, status=status)
+    sessions = RouterSessions(sink=ear, status=status, set_role=ear.set_role)
     ear.on_join = lambda router_id: sessions.send(router_id, HELLO)
     async with serving(worker=sessions) as (_, address):
         yield ear, sessions, address
@@ -153,8 +153,8 @@ async def test_a_router_that_does_not_read_is_dropped_and_the_worker_does_not_wa
 async def test_operators_calls_reach_the_worker():
     async with worker() as (ear, _, address):
         await drain_worker(address)
-        await set_worker_role(address, Role.BOTH)
-        assert ear.heard == [("drain",), ("role", Role.BOTH)]
+        await set_worker_role(address, Role.BOTH, drain_s=2.5)
+        assert ear.heard == [("drain",), ("role", Role.BOTH, 2.5)]
         assert (await worker_status(address)) == status()
 
 

@@ -1,0 +1,67 @@
+"""`baton status` for people."""
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.core.messages import Role
+from baton.core.operate import ClusterState, Outcome, ReplicaPhase
+
+DECISIONS_SHOWN = 10
+_STYLES = {ReplicaPhase.RUNNING: "green", ReplicaPhase.WAITING: "red", ReplicaPhase.KILLING: "red"}
+_OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red"}
+
+
+def show(state: ClusterState, console: Console | None = None) -> None:
+    console = console or Console()
+    for pool in state.pools:
+        counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
+        is_there = "all there" if state.is_settled else "on its way"
+        console.print(f"[bold]{pool.model}[/bold] version {pool.version.name}: {counts} wanted, {is_there}")
+    console.print(_replicas(state))
+    if state.nodes:
+        console.print(_nodes(state))
+    if state.decisions:
+        console.print(_decisions(state))
+
+
+def _replicas(state: ClusterState) -> Table:
+    table = Table("worker", "role", "phase", "since", "version", "node", "deaths", "why")
+    for r in state.replicas:
+        style = _STYLES.get(r.phase, "yellow")
+        phase = f"[{style}]{r.phase}[/{style}]"
+        name = r.worker_id or r.name
+        why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
+        deaths = str(r.deaths_in_a_row or "")
+        table.add_row(name, r.role, phase, span(r.for_s), r.version, r.node[:12], deaths, why[:60])
+    return table
+
+
+def _nodes(state: ClusterState) -> Table:
+    table = Table("node", "host", "state", "cpus", "gpus")
+    for n in state.nodes:
+        word = "lost" if not n.is_alive else "drained" if n.is_drained else "in use"
+        table.add_row(n.node[:12], n.host, word, f"{n.cpus:g}", f"{n.gpus:g}")
+    return table
+
+
+def _decisions(state: ClusterState) -> Table:
+    from control_plane.desired import describe
+
+    table = Table("", "when", "who", "what", "why", "outcome")
+    for d in state.decisions[-DECISIONS_SHOWN:]:
+        when = time.strftime("%H:%M:%S", time.localtime(d.at_s))
+        style = _OUTCOMES.get(d.outcome, "yellow")
+        took = "" if d.done_after_s is None else f" after {span(d.done_after_s)}"
+        outcome = f"[{style}]{d.outcome}[/{style}]{took}: {d.text}"
+        table.add_row(str(d.number), when, d.who, describe(d.action), d.why, outcome)
+    return table
+
+
+def span(seconds: float) -> str:
+    """About how long."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,0 +1,181 @@
+"""The control plane's process: directory, orders, and workers as Ray actors. It may be killed at any time:
+its workers go on, and the next one at the same address goes on with them."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from baton.config import Config
+from baton.core.budgets import Ledger
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.operate import NodeState
+from baton.telemetry.exporter import MetricsServer
+from baton.wire.address import host_port, reachable_host
+from baton.wire.server import start_server
+from control_plane.plane import ControlPlane
+from control_plane.ray_home import RayHome
+from control_plane.ray_ops import RayReplicas
+from control_plane.reconcile_events import Adopted
+from control_plane.record_file import RecordFile
+from control_plane.shutdown import Shutdown
+from control_plane.store_directory import StoreDirectory, check_directory
+from control_plane.workers import Overlay, RayWorkers, first_pool
+
+log = logging.getLogger(__name__)
+
+NODES_S = 5.0
+"""Between two looks at Ray's list of nodes."""
+
+
+class Control:
+    """`run` once. `ready` gets the gRPC address and the metrics address once it can be asked; `settled` is
+    called when all workers serve for the first time."""
+
+    def __init__(
+        self, config: Config, *, actor_class: type, overlay: Overlay, is_local: bool, record: Path | None
+    ) -> None:
+        """`config.cluster.ray_address` is set. `is_local`: Ray is on this machine and all ours. `record`:
+        where orders are remembered; None: nowhere."""
+        self._config = config
+        self._home = RayHome(config.cluster.ray_address)
+        self._ray = RayReplicas(
+            actor_class, config=config, home=self._home, is_local=is_local, on_exit=self._on_exit
+        )
+        self._workers = RayWorkers(self._ray, config, overlay=overlay)
+        self._record = RecordFile(record)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._plane = ControlPlane(
+            config.cluster,
+            life=secrets.token_hex(2),
+            replicas=self._workers,
+            spawn=self._spawn,
+            remember=self._record.write,
+            check=self._workers.check,
+        )
+        self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
+        self._metrics = MetricsServer(render=self._render, health=self._health)
+        self._server: grpc.aio.Server | None = None
+
+    async def run(
+        self, shutdown: Shutdown, *, ready: Callable[[str], None], settled: Callable[[], None]
+    ) -> None:
+        """Until it is asked to end. Raises SetupError for what the operator must change before workers can
+        start."""
+        leaves_workers = True  # if we break, the next life goes on with them
+        try:
+            ready(await self._start())
+            await self._until_stopped(shutdown, settled)
+            leaves_workers = self._config.cluster.keep_workers and not shutdown.now.is_set()
+        except SetupError:
+            leaves_workers = False
+            raise
+        finally:
+            await self._close(leaves_workers=leaves_workers)
+
+    async def _start(self) -> str:
+        cluster = self._config.cluster
+        await check_directory(self._config.store)
+        record = self._record.read()
+        await self._home.open()
+        self._server, port = await start_server(
+            cluster.control_host,
+            cluster.control_port,
+            directory=self._plane,
+            store_directory=None if self._config.store.directory else self._store_directory,
+            budgets=Ledger(),
+            operate=self._plane,
+        )
+        address = self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
+        await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
+        await self._adopt(address)
+        self._plane.want([first_pool(self._config)], record=record)
+        self._spawn(self._follow_nodes())
+        return f"{address} {self._metrics.address}"
+
+    async def _adopt(self, address: str) -> None:
+        for worker_id, identity in await self._ray.survivors(address):
+            adopted = Adopted(worker_id, identity.model, identity.role, identity.version)
+            self._plane.adopt(adopted)
+
+    async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:
+        asked = asyncio.create_task(shutdown.asked.wait())
+        all_there = asyncio.create_task(self._plane.until_settled())
+        waits: set[asyncio.Future[Any]] = {asked, all_there, self._plane.setup_error, self._crash}
+        try:
+            while not asked.done():
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if self._crash.done():
+                    self._crash.result()
+                if all_there in waits and all_there.done():
+                    waits -= {all_there, self._plane.setup_error}
+                    settled()  # later on, workers that cannot start are tried again, and told
+                elif all_there in waits and self._plane.setup_error.done():
+                    raise SetupError(self._plane.setup_error.result())
+        finally:
+            asked.cancel()
+            all_there.cancel()
+
+    async def _follow_nodes(self) -> None:
+        while True:
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                self._plane.saw_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
+            await asyncio.sleep(NODES_S)
+
+    async def _close(self, *, leaves_workers: bool) -> None:
+        self._plane.close()
+        await self._ray.close(leaves_workers=leaves_workers)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._metrics.close()
+        if self._server is not None:
+            await self._server.stop(0)
+        await self._store_directory.close()
+        await self._home.close()
+        if not leaves_workers:
+            self._record.remove()
+
+    def _render(self) -> bytes:
+        self._store_directory.count()
+        return self._plane.meter.render()
+
+    def _health(self) -> dict[str, object]:
+        routers = {r.router_id: r.metrics_address for r in self._plane.book.view.routers}
+        return {"status": "ok" if self._plane.reconciler.is_settled else "converging", "routers": routers}
+
+    def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
+        self._plane.exited(worker_id, reason)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._crash.done():
+            self._crash.set_exception(error)
+
+
+def nodes_of(listed: list[dict[str, Any]]) -> list[NodeState]:
+    """Of `ray.nodes()`. Dead ones are told for as long as Ray tells them."""
+    states = [
+        NodeState(
+            node=node["NodeID"],
+            host=node.get("NodeManagerHostname", ""),
+            is_alive=bool(node.get("Alive")),
+            cpus=float(node.get("Resources", {}).get("CPU", 0.0)),
+            gpus=float(node.get("Resources", {}).get("GPU", 0.0)),
+        )
+        for node in listed
+    ]
+    return sorted(states, key=lambda state: (not state.is_alive, state.node))

@@ -1,0 +1,47 @@
+"""The control plane as a supervised child of `baton serve`: it may die, and what it manages does not."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from baton.core.errors import SetupError
+from control_plane.child import LIVE_PATH, SETUP_ERROR_PREFIX, Child
+from control_plane.reconcile_events import RestartPolicy
+
+SETTLED_LINE = "settled"
+"""Said once all workers serve for the first time."""
+
+
+class ControlChild(Child):
+    """Its ready line: gRPC address and metrics address, separated by a blank."""
+
+    name = "control plane"
+
+    def __init__(
+        self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
+    ) -> None:
+        super().__init__(argv, environment=environment, policy=policy, silence_s=silence_s)
+        self.settled = asyncio.Event()
+        self.failed: asyncio.Future[SetupError] = asyncio.get_running_loop().create_future()
+        """What the operator must change before the first workers can serve."""
+
+    def live_url(self, ready: str) -> str:
+        return f"http://{ready.rsplit(' ', 1)[-1]}{LIVE_PATH}"
+
+    async def _run_once(self) -> int:
+        status = await super()._run_once()
+        if not self.ready.done() and not self._is_stopping:
+            self._fail(self._setup_error or "the control plane cannot start: see the lines above")
+        return status
+
+    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            text = line.decode(errors="replace").strip()
+            if text == SETTLED_LINE:
+                self.settled.set()
+            elif text.startswith(SETUP_ERROR_PREFIX) and not self.settled.is_set():
+                self._fail(text.removeprefix(SETUP_ERROR_PREFIX))
+
+    def _fail(self, text: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(SetupError(text))

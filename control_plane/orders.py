@@ -1,0 +1,196 @@
+"""Orders become what is desired, and are followed until they are done. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from control_plane.desired import (
+    ClusterState,
+    Decision,
+    DecisionLog,
+    Drain,
+    DrainNode,
+    Flip,
+    Order,
+    Outcome,
+    Pool,
+    Refused,
+    ReplicaPhase,
+    Resize,
+    RollOut,
+    Scale,
+    describe,
+    node_of,
+    pool_after,
+)
+from control_plane.reconcile_events import DrainWanted, ReconcileEvent, SetDesired
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What must outlive the control plane: nothing else knows it."""
+
+    pools: tuple[Pool, ...]
+    avoid: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pending:
+    decision: Decision
+    name: str = ""
+    """Of the replica meant."""
+    worker_id: WorkerId | None = None
+    """As it was when the order came."""
+    node: str = ""
+
+
+@dataclass(slots=True)
+class Orders:
+    log: DecisionLog = field(default_factory=DecisionLog)
+    pools: tuple[Pool, ...] = ()
+    avoid: frozenset[str] = frozenset()
+    _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
+
+    def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
+        """Before anything else. `record`: of an earlier life, whose word counts for the models that are
+        still there; what it had not finished is over."""
+        self.pools = tuple(pools)
+        if record is not None:
+            kept = {pool.model: pool for pool in record.pools}
+            self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
+            self.avoid = frozenset(record.avoid)
+            self.log.restore(_interrupted(record.decisions))
+        return SetDesired(self.pools, self.avoid)
+
+    def record(self) -> Record:
+        return Record(self.pools, tuple(sorted(self.avoid)), self.log.entries)
+
+    def take(
+        self, order: Order, state: ClusterState, *, at_s: float
+    ) -> tuple[Decision, list[ReconcileEvent]]:
+        """What is decided, and what the reconciler must hear. `at_s`: Unix time."""
+        try:
+            pool = pool_after(order.action, state)
+        except Refused as error:
+            return self.refuse(order, str(error), at_s=at_s), []
+        if order.is_advice:
+            return self.log.add(order, Outcome.ADVISED, f"would {describe(order.action)}", at_s=at_s), []
+        decision = self.log.add(order, Outcome.ACCEPTED, describe(order.action), at_s=at_s)
+        if pool is not None:
+            self.pools = tuple(pool if p.model == pool.model else p for p in self.pools)
+        pending = self._pending[decision.number] = self._followed(decision, state)
+        if len(self._pending) > self.log.count_max:  # the log has forgotten the oldest too
+            del self._pending[min(self._pending)]
+        return decision, list(self._events(order, pending))
+
+    def refuse(self, order: Order, text: str, *, at_s: float) -> Decision:
+        return self.log.add(order, Outcome.REFUSED, text, at_s=at_s)
+
+    def _followed(self, decision: Decision, state: ClusterState) -> _Pending:
+        match decision.action:
+            case Flip(worker) | Drain(worker):
+                replica = state.replica(worker)
+                assert replica is not None, worker
+                return _Pending(decision, replica.name, replica.worker_id)
+            case DrainNode(node, is_undone):
+                node_id = node_of(state, node).node
+                self.avoid = self.avoid - {node_id} if is_undone else self.avoid | {node_id}
+                return _Pending(decision, node=node_id)
+            case Scale() | Resize() | RollOut():
+                return _Pending(decision)
+            case _:
+                assert_never(decision.action)
+
+    def _events(self, order: Order, pending: _Pending) -> Iterator[ReconcileEvent]:
+        roles: dict[str, Role] = {}
+        leaving: frozenset[WorkerId] = frozenset()
+        because = f"{order.who} ordered it{': ' + order.why if order.why else ''}"
+        match order.action:
+            case Flip(_, role):
+                roles = {pending.name: role}
+            case Drain(_, is_replaced):
+                assert pending.worker_id is not None
+                if is_replaced:
+                    yield DrainWanted(pending.worker_id, because)
+                    return
+                leaving = frozenset({pending.worker_id})
+            case _:
+                pass
+        yield SetDesired(self.pools, self.avoid, roles, leaving)
+
+    def progress(self, state: ClusterState, *, at_s: float) -> list[Decision]:
+        """Decisions that are over now."""
+        ended: list[Decision] = []
+        for number, pending in list(self._pending.items()):
+            if (end := _end_of(pending, state)) is None:
+                continue
+            del self._pending[number]
+            if decision := self.log.finish(number, *end, at_s=at_s):
+                ended.append(decision)
+        return ended
+
+
+_INTERRUPTED = "the control plane was started anew meanwhile: what is desired stays so"
+
+
+def _interrupted(decisions: Iterable[Decision]) -> Iterator[Decision]:
+    for decision in decisions:
+        if decision.outcome is Outcome.ACCEPTED:
+            yield msgspec.structs.replace(decision, outcome=Outcome.FAILED, text=_INTERRUPTED)
+        else:
+            yield decision
+
+
+def _end_of(pending: _Pending, state: ClusterState) -> tuple[Outcome, str] | None:
+    action = pending.decision.action
+    match action:
+        case Scale(role, count, model):
+            return _end_of_sizes(state, model, {role: count})
+        case Resize(counts, model):
+            return _end_of_sizes(state, model, counts)
+        case Flip(_, role):
+            return _end_of_flip(pending, state, role)
+        case Drain():
+            is_there = any(r.worker_id == pending.worker_id for r in state.replicas)
+            return None if is_there else (Outcome.DONE, f"{pending.worker_id} is gone")
+        case DrainNode(_, is_undone):
+            left = [r.name for r in state.replicas if r.node == pending.node and r.worker_id]
+            if left and not is_undone:
+                return None
+            return (Outcome.DONE, "it may be used again" if is_undone else "nothing runs there any more")
+        case RollOut(version, model):
+            pool = state.pool(model)
+            if pool is None or pool.version.name != version.name:
+                return (Outcome.FAILED, "another version was ordered since")
+            return (Outcome.DONE, f"all run version {version.name}") if has_all(pool, state) else None
+        case _:
+            assert_never(action)
+
+
+def _end_of_sizes(state: ClusterState, model: str, counts: dict[Role, int]) -> tuple[Outcome, str] | None:
+    pool = state.pool(model)
+    if pool is None or any(pool.count(role) != count for role, count in counts.items()):
+        return (Outcome.FAILED, "another size was ordered since")
+    return (Outcome.DONE, "all are there") if has_all(pool, state) else None
+
+
+def _end_of_flip(pending: _Pending, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
+    replica = state.replica(pending.name)
+    if replica is None or replica.role is not role:
+        return (Outcome.FAILED, "something else was ordered since")
+    if replica.phase is not ReplicaPhase.RUNNING:
+        return None
+    if replica.worker_id != pending.worker_id:
+        return (Outcome.DONE, f"the worker died; {replica.worker_id} has the role")
+    return (Outcome.DONE, f"{replica.worker_id} has the role, its weights stayed loaded")
+
+
+def has_all(pool: Pool, state: ClusterState) -> bool:
+    """Every replica of the pool serves, in its version, and there is none too many."""
+    mine = [r for r in state.replicas if r.model == pool.model]
+    serve = all(r.phase is ReplicaPhase.RUNNING and r.version == pool.version.name for r in mine)
+    return serve and all(sum(r.role is role for r in mine) == pool.count(role) for role in Role)

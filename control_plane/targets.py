@@ -1,0 +1,111 @@
+"""From replicas that are there to those that should be: who changes its role, who goes, how many come. Pure.
+
+A rolling exchange of versions needs no plan and no memory: how many processes may run and how many
+replicas may be missing decides, each time anything changes, who may go and who may come.
+"""
+
+import re
+from collections.abc import Container, Iterator, Sequence
+
+import msgspec
+
+from baton.core.messages import Role
+from baton.core.operate import Pool, ReplicaPhase
+
+_P = ReplicaPhase
+
+
+class Have(msgspec.Struct, frozen=True):
+    """A replica, as far as it matters here."""
+
+    name: str
+    role: Role
+    phase: ReplicaPhase
+    version: str
+    is_wanted: bool
+
+
+_FLIPPED_FIRST = (_P.FLIPPING, _P.RUNNING, _P.SUSPECT, _P.STARTING, _P.WAITING)
+"""What is on its way anyway; then what serves, which gives its capacity to the other role soonest."""
+
+_RETIRED_FIRST = (_P.WAITING, _P.KILLING, _P.DRAINING, _P.STARTING, _P.SUSPECT, _P.FLIPPING, _P.RUNNING)
+"""What is of least use."""
+
+
+def flips(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
+    """Replicas that shall change their role, and to which. Not while versions are exchanged: surplus and
+    lack are on purpose then."""
+    if _is_rolling(pool, have):
+        return
+    of = {role: [h for h in have if h.is_wanted and h.role is role] for role in Role}
+    lack = [role for role in Role for _ in range(pool.count(role) - len(of[role]))]
+    spare = [
+        h for role in Role for h in _ranked(of[role], _FLIPPED_FIRST)[: len(of[role]) - pool.count(role)]
+    ]
+    able = [h for h in _ranked(spare, _FLIPPED_FIRST) if h.phase in _FLIPPED_FIRST]
+    yield from ((h.name, role) for h, role in zip(able, lack, strict=False))
+
+
+def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[str, str]]:
+    """Replicas that shall go, and why."""
+    wanted = [h for h in have if h.is_wanted and h.role is role]
+    count, old = pool.count(role), [h for h in wanted if h.version != pool.version.name]
+    if len(wanted) > count + (min(len(old), pool.surge_max) if count else 0):
+        surplus = len(wanted) - count
+        old_first = [
+            *_ranked(old, _RETIRED_FIRST),
+            *_ranked([h for h in wanted if h not in old], _RETIRED_FIRST),
+        ]
+        yield from ((h.name, "no longer wanted") for h in old_first[:surplus])
+        return
+    # What does not serve is missing already: it may go without anybody noticing.
+    missable = sum(h.phase is _P.RUNNING for h in wanted) - (count - pool.unavailable_max)
+    for h in _ranked(old, _RETIRED_FIRST):
+        if h.phase is _P.RUNNING:
+            if missable <= 0:
+                return
+            missable -= 1
+        if h.phase not in (_P.KILLING, _P.DRAINING, _P.FLIPPING):
+            yield h.name, f"version {pool.version.name} takes its place"
+
+
+def add_count(pool: Pool, role: Role, have: Sequence[Have]) -> int:
+    """Replicas that shall come. While versions are exchanged, those that still leave take room too."""
+    mine = [h for h in have if h.role is role]
+    count, wanted = pool.count(role), sum(h.is_wanted for h in mine)
+    if not _is_rolling(pool, mine):
+        return max(0, count - wanted)
+    has_old = any(h.is_wanted and h.version != pool.version.name for h in mine)
+    goal = count + (pool.surge_max if has_old and count else 0)
+    old = sum(h.is_wanted and h.version != pool.version.name for h in mine)
+    goal = min(goal, count + old)
+    return max(0, min(goal - wanted, count + pool.surge_max - len(mine)))
+
+
+def _is_rolling(pool: Pool, have: Sequence[Have]) -> bool:
+    return any(h.version != pool.version.name for h in have)
+
+
+def _ranked(have: Sequence[Have], order: Sequence[ReplicaPhase]) -> list[Have]:
+    """By phase, and within one the youngest name first."""
+    return sorted(
+        have, key=lambda h: (order.index(h.phase) if h.phase in order else len(order), _young(h.name))
+    )
+
+
+def _young(name: str) -> tuple[int, str]:
+    number = re.search(r"\d+$", name)
+    return (-int(number.group()) if number else 0, name)
+
+
+def names_of(model: str, role: Role, count: int, *, taken: Container[str]) -> list[str]:
+    """The first free ones; `model` empty: the one whose replicas are named by role alone."""
+    prefix = re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-")
+    names: list[str] = []
+    number = 0
+    while len(names) < count:
+        name = f"{prefix}-{role}-{number}" if prefix else f"{role}-{number}"
+        if name not in taken:
+            names.append(name)
+        number += 1
+    return names

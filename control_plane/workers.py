@@ -1,0 +1,96 @@
+"""What each worker process is told, and where it runs."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId, replica_name
+from baton.core.messages import Role
+from baton.core.operate import Pool, Version
+from baton.engine.model_files import default_name
+from baton.wire.client import set_worker_role
+from baton.wire.link import LinkBroken
+from control_plane.cores import core_share, thread_count
+from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.reconcile_events import StartReplica
+
+log = logging.getLogger(__name__)
+
+FLIP_ATTEMPTS, FLIP_RETRY_S = 4, 0.5
+
+Overlay = Callable[[Config, Sequence[str]], Config]
+"""A configuration with SECTION.FIELD=VALUE texts on top. Raises SetupError."""
+
+
+def model_of(config: Config) -> str:
+    """The name that clients use."""
+    return config.model.name or default_name(config.model.path)
+
+
+def first_pool(config: Config) -> Pool:
+    """What the configuration wants."""
+    cluster = config.cluster
+    counts = {
+        Role.PREFILL: cluster.prefill_workers,
+        Role.DECODE: cluster.decode_workers,
+        Role.BOTH: cluster.both_workers,
+    }
+    return Pool(model_of(config), {role: count for role, count in counts.items() if count})
+
+
+class RayWorkers:
+    """`plane.Replicas` by way of Ray."""
+
+    def __init__(self, ray: RayReplicas, config: Config, *, overlay: Overlay) -> None:
+        self._ray, self._config, self._overlay = ray, config, overlay
+        self.control_address = ""
+        self._order: dict[str, int] = {}
+        """Replica name -> index, for its share of the cores."""
+
+    def check(self, version: Version) -> None:
+        """Raises SetupError if it cannot be made of the configuration."""
+        config = self._overlay(self._config, version.sets)
+        if (name := model_of(config)) != (known := model_of(self._config)):
+            raise SetupError(f"clients would have to ask for {name}: set model.name={known} too")
+
+    def start(self, start: StartReplica) -> None:
+        cluster = self._config.cluster
+        cores, count = _cores(), cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+        index = self._order.setdefault(replica_name(start.worker_id), len(self._order))
+        share = core_share(index % count, count, cores) if self._ray.is_local and count else ()
+        threads = thread_count(share, count, len(cores), self._config.engine.threads)
+        spec = WorkerSpec(
+            worker_id=start.worker_id,
+            role=start.role,
+            control_address=self.control_address,
+            config=self._overlay(self._config, start.version.sets).model_dump(),
+            cores=share,
+            version=start.version.name,
+            model=start.model,
+        )
+        self._ray.start(spec, threads=threads, avoid=start.avoid)
+
+    async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
+        """If the worker cannot be told, the reconciler's patience ends."""
+        drain_s = self._config.cluster.drain_timeout_s
+        for attempt in range(FLIP_ATTEMPTS):
+            try:
+                await set_worker_role(address, role, drain_s=drain_s)
+                return
+            except LinkBroken as error:
+                log.warning("%s does not hear that it shall be a %s worker: %s", worker_id, role, error)
+                await asyncio.sleep(FLIP_RETRY_S * 2**attempt)
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        await self._ray.drain(worker_id)
+
+    async def kill(self, worker_id: WorkerId) -> None:
+        await self._ray.kill(worker_id)
+
+
+def _cores() -> list[int]:
+    return psutil.Process().cpu_affinity() or list(range(psutil.cpu_count() or 1))

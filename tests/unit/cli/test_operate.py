@@ -1,0 +1,153 @@
+"""The operators' commands, against a control plane that says what it is told to."""
+
+import asyncio
+import re
+import threading
+import time
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.app import app
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from baton.core.operate import (
+    ClusterState,
+    Decision,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Outcome,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    RollOut,
+    Scale,
+    Version,
+)
+from baton.wire.server import start_server
+
+REPLICA = ReplicaState(
+    "decode-0", "tiny", Role.DECODE, ReplicaPhase.RUNNING, 3.0, "1", WorkerId("decode-0.a1")
+)
+STATE = ClusterState("x", (Pool("tiny", {Role.DECODE: 1}),), (REPLICA,), (NodeState("abc", "host-a"),))
+
+
+class Control:
+    """Decides at once, and is done with it when it is asked the next time."""
+
+    def __init__(self):
+        self.orders, self.decisions = [], []
+        self.outcome, self.then = Outcome.ACCEPTED, Outcome.DONE
+
+    def order(self, order):
+        self.orders.append(order)
+        decision = Decision(7, time.time(), order.who, order.why, order.action, self.outcome, "as told")
+        ended = msgspec.structs.replace(decision, outcome=self.then, done_after_s=0.25)
+        self.decisions = [ended if self.outcome is Outcome.ACCEPTED else decision]
+        return decision
+
+    def state(self):
+        return msgspec.structs.replace(STATE, decisions=tuple(self.decisions))
+
+    async def changes(self):
+        yield self.state()
+
+
+@pytest.fixture(scope="module")
+def loop():
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
+@pytest.fixture
+def control(loop, monkeypatch):
+    control = Control()
+    start = start_server("127.0.0.1", 0, operate=control)
+    server, port = asyncio.run_coroutine_threadsafe(start, loop).result(10)
+    monkeypatch.setenv("BATON_CONTROL", f"127.0.0.1:{port}")
+    yield control
+    asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
+
+
+def run(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+@pytest.mark.parametrize(
+    ("words", "action"),
+    [
+        (["scale", "decode", "3"], Scale(Role.DECODE, 3)),
+        (["scale", "decode", "3", "--model", "tiny"], Scale(Role.DECODE, 3, "tiny")),
+        (["flip", "decode-0", "prefill"], Flip("decode-0", Role.PREFILL)),
+        (["drain", "decode-0"], Drain("decode-0")),
+        (["drain", "decode-0.a1", "--no-replace"], Drain("decode-0.a1", False)),
+        (["drain", "host-a"], DrainNode("host-a")),
+        (["drain", "host-a", "--undo"], DrainNode("host-a", True)),
+        (
+            ["rollout", "v2", "--set", "engine.threads=1", "--surge", "0", "--unavailable", "2"],
+            RollOut(Version("v2", ("engine.threads=1",)), "", 0, 2),
+        ),
+    ],
+)
+def test_words_become_orders_and_their_end_is_awaited(control, words, action):
+    result = run(*words, "--why", "a reason")
+    assert result.exit_code == 0, result.output
+    (order,) = control.orders
+    assert (order.action, order.why, order.is_advice) == (action, "a reason", False)
+    assert order.who.startswith("operator ")
+    assert "done after 0.25 s: as told" in result.output
+
+
+def test_without_waiting_the_order_alone_is_told(control):
+    assert "accepted: as told" in run("flip", "decode-0", "prefill", "--wait", "0").output
+
+
+def test_advice_is_asked_for_as_such(control):
+    control.outcome = Outcome.ADVISED
+    assert "advised: as told" in run("scale", "decode", "9", "--advise").output
+    assert control.orders[0].is_advice
+
+
+@pytest.mark.parametrize(("outcome", "then"), [(Outcome.REFUSED, None), (Outcome.ACCEPTED, Outcome.FAILED)])
+def test_what_was_not_done_is_an_exit_status(control, outcome, then):
+    control.outcome, control.then = outcome, then
+    assert run("scale", "decode", "9").exit_code == 1
+
+
+def test_status_has_what_is_wanted_what_is_there_and_why(control):
+    control.order(msgspec.structs.replace(run_order(), why="a burst"))
+    text = run("status").output
+    for words in ("tiny", "1 decode", "decode-0.a1", "running", "host-a"):
+        assert words in text, words
+    state = msgspec.json.decode(run("status", "--json").output, type=ClusterState)
+    assert state.replicas == STATE.replicas
+    assert state.decisions[0].why == "a burst"
+
+
+def run_order():
+    from baton.core.operate import Order
+
+    return Order(Scale(Role.DECODE, 1), "autoscaler")
+
+
+def test_a_role_that_is_none_and_a_control_plane_that_is_not_there_are_one_line(control, monkeypatch):
+    assert isinstance(run("scale", "walrus", "1").exception, SetupError)
+    monkeypatch.setenv("BATON_CONTROL", "127.0.0.1:1")
+    error = run("status").exception
+    assert isinstance(error, SetupError)
+    assert "127.0.0.1:1" in str(error)
+
+
+@pytest.mark.parametrize("command", ["status", "scale", "flip", "drain", "rollout"])
+def test_help_has_an_example(command):
+    text = re.sub(r"\s+", " ", run(command, "--help").output)
+    assert f"Example: baton {command} " in text

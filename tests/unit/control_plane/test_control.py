@@ -1,0 +1,105 @@
+"""Parts of the control plane's process that need no Ray: what it remembers, its supervision, its nodes."""
+
+import asyncio
+import sys
+
+import pytest
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from baton.core.operate import NodeState, Pool, Version
+from control_plane.control import nodes_of
+from control_plane.control_child import ControlChild
+from control_plane.orders import Record
+from control_plane.reconcile_events import RestartPolicy
+from control_plane.record_file import RecordFile
+
+POLICY = RestartPolicy(0.01, 0.01, 60.0, 10.0, 30.0)
+RECORD = Record((Pool("m", {Role.DECODE: 2}, Version("2", ("engine.threads=1",))),), ("node",))
+
+
+def test_what_is_written_is_read_and_gone_after_an_orderly_end(tmp_path):
+    file = RecordFile(tmp_path / "record.json")
+    assert file.read() is None
+    file.write(RECORD)
+    assert RecordFile(tmp_path / "record.json").read() == RECORD
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+    file.remove()
+    file.remove()
+    assert file.read() is None
+
+
+def test_a_record_that_is_damaged_or_cannot_be_written_is_told_and_does_no_harm(tmp_path, caplog):
+    (tmp_path / "record.json").write_text("{")
+    assert RecordFile(tmp_path / "record.json").read() is None
+    RecordFile(tmp_path / "no" / "such" / "folder").write(RECORD)
+    assert len(caplog.records) == 2
+    RecordFile(None).write(RECORD)
+    assert RecordFile(None).read() is None
+
+
+def child(script):
+    return ControlChild([sys.executable, "-c", script], environment={}, policy=POLICY, silence_s=60.0)
+
+
+async def running(control):
+    return asyncio.create_task(control.run())
+
+
+async def test_what_the_operator_must_change_is_told_also_after_it_could_be_asked():
+    script = (
+        "print('ready h:1 127.0.0.1:1', flush=True); print('setup error no weights', flush=True); input()"
+    )
+    control = child(script)
+    task = await running(control)
+    error = await asyncio.wait_for(control.failed, 20)
+    assert isinstance(error, SetupError)
+    assert str(error) == "no weights"
+    await control.stop(5)
+    await task
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print('setup error port taken'); raise SystemExit(2)", "port taken"),
+        ("raise SystemExit(1)", "above"),
+    ],
+)
+async def test_one_that_never_serves_ends_the_start(script, words):
+    control = child(script)
+    task = await running(control)
+    assert words in str(await asyncio.wait_for(control.failed, 20))
+    await control.stop(5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_says_when_all_workers_are_there():
+    control = child("print('ready h:1 127.0.0.1:1\\nsettled', flush=True); import signal; signal.pause()")
+    task = await running(control)
+    await asyncio.wait_for(control.settled.wait(), 20)
+    assert control.ready.result() == "h:1 127.0.0.1:1"
+    await control.stop(5)
+    await task
+
+
+def test_nodes_are_told_with_those_that_live_first():
+    listed = [
+        {"NodeID": "b", "Alive": False, "NodeManagerHostname": "hb", "Resources": {}},
+        {"NodeID": "c", "Alive": True, "NodeManagerHostname": "hc", "Resources": {"CPU": 4.0, "GPU": 1.0}},
+    ]
+    assert nodes_of(listed) == [NodeState("c", "hc", True, False, 4.0, 1.0), NodeState("b", "hb", False)]
+
+
+def test_a_version_is_the_configuration_with_some_knobs_changed():
+    from baton.cli.settings import overlay
+
+    config = Config(engine={"threads": 3}, model={"path": "m", "adapters": ("a=b",)})
+    changed = overlay(config, ["engine.block_tokens=16", "model.adapters=c=d"])
+    assert (changed.engine.threads, changed.engine.block_tokens) == (3, 16)
+    assert changed.model.adapters == ("c=d",)
+    assert overlay(config, []) == config
+    with pytest.raises(SetupError, match=r"engine\.walrus"):
+        overlay(config, ["engine.walrus=1"])

@@ -1,0 +1,112 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.ids import WorkerId
+from baton.core.messages import Member, Role
+from baton.core.operate import (
+    ClusterState,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Order,
+    Outcome,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    Resize,
+    RollOut,
+    Scale,
+    Version,
+)
+from control_plane.orders import Orders, has_all
+from control_plane.reconcile import Reconciler
+from control_plane.reconcile_events import (
+    FlipReplica,
+    KillReplica,
+    MemberSeen,
+    ReplicaExited,
+    RestartPolicy,
+    StartReplica,
+)
+
+POLICY = RestartPolicy(
+    backoff_s=0.5, backoff_max_s=8.0, start_timeout_s=60.0, drain_timeout_s=10.0, stable_s=30.0
+)
+COUNTS = {Role.PREFILL: 2, Role.DECODE: 2}
+names = st.sampled_from(["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-9"])
+roles = st.sampled_from(Role)
+actions = st.one_of(
+    st.builds(Scale, roles, st.integers(-1, 3)),
+    st.builds(Resize, st.dictionaries(roles, st.integers(0, 3))),
+    st.builds(Flip, names, roles),
+    st.builds(Drain, names, st.booleans()),
+    st.builds(DrainNode, st.sampled_from(["n0", "nowhere"]), st.booleans()),
+    st.builds(RollOut, st.builds(Version, st.sampled_from(["1", "2", "3"]))),
+)
+
+
+class World:
+    """Workers do at once what they are told."""
+
+    def __init__(self):
+        self.orders, self.reconciler = Orders(), Reconciler(policy=POLICY, life="x")
+        self.now_s = 0.0
+        self.tell(self.orders.begin([Pool("m", COUNTS)], None))
+
+    @property
+    def state(self):
+        nodes = (NodeState("n0", "a"), NodeState("n1", "b"))
+        replicas = tuple(self.reconciler.status(now_s=self.now_s))
+        return ClusterState("x", self.orders.pools, replicas, nodes, self.orders.log.entries)
+
+    def tell(self, event):
+        waiting = [event]
+        for _ in range(200):
+            if not waiting:
+                return
+            self.now_s += 0.1
+            for action in self.reconciler.handle(waiting.pop(0), now_s=self.now_s):
+                match action:
+                    case StartReplica(worker_id, role) | FlipReplica(worker_id, role):
+                        node = "n1" if "n0" in self.orders.avoid else "n0"
+                        waiting.append(MemberSeen(Member(worker_id, role, "h:1", "m", "f", node=node)))
+                    case _:
+                        assert not isinstance(action, KillReplica)
+                        waiting.append(ReplicaExited(action.worker_id, "drained"))
+        raise AssertionError("it does not come to rest")
+
+    def order(self, action):
+        decision, events = self.orders.take(Order(action, "me"), self.state, at_s=self.now_s)
+        for event in events:
+            self.tell(event)
+        self.orders.progress(self.state, at_s=self.now_s)
+        return next(d for d in self.orders.log.entries if d.number == decision.number)
+
+
+@given(st.lists(actions, max_size=12))
+def test_any_orders_are_refused_or_done_and_the_cluster_is_what_they_made_it(ordered):
+    world = World()
+    for action in ordered:
+        before = world.orders.pools
+        decision = world.order(action)
+        assert decision.outcome in (Outcome.DONE, Outcome.REFUSED), decision
+        assert decision.text
+        if decision.outcome is Outcome.REFUSED:
+            assert world.orders.pools == before
+    state = world.state
+    assert has_all(state.pools[0], state)
+    assert world.reconciler.is_settled
+
+
+def test_an_order_that_another_overtakes_has_failed():
+    world = World()
+    starting = ReplicaState(
+        "decode-0", "m", Role.DECODE, ReplicaPhase.STARTING, 0.0, "1", WorkerId("decode-0.1")
+    )
+    busy = ClusterState("x", world.orders.pools, (starting,))
+    first, _ = world.orders.take(Order(Scale(Role.DECODE, 3), "me"), busy, at_s=1.0)
+    assert world.orders.progress(ClusterState("x", world.orders.pools, (starting,)), at_s=2.0) == []
+    world.orders.take(Order(Scale(Role.DECODE, 1), "me"), busy, at_s=3.0)
+    (ended,) = world.orders.progress(ClusterState("x", world.orders.pools, (starting,)), at_s=4.0)
+    assert (ended.number, ended.outcome, ended.done_after_s) == (first.number, Outcome.FAILED, 3.0)
