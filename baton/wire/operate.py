@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 import grpc
-import grpc.aio
 import msgspec
 
 from baton.core.operate import ClusterState, Decision, Order
