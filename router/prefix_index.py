@@ -128,7 +128,8 @@ class PrefixIndex:
     def expire(self, now_s: float) -> None:
         """Give up the expectations that nothing confirmed in time, and go on with what is spread over
         time."""
-        self.note_placed()
+        if self._placed:
+            self.note_placed()
         count = 0
         while self._expiries and self._expiries[0][0] <= now_s and count < EXPIRED_AT_ONCE_MAX:
             _, worker_id, holder, keys = self._expiries.popleft()

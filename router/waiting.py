@@ -97,8 +97,10 @@ class Waiting:
 
     @property
     def next_tick_s(self) -> float | None:
-        times = [t for t in (self._line.next_due_s, self._held_until_s) if t is not None]
-        return min(times, default=None)
+        due_s, held_s = self._line.next_due_s, self._held_until_s
+        if due_s is None or (held_s is not None and held_s < due_s):
+            return held_s
+        return due_s
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look along the line now."""
@@ -207,6 +209,8 @@ class Waiting:
     def look(self, *, now_s: float) -> list[RouterAction]:
         """Place those that can be, in order."""
         self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
+        if not len(self._line):
+            return []
         actions = self._end_overdue(now_s)
         misses = held = 0
         smallest_miss: dict[bool, int] = {}
