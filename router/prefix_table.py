@@ -22,7 +22,7 @@ from router.holder_sets import SETS_MAX, HolderSets
 
 LOAD_MAX = 0.65
 SLOTS_FIRST = 1024
-SCALAR_MAX = 32
+SCALAR_MAX = 96
 """Up to here a loop in Python is quicker than what arrays cost to begin with."""
 
 MOVED_MIN, MOVED_PER_KEY = 1024, 4

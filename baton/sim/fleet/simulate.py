@@ -59,8 +59,8 @@ YOUNG_OBJECTS = 50_000
 
 @contextmanager
 def collector_at_ease() -> Generator[None]:
-    """A large cluster is millions of objects that stay: Python need not look through them again and again. What
-    a request leaves behind in circles is still collected, in larger heaps."""
+    """A large cluster is millions of objects that stay: Python need not look through them again and again.
+    What a request leaves behind in circles is still collected, in larger heaps."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
