@@ -25,6 +25,7 @@ from control_plane.ray_home import RayHome
 from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
+from control_plane.scaling import scaled_roles
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
 
@@ -52,6 +53,8 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
     if worker_count == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
+    if config.autoscale.mode != "off":
+        scaled_roles(config)
     folder = local_folder(config.model.path)
     if folder is not None:
         check_model(folder, config.model, config.engine)

@@ -11,14 +11,25 @@ import msgspec
 
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
-from baton.core.ids import WorkerId, replica_name
+from baton.core.ids import RouterId, WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
-from baton.core.operate import ClusterState, Decision, NodeState, Order, Outcome, Pool, RollOut, Version
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    NodeState,
+    Order,
+    Outcome,
+    Pool,
+    RollOut,
+    Version,
+)
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
+from control_plane.autoscaler.values import Memory
 from control_plane.desired import describe
 from control_plane.orders import Orders, Record
 from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
@@ -87,6 +98,8 @@ class ControlPlane:
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
+        self.autoscale: AutoscaleState | None = None
+        """Set by who scales; None: nobody does."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
@@ -175,7 +188,21 @@ class ControlPlane:
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
             decisions=self.orders.log.entries[-DECISIONS_TOLD:],
             is_settled=self.reconciler.is_settled,
+            autoscale=self.autoscale,
         )
+
+    # --- for who scales ---------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory | None:
+        return self.orders.memory
+
+    def remember(self, memory: Memory) -> None:
+        self.orders.memory = memory
+        self._remember(self.orders.record())
+
+    def router_ids(self) -> list[RouterId]:
+        return [router.router_id for router in self.book.view.routers]
 
     async def changes(self) -> AsyncIterator[ClusterState]:
         while True:
