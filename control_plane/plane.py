@@ -11,7 +11,7 @@ import msgspec
 
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
-from baton.core.ids import RouterId, WorkerId, replica_name
+from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
 from baton.core.operate import (
     AutoscaleState,
@@ -22,6 +22,7 @@ from baton.core.operate import (
     Outcome,
     Pool,
     RollOut,
+    RouterState,
     Version,
 )
 from baton.core.sharing import RouterMember
@@ -189,7 +190,18 @@ class ControlPlane:
             decisions=self.orders.log.entries[-DECISIONS_TOLD:],
             is_settled=self.reconciler.is_settled,
             autoscale=self.autoscale,
+            routers=tuple(
+                RouterState(r.router_id, r.address, r.metrics_address, r.host) for r in self.book.view.routers
+            ),
         )
+
+    async def changes(self) -> AsyncIterator[ClusterState]:
+        while True:
+            changed = self._changed
+            yield self.state()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_KEEPALIVE_S):
+                    await changed.wait()
 
     # --- for who scales ---------------------------------------------------------------------------
 
@@ -200,17 +212,6 @@ class ControlPlane:
     def remember(self, memory: Memory) -> None:
         self.orders.memory = memory
         self._remember(self.orders.record())
-
-    def router_ids(self) -> list[RouterId]:
-        return [router.router_id for router in self.book.view.routers]
-
-    async def changes(self) -> AsyncIterator[ClusterState]:
-        while True:
-            changed = self._changed
-            yield self.state()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_KEEPALIVE_S):
-                    await changed.wait()
 
     # --- processes --------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -12,7 +12,6 @@ import msgspec
 from baton.config import Config
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.errors import SetupError
-from baton.core.ids import RouterId
 from baton.core.messages import Role
 from baton.core.operate import AutoscaleState, Decision, Order, Outcome, Resize
 from baton.telemetry import catalogue
@@ -43,10 +42,6 @@ class Remembering(Operations, Protocol):
 
     def remember(self, memory: Memory) -> None:
         """For the next life of the control plane."""
-        ...
-
-    def router_ids(self) -> Collection[RouterId]:
-        """Those that watch."""
         ...
 
 
@@ -134,7 +129,7 @@ class Scaling:
         assert live is not None
         state = plane.state()
         live.saw(state, now_s=now_s)
-        order = live.decide(state, plane.router_ids(), now_s=now_s)
+        order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
         told = plane.autoscale
         plane.autoscale = live.state()

@@ -9,7 +9,7 @@ from enum import StrEnum, auto
 
 import msgspec
 
-from baton.core.ids import WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 
 # --- desired --------------------------------------------------------------------------------------
@@ -217,6 +217,16 @@ class AutoscaleState(msgspec.Struct, frozen=True):
     flip_s: float = 0.0
 
 
+class RouterState(msgspec.Struct, frozen=True):
+    """A router that follows the directory."""
+
+    router_id: RouterId
+    address: str
+    """gRPC: other routers, and who asks for the stories of requests."""
+    metrics_address: str
+    host: str = ""
+
+
 class ClusterState(msgspec.Struct, frozen=True):
     """All of it, at one moment."""
 
@@ -231,6 +241,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     """What is desired is there, and nothing else."""
     autoscale: AutoscaleState | None = None
     """None: nobody scales it but those who operate it."""
+    routers: tuple[RouterState, ...] = ()
 
     def pool(self, model: str) -> Pool | None:
         """Of this model, or of the only one."""

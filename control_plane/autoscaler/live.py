@@ -162,9 +162,10 @@ class LiveAutoscaler:
 
     # --- deciding ---------------------------------------------------------------------------------
 
-    def decide(self, state: ClusterState, routers: Collection[RouterId], *, now_s: float) -> Order | None:
+    def decide(self, state: ClusterState, *, now_s: float) -> Order | None:
         """What to order or advise now; None: nothing that was not said already. While a router is silent
         nothing is decided: it may have any load."""
+        routers = [router.router_id for router in state.routers]
         self._blind = self._blindness(state, routers, now_s)
         if self._blind:
             return None

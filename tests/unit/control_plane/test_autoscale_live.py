@@ -10,7 +10,7 @@ from baton.core.demand import Bin, ClassLoad, DemandReport, Traits, WorkerLoad, 
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState, Resize
+from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState, Resize, RouterState
 from control_plane.autoscaler.live import LiveAutoscaler, PhaseWatch, RouterLoads, typical
 from control_plane.autoscaler.values import Memory
 from control_plane.scaling import live_settings, scaled_roles
@@ -45,10 +45,11 @@ def replica(name, role, phase, *, for_s=1.0, life="x", number=1):
     return ReplicaState(name, "m", role, phase, for_s, "1", WorkerId(f"{name}.{life}{number}"))
 
 
-def cluster(prefill=2, decode=2, *, phase=ReplicaPhase.RUNNING):
+def cluster(prefill=2, decode=2, *, phase=ReplicaPhase.RUNNING, routers=(R1,)):
     counts = {P: prefill, D: decode}
     replicas = [replica(f"{role}-{i}", role, phase) for role, n in counts.items() for i in range(n)]
-    return ClusterState("x", (Pool("m", counts),), tuple(replicas))
+    told = tuple(RouterState(r, "h:1", "h:2") for r in routers)
+    return ClusterState("x", (Pool("m", counts),), tuple(replicas), routers=told)
 
 
 WORKERS = (worker("prefill-0.x1", P), worker("decode-0.x1", D))
@@ -124,7 +125,7 @@ def run(scaler, state, *, rate, seconds, since_s=0.0):
     for step in range(1, int(seconds / 15) + 1):
         now_s = since_s + 15.0 * step
         scaler.heard(report(R1, round(rate * now_s), up_s=now_s, workers=WORKERS), now_s=now_s - 1)
-        if (order := scaler.decide(state, [R1], now_s=now_s)) is not None:
+        if (order := scaler.decide(state, now_s=now_s)) is not None:
             orders.append(order)
     return orders
 
@@ -152,19 +153,19 @@ def test_advice_is_said_once_and_again_when_it_changes():
 def test_nothing_is_decided_while_a_router_is_silent():
     scaler = live()
     scaler.heard(report(R1, 1000, up_s=10.0, workers=WORKERS), now_s=14.0)
-    assert scaler.decide(cluster(1, 1), [R1, R2], now_s=15.0) is None
+    assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=15.0) is None
     assert "r2" in scaler.state().text
-    assert scaler.decide(cluster(1, 1), [], now_s=15.0) is None
+    assert scaler.decide(cluster(1, 1, routers=()), now_s=15.0) is None
     assert scaler.state().text == "no router is there"
     scaler.heard(report(R2, 0, up_s=5.0), now_s=15.5)
-    assert scaler.decide(cluster(1, 1), [R1, R2], now_s=16.0) is not None
+    assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=16.0) is not None
     assert scaler.state().text == ""
 
 
 def test_a_role_that_nobody_has_yet_is_reckoned_with_as_the_others():
     scaler = live()
     scaler.heard(report(R1, 200, up_s=10.0, workers=[worker("prefill-0.x1", P)]), now_s=14.0)
-    order = scaler.decide(cluster(1, 0), [R1], now_s=15.0)
+    order = scaler.decide(cluster(1, 0), now_s=15.0)
     assert order is not None
     assert isinstance(order.action, Resize)
     assert order.action.counts[D] >= 1
