@@ -43,7 +43,7 @@ def _replicas(state: ClusterState) -> Table:
 
 def _learnt(state: AutoscaleState) -> str:
     what = "only advises" if state.mode == "advise" else "orders"
-    learnt = f"starts take {state.start_s:.1f} s, flips {state.flip_s:.1f} s, drains {state.drain_s:.1f} s"
+    learnt = f"starts take {span(state.start_s)}, flips {span(state.flip_s)}, drains {span(state.drain_s)}"
     return f"autoscaler {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
 
 
