@@ -178,7 +178,7 @@ class Autoscaler:
             return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
         signal = self._demand.decode if role is Role.DECODE else self._demand.prefill
         near, far = signal.predict(1), signal.predict(self._steps(self.start_s))
-        upper = max(near.upper, far.upper, signal.surge)
+        upper = max(near.upper, far.upper, signal.surge) if signal.is_ready else signal.least
         if role is Role.DECODE:
             upper = max(upper, self._demand.made_per_s)
         factor = self._attainment[role].factor

@@ -20,6 +20,8 @@ CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
 """In how long prompts that wait beyond the usual are to be computed, at the least; else in as long as a start
 takes: what is started for them comes only then, and stays for the patience."""
+ENDED_MIN = 10.0
+"""Answers that must have ended before their mean length is believed: the first to end are short ones."""
 RUNNING_MORE = 1.1
 """Tokens that are made count when they are so much more than those that arrivals let expect."""
 
@@ -68,9 +70,22 @@ class _Signal:
         season = round(settings.season_s / settings.interval_s)
         self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
         self.surge = 0.0
+        self._variation = 1.0
+
+    @property
+    def is_ready(self) -> bool:
+        """A whole window was seen. Before, chance looks like load."""
+        return len(self._recent) == self._recent.maxlen
+
+    @property
+    def least(self) -> float:
+        """What the mean is at the least, one standard deviation below it."""
+        requests = max(1, sum(n for _, n in self._recent))
+        return max(0.0, self.mean * (1 - sqrt((1 + self._variation) / requests)))
 
     def observe(self, value: float, *, requests: int, variation: float) -> None:
         """`variation`: squared coefficient of variation of what one request brings."""
+        self._variation = variation
         usual = self.mean if self._recent else value
         self._recent.append((value, requests))
         self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
@@ -102,6 +117,7 @@ class Demand:
         self._mixes: dict[str, _Mix] = {}
         self.prefill, self.decode = _Signal(settings), _Signal(settings)
         self._backlog_s = 0.0
+        self._knows_lengths = False
         self._made: deque[float] = deque(maxlen=max(1, round(settings.window_s / settings.interval_s)))
         """Tokens per second, of intervals."""
 
@@ -139,7 +155,9 @@ class Demand:
         self.prefill.observe(
             work_s / seen.interval_s, requests=requests, variation=_variation(self.prompts(traits))
         )
-        self.decode.observe(tokens / seen.interval_s, requests=requests, variation=1.0)
+        if self._knows_lengths or sum(mix.ended for mix in self._mixes.values()) >= ENDED_MIN:
+            self._knows_lengths = True
+            self.decode.observe(tokens / seen.interval_s, requests=requests, variation=1.0)
         self._backlog_s = self._waiting_s(seen, traits)
 
     def _waiting_s(self, seen: Observation, traits: Traits) -> float:
