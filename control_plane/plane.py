@@ -137,6 +137,10 @@ class ControlPlane:
         """A worker that an earlier control plane started, and that lives."""
         log.info("worker %s was there before: going on with it", worker.worker_id)
         self._replica_event(worker)
+        # It may have renewed its lease before we knew whose it is, and says nothing new from then on.
+        for member in self.book.view.members:
+            if member.worker_id == worker.worker_id:
+                self._replica_event(ev.MemberSeen(member))
 
     def saw_nodes(self, nodes: Iterable[NodeState]) -> None:
         before, self.nodes = self.nodes, tuple(nodes)
