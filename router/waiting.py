@@ -97,13 +97,14 @@ class Waiting:
 
     @property
     def next_tick_s(self) -> float | None:
-        times = [t for t in (self._line.next_due_s, self._held_until_s) if t is not None]
-        return min(times, default=None)
+        due_s, held_s = self._line.next_due_s, self._held_until_s
+        if due_s is None or held_s is None:
+            return held_s if due_s is None else due_s
+        return min(due_s, held_s)
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look along the line now."""
-        next_s = self.next_tick_s
-        return self.wants_look or (next_s is not None and next_s <= now_s)
+        return self.wants_look or ((next_s := self.next_tick_s) is not None and next_s <= now_s)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """(class, tenant) -> sequences in the line that were never placed."""
@@ -206,6 +207,9 @@ class Waiting:
 
     def look(self, *, now_s: float) -> list[RouterAction]:
         """Place those that can be, in order."""
+        if not len(self._line):
+            self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
+            return []
         self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
         actions = self._end_overdue(now_s)
         misses = held = 0
