@@ -75,11 +75,12 @@ def merged(outputs: Sequence[SequenceOutput]) -> list[SequenceOutput]:
 
 def _follows(output: SequenceOutput, last: SequenceOutput) -> bool:
     """Said of an attempt's first output is only what belongs there, of its last one how it ended."""
+    is_bare_end = output.finish is not None and not output.tokens
     return (
         output.first_index == last.first_index + len(last.tokens)
         and output.epoch == last.epoch
         and last.finish is None
-        and len(last.logprobs) == (len(last.tokens) if output.logprobs else 0)
+        and (is_bare_end or bool(output.logprobs) == bool(last.logprobs))
         and output.cached_token_count is None
         and output.prompt_logprobs is None
         and output.timings is None

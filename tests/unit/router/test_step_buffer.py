@@ -1,4 +1,4 @@
-"""Outputs that wait for a round: nothing is lost, doubled or reordered within a sequence, whatever the cuts."""
+"""Outputs that wait for a round: nothing is lost, doubled or reordered, whatever the cuts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
