@@ -83,6 +83,7 @@ class Scaling:
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
+        self._blind, self._is_blind_told = "", False
         self._live: LiveAutoscaler | None = None
         if settings is not None:
             self._live = LiveAutoscaler(settings, model=model, now_s=clock())
@@ -131,16 +132,21 @@ class Scaling:
         live.saw(state, now_s=now_s)
         order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
-        told = plane.autoscale
         plane.autoscale = live.state()
-        if plane.autoscale.text and (told is None or told.text != plane.autoscale.text):
-            log.warning("the autoscaler decides nothing: %s", plane.autoscale.text)
+        self._tell_blindness(plane.autoscale.text)
         self._count(plane.autoscale, order, decision)
         if now_s - self._remembered_s >= REMEMBERED_EVERY_S or decision is not None:
             self._remembered_s = now_s
             memory = live.memory(now_s=now_s)
             plane.remember(msgspec.structs.replace(memory, saved_at_s=time.time()))
         return decision
+
+    def _tell_blindness(self, text: str) -> None:
+        """Once, when it lasts: routers come and go."""
+        if text and text == self._blind and not self._is_blind_told:
+            log.warning("the autoscaler decides nothing: %s", text)
+        self._is_blind_told = bool(text) and text == self._blind
+        self._blind = text
 
     def _count(self, state: AutoscaleState, order: Order | None, decision: Decision | None) -> None:
         meter = self._plane.meter
