@@ -32,6 +32,9 @@ WATCH_KEEPALIVE_S = 1.0
 """A watcher hears at least this often, so that silence means that the directory is gone."""
 
 
+DRAINED = "drained"
+"""Why a worker ended that was asked to: `WorkerActor.serve` says so."""
+
 DECISIONS_TOLD = 50
 """Of the log, in each state: the latest."""
 
@@ -197,7 +200,8 @@ class ControlPlane:
             self.setup_error.set_result(str(reason))
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
         if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
-            log.warning("worker %s ended: %s", worker_id, text)
+            level = logging.INFO if reason == DRAINED else logging.WARNING
+            log.log(level, "worker %s ended: %s", worker_id, text)
         self._member_event(mb.Left(worker_id))
         self._replica_event(ev.ReplicaExited(worker_id, text))
 
