@@ -13,7 +13,17 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
-from baton.core.operate import ClusterState, Decision, NodeState, Order, Outcome, Pool, RollOut, Version
+from baton.core.operate import (
+    ClusterState,
+    Decision,
+    NodeState,
+    Order,
+    Outcome,
+    Pool,
+    RollOut,
+    RouterState,
+    Version,
+)
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
@@ -182,6 +192,9 @@ class ControlPlane:
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
             decisions=self.orders.log.entries[-DECISIONS_TOLD:],
             is_settled=self.reconciler.is_settled,
+            routers=tuple(
+                RouterState(r.router_id, r.address, r.metrics_address, r.host) for r in self.book.view.routers
+            ),
         )
 
     async def changes(self) -> AsyncIterator[ClusterState]:

@@ -102,9 +102,11 @@ class RouterCore:
     @property
     def next_tick_s(self) -> float | None:
         """When to send a Tick; None: not before something else happens."""
-        parts = (self._index, self.peers, self._waiting)
-        times = (self._timers.next_s, *(part.next_tick_s for part in parts))
-        return min((t for t in times if t is not None), default=None)
+        found = self._timers.next_s
+        for other in (self._index.next_tick_s, self.peers.next_tick_s, self._waiting.next_tick_s):
+            if other is not None and (found is None or other < found):
+                found = other
+        return found
 
     @property
     def index(self) -> PrefixIndex:

@@ -216,7 +216,7 @@ class RouterProcess:
         )
         self._directory = DirectoryClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
-        self._sharer = Sharer(self.driver, router_id)
+        self._sharer = Sharer(self.driver, router_id, observer.stories)
         self._following = Following(self.driver, router_id, addresses=config.router.peers)
         self._service = Service(
             config=config.router,

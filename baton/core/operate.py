@@ -9,7 +9,7 @@ from enum import StrEnum, auto
 
 import msgspec
 
-from baton.core.ids import WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 
 # --- desired --------------------------------------------------------------------------------------
@@ -189,6 +189,16 @@ class Decision(msgspec.Struct, frozen=True):
     """From the order to DONE or FAILED."""
 
 
+class RouterState(msgspec.Struct, frozen=True):
+    """A router that follows the directory."""
+
+    router_id: RouterId
+    address: str
+    """gRPC: other routers, and who asks for the stories of requests."""
+    metrics_address: str
+    host: str = ""
+
+
 class ClusterState(msgspec.Struct, frozen=True):
     """All of it, at one moment."""
 
@@ -201,6 +211,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The latest, oldest first."""
     is_settled: bool = False
     """What is desired is there, and nothing else."""
+    routers: tuple[RouterState, ...] = ()
 
     def pool(self, model: str) -> Pool | None:
         """Of this model, or of the only one."""
