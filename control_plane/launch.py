@@ -285,9 +285,12 @@ class _Cluster:
         await asyncio.gather(stopping, at_once, return_exceptions=True)
 
     async def _stop_children(self, timeout_s: float) -> None:
+        """One after the other, within one deadline: routers first, since streams read what the store has."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
         if self._router is not None:
             await self._router.stop(timeout_s + ROUTER_END_S)
-        await self._store.stop()
+        await self._store.stop(max(0.0, ends_s - loop.time()))
 
     def _ray_died(self, text: str) -> None:
         """Workers cannot be started any more, and those that run end by themselves."""
