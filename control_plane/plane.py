@@ -13,12 +13,24 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
-from baton.core.operate import ClusterState, Decision, NodeState, Order, Outcome, Pool, RollOut, Version
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    NodeState,
+    Order,
+    Outcome,
+    Pool,
+    RollOut,
+    RouterState,
+    Version,
+)
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
+from control_plane.autoscaler.values import Memory
 from control_plane.desired import describe
 from control_plane.orders import Orders, Record
 from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
@@ -31,6 +43,9 @@ PAUSE_S = 0.25
 WATCH_KEEPALIVE_S = 1.0
 """A watcher hears at least this often, so that silence means that the directory is gone."""
 
+
+DRAINED = "drained"
+"""Why a worker ended that was asked to: `WorkerActor.serve` says so."""
 
 DECISIONS_TOLD = 50
 """Of the log, in each state: the latest."""
@@ -87,6 +102,8 @@ class ControlPlane:
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
+        self.autoscale: AutoscaleState | None = None
+        """Set by who scales; None: nobody does."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
@@ -137,6 +154,10 @@ class ControlPlane:
         """A worker that an earlier control plane started, and that lives."""
         log.info("worker %s was there before: going on with it", worker.worker_id)
         self._replica_event(worker)
+        # It may have renewed its lease before we knew whose it is, and says nothing new from then on.
+        for member in self.book.view.members:
+            if member.worker_id == worker.worker_id:
+                self._replica_event(ev.MemberSeen(member))
 
     def saw_nodes(self, nodes: Iterable[NodeState]) -> None:
         before, self.nodes = self.nodes, tuple(nodes)
@@ -175,6 +196,10 @@ class ControlPlane:
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
             decisions=self.orders.log.entries[-DECISIONS_TOLD:],
             is_settled=self.reconciler.is_settled,
+            autoscale=self.autoscale,
+            routers=tuple(
+                RouterState(r.router_id, r.address, r.metrics_address, r.host) for r in self.book.view.routers
+            ),
         )
 
     async def changes(self) -> AsyncIterator[ClusterState]:
@@ -185,6 +210,16 @@ class ControlPlane:
                 async with asyncio.timeout(WATCH_KEEPALIVE_S):
                     await changed.wait()
 
+    # --- for who scales ---------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory | None:
+        return self.orders.memory
+
+    def remember(self, memory: Memory) -> None:
+        self.orders.memory = memory
+        self._remember(self.orders.record())
+
     # --- processes --------------------------------------------------------------------------------
 
     def exited(self, worker_id: WorkerId, reason: BaseException | str) -> None:
@@ -193,7 +228,8 @@ class ControlPlane:
             self.setup_error.set_result(str(reason))
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
         if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
-            log.warning("worker %s ended: %s", worker_id, text)
+            level = logging.INFO if reason == DRAINED else logging.WARNING
+            log.log(level, "worker %s ended: %s", worker_id, text)
         self._member_event(mb.Left(worker_id))
         self._replica_event(ev.ReplicaExited(worker_id, text))
 

@@ -25,6 +25,10 @@ WRITE_NOW = "baton.write_now"
 """Key in the scope: a function that writes a piece of a streamed body without waiting. False: not now, or
 not any more; `send` knows."""
 
+WATCH = "baton.watch"
+"""Key in the scope: a function that wants another one, to be called if the connection is lost before the
+answer is complete. For requests whose body was read; a task that waits for the word costs more."""
+
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -130,3 +134,21 @@ async def respond_and_linger(
 async def until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def watch(scope: Scope, receive: Receive, on_gone: Callable[[], None]) -> Callable[[], None]:
+    """`on_gone` hears that the client hung up; the body must have been read. Returns what ends that."""
+    watched: Callable[[Callable[[], None]], Callable[[], None]] | None = scope.get(WATCH)
+    if watched is not None:
+        return watched(on_gone)
+
+    async def wait() -> None:
+        await until_disconnected(receive)
+        on_gone()
+
+    task = asyncio.create_task(wait())
+
+    def end() -> None:
+        task.cancel()
+
+    return end

@@ -48,6 +48,16 @@ class TextWindow:
             return self._cut_between_broken_bytes(text)
         return ""
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """As `push` of one after the other: at once, if that can make no difference."""
+        ids = [*self._ids, *tokens]
+        text, last = self._decode(ids), self._decode(ids[-1:])
+        if not last or REPLACEMENT in text or REPLACEMENT in last:
+            return "".join([self.push(token) for token in tokens])
+        delta = text[len(self._context_text) :]
+        self._ids, self._context_count, self._context_text = ids[-1:], 1, last
+        return delta
+
     def flush(self) -> str:
         """What is left at the end: an unfinished character becomes U+FFFD."""
         return self._cut(self._decode(self._ids), len(self._ids)) if self._ids else ""
@@ -142,6 +152,7 @@ class Detokenizer:
         "_finder",
         "_keeps_stop",
         "_min_tokens",
+        "_not_plain",
         "_special_ids",
         "_stop_ids",
         "_window",
@@ -164,6 +175,7 @@ class Detokenizer:
         self._finder = StopFinder(stops, keeps_stop=keeps_stop) if stops else None
         self._keeps_stop, self._min_tokens = keeps_stop, min_tokens
         self._special_ids, self._stop_ids = special_ids, stop_ids
+        self._not_plain = special_ids | stop_ids
         self.stopped = False
         """A stop string or stop token was met: further tokens change nothing."""
         self.token_count = 0
@@ -180,6 +192,9 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text to send now."""
+        if self._finder is None and not self.stopped and self._not_plain.isdisjoint(tokens):
+            self.token_count += len(tokens)
+            return self._window.push_all(tokens) if tokens else ""
         return "".join([self._text_of(token) for token in tokens])
 
     def finish(self) -> str:

@@ -9,9 +9,20 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.core.demand import DemandReport
 from baton.core.errors import NoCapacity
-from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import RouterMessage, WorkerHello
+from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.core.messages import (
+    BlockEvents,
+    RouterMessage,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StepOutput,
+    WorkerHello,
+    WorkerMessage,
+)
 from baton.core.steps import TokenLogprobs
 from baton.wire.link import LinkBroken
 from router.core import RouterCore, RouterStatus
@@ -21,6 +32,7 @@ from router.events import (
     Failed,
     FailureKind,
     Finished,
+    FromWorker,
     Note,
     RouterAction,
     RouterEvent,
@@ -35,6 +47,7 @@ from router.events import (
 from router.flusher import Flusher
 from router.peers.book import PeerBook
 from router.prompt_hashes import ChainKind
+from router.step_buffer import StepBuffer
 
 CHAIN_KINDS_MAX = 2
 """While workers are replaced by others there are two; of more, the core computes what it needs."""
@@ -74,7 +87,8 @@ class Driver:
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._on_note = on_note
-        self.flusher = Flusher()
+        self._steps = StepBuffer()
+        self.flusher = Flusher(take_in=self._take_in)
         """Of the streams to clients."""
         self._events: deque[RouterEvent] = deque()
         self._is_handling = False
@@ -111,6 +125,9 @@ class Driver:
 
     def status(self) -> RouterStatus:
         return self._core.status()
+
+    def demand(self, router_id: RouterId) -> DemandReport:
+        return self._core.demand(router_id, now_s=self._loop.time())
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree: for tests and diagnosis."""
@@ -186,7 +203,33 @@ class Driver:
         if self._connections.get(connection.worker_id) is connection:
             del self._connections[connection.worker_id]
             self._update_facts()
+            self._feed_outputs(connection.worker_id, self._steps.take_worker(connection.worker_id))
             self.feed(WorkerLost(connection.worker_id, reason))
+
+    def heard(self, worker_id: WorkerId, message: WorkerMessage) -> None:
+        """Tokens of running sequences wait for the next round, everything else is handled now; what a worker
+        says of a sequence is handled in the order in which it said it."""
+        match message:
+            case StepOutput(outputs):
+                self._feed_outputs(worker_id, self._steps.add(worker_id, outputs))
+                if self._steps:
+                    self.flusher.wake()
+                return
+            case SequenceJoined() | SequenceRefused() | SequenceFailed():
+                self._feed_outputs(worker_id, self._steps.take_sequence(worker_id, message.seq_id))
+            case BlockEvents():
+                pass
+            case _:
+                self._feed_outputs(worker_id, self._steps.take_worker(worker_id))
+        self.feed(FromWorker(worker_id, message))
+
+    def _take_in(self) -> None:
+        for worker_id, outputs in self._steps.take():
+            self._feed_outputs(worker_id, outputs)
+
+    def _feed_outputs(self, worker_id: WorkerId, outputs: tuple[SequenceOutput, ...]) -> None:
+        if outputs:
+            self.feed(FromWorker(worker_id, StepOutput(outputs)))
 
     def _update_facts(self) -> None:
         """While nobody is there, the last ones count: they come back."""

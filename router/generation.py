@@ -17,7 +17,7 @@ from router.asgi import (
     Send,
     read_body,
     respond,
-    until_disconnected,
+    watch,
 )
 from router.beam_answer import BeamAnswer
 from router.call import Beam, Call, Limits
@@ -46,7 +46,7 @@ class GenerationRequest(RequestFrame):
         exchange = self._exchange(call)
         exchange.prompt_format = preparation.prompt_form
         exchange.with_timings = call.with_timings
-        watch = asyncio.create_task(_watch(receive, exchange.client_gone))
+        unwatch = watch(scope, receive, exchange.client_gone)
         try:
             prompts, tokenize_s = await preparation.timed_prompts()
             parts = await preparation.parts(prompts)
@@ -62,7 +62,7 @@ class GenerationRequest(RequestFrame):
                 await self._answer(call, exchange, scope, send)
         finally:
             exchange.close()
-            watch.cancel()
+            unwatch()
             self.used_tokens = exchange.usage().total_tokens
         return self._outcome(exchange)
 
@@ -71,7 +71,7 @@ class GenerationRequest(RequestFrame):
     ) -> Outcome:
         preparation = self.preparation(call, scope, body)
         gather = Gather(self.service.driver, call.prompt_field)
-        watch = asyncio.create_task(_watch(receive, gather.stop))
+        unwatch = watch(scope, receive, gather.stop)
         try:
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
                 prompts = await preparation.prompts()
@@ -84,7 +84,7 @@ class GenerationRequest(RequestFrame):
         except GatherStopped:
             raise ClientGone from None
         finally:
-            watch.cancel()
+            unwatch()
         await respond(send, 200, whole, JSON)
         self.used_tokens = answer.usage.total_tokens
         self.answered(first_token_s=self.service.driver.now_s(), tpot_s=0.0)
@@ -161,11 +161,6 @@ class CompletionRequest(GenerationRequest):
 def _most_tokens(prompts: Sequence[Prompt], answers: Sequence[int]) -> int:
     """That the request can come to. A prompt counts once, as in its usage."""
     return sum(len(prompt.tokens) for prompt in prompts) + sum(answers)
-
-
-async def _watch(receive: Receive, on_gone: Callable[[], None]) -> None:
-    await until_disconnected(receive)
-    on_gone()
 
 
 def _not_now(_: bytes) -> bool:

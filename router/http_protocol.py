@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.config import RouterConfig
-from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WRITE_NOW
+from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
 from router.openai_response import error_body
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._running: RequestResponseCycle | None = None
+        self._on_gone: Callable[[], None] | None = None
+        """Of the running request, if it wants to hear."""
         self._header_bytes = self._header_count = 0
         self._idle_bytes = 0
         """Received without anything coming of it: an unfinished header, chunk extensions, blank lines."""
@@ -77,6 +80,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+            if self._on_gone is not None:
+                self._on_gone()
+        self._on_gone = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -133,8 +139,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._on_gone = None
         cycle.scope[WRITE_NOW] = partial(_write_now, cycle)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[WATCH] = partial(self._watch, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
+
+    def _watch(self, cycle: RequestResponseCycle, on_gone: Callable[[], None]) -> Callable[[], None]:
+        def end() -> None:
+            if self._on_gone is on_gone:
+                self._on_gone = None
+
+        if cycle.disconnected:
+            on_gone()
+        else:
+            self._on_gone = on_gone
+            cycle.flow.resume_reading()  # else the end of the connection would not be read either
+        return end
 
     def _count(self, size: int) -> None:
         self._header_bytes += size

@@ -9,7 +9,8 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.events import Note
 from router.openai_response import Usage
-from router.slo import Verdict
+from router.slo import Objectives, Verdict
+from router.stories import Stories
 from router.streaming import Exchange
 from router.timings import first_of, parts_of
 
@@ -32,12 +33,15 @@ def request_of(seq_id: SequenceId) -> str:
 class Observer:
     def __init__(self, meter: Meter, spans: Spans, *, model: str) -> None:
         self.meter, self.spans = meter, spans
+        self.stories = Stories()
         self._model = model
         self._tenants: set[str] = set()
 
     def on_note(self, note: Note) -> None:
+        request_id = request_of(note.seq_id)
+        self.stories.note(request_id, note)
         self.spans.note(
-            request_of(note.seq_id),
+            request_id,
             note.what,
             sequence=note.seq_id,
             because=note.because,
@@ -60,6 +64,7 @@ class Observer:
 
     def open(self, request_id: str, traceparent: str) -> str:
         """Returns the traceparent for what this request causes elsewhere."""
+        self.stories.begin(request_id)
         return self.spans.open(request_id, "request", parent=traceparent, model=self._model)
 
     def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
@@ -80,13 +85,28 @@ class Observer:
     def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
         """The same, with when its tokens came."""
         meter, model = self.meter, self._model
-        self.on_usage(exchange.usage(), took_s=exchange.now_s() - arrived_s)
+        usage = exchange.usage()
+        self.on_usage(usage, took_s=exchange.now_s() - arrived_s)
+        self._tell(exchange, usage, arrived_s=arrived_s)
         if first_token_s := exchange.first_token_s:
             meter.observe(c.TTFT, first_token_s - arrived_s, model=model)
             self._on_parts(exchange, arrived_s)
         for choice in exchange.choices:
             if (tpot_s := choice.tpot_s) is not None:
                 meter.observe(c.TPOT, tpot_s, model=model)
+
+    def _tell(self, exchange: Exchange, usage: Usage, *, arrived_s: float) -> None:
+        choice = first_of(exchange.choices)
+        tpots_s = [tpot_s for choice in exchange.choices if (tpot_s := choice.tpot_s) is not None]
+        self.stories.answered(
+            request_of(choice.seq_id),
+            usage,
+            ttft_s=exchange.first_token_s - arrived_s if exchange.first_token_s else None,
+            tpot_s=max(tpots_s, default=None),
+            edge=exchange.edge,
+            waterfall=choice.waterfall,
+            served=choice.served,
+        )
 
     def _on_parts(self, exchange: Exchange, arrived_s: float) -> None:
         choice = first_of(exchange.choices)
@@ -97,6 +117,18 @@ class Observer:
             ago_s -= seconds
             if seconds > 0:
                 self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
+
+    def on_end(
+        self, request_id: str, outcome: Outcome, error: str, verdict: Verdict | None,
+        objectives: Objectives, tenant: str,
+    ) -> None:  # fmt: skip
+        """Of every request, once. `verdict` None: it could never work, and so was not offered."""
+        self.close(request_id, outcome, error)
+        if verdict is not None:
+            self.on_verdict(objectives.slo_class, tenant, verdict)
+        self.stories.end(
+            request_id, outcome=outcome, error=error, verdict=verdict, objectives=objectives, tenant=tenant
+        )
 
     def on_verdict(self, slo_class: str, tenant: str, verdict: Verdict) -> None:
         """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""

@@ -20,13 +20,17 @@ from router.parsers.select import Stages, Start, make_parser, reasoning_start
 from router.prompt_hashes import PromptHashes
 from router.service import Service
 from router.slo import NO_OBJECTIVES, Objectives
+from router.store_lookup import StoreLookup
 from router.stored_prefix import StoredPrefix
 from router.tenants.client import ANYBODY, Client
 from router.tool_grammar import tool_grammar
 
 HASHED_ON_LOOP_TOKENS = 1024
-"""Shorter prompts are hashed when they are placed: 35 us at 16 tokens a block, less than a way to a thread
-and back."""
+"""Shorter prompts that need no tokeniser are hashed when they are placed: 35 us at 16 tokens a block, less
+than a way to a thread and back."""
+
+LOOKED_UP_TOKENS = 1024
+"""Stores are asked for longer prompts only: the others are computed before the answer is here."""
 
 CONTEXT_TOKENS = 5
 """Prompt tokens that decide how the first generated ones are spaced."""
@@ -42,7 +46,7 @@ class Prompt(NamedTuple):
     """As the client wrote it; None: it wrote tokens, or was cut."""
     start: Start
     hashes: PromptHashes | None = None
-    """Computed already, for a prompt that is long."""
+    """Computed already, in the thread that tokenised it."""
     stored: StoredPrefix | None = None
 
 
@@ -92,28 +96,44 @@ class Preparation:
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
-                    return [await self._hashed(await self._conversation())]
-                return [await self._hashed(await self._text(prompt)) for prompt in self._call.prompts]
+                    found = [await self._tokenizer.in_thread(self._conversation)]
+                else:
+                    found = [await self._of(prompt) for prompt in self._call.prompts]
+                if self._service.store_lookup is None:
+                    return found
+                return [await self._looked_up(prompt, self._service.store_lookup) for prompt in found]
         except TimeoutError:
             raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
 
-    async def _hashed(self, prompt: Prompt) -> Prompt:
-        kinds = self._service.driver.chain_kinds
-        if len(prompt.tokens) < HASHED_ON_LOOP_TOKENS or not kinds:
-            return prompt
-        salt = self._salt
-        hashes = await self._tokenizer.in_thread(lambda: PromptHashes.computed(salt, prompt.tokens, kinds))
-        stored: StoredPrefix | None = None
-        if self._service.store_lookup is not None and len(kinds) == 1:
-            (kind,) = kinds
-            stored = await self._service.store_lookup.of(hashes.of(prompt.tokens, *kind))
-        return prompt._replace(hashes=hashes, stored=stored)
+    async def _of(self, prompt: str | tuple[int, ...]) -> Prompt:
+        if isinstance(prompt, str):
+            return await self._tokenizer.in_thread(lambda: self._text(prompt))
+        if len(prompt) < HASHED_ON_LOOP_TOKENS:
+            return Prompt(self._cut(prompt), None, _NO_REASONING)
+        return await self._tokenizer.in_thread(
+            lambda: self._hashed(Prompt(self._cut(prompt), None, _NO_REASONING))
+        )
 
-    async def _conversation(self) -> Prompt:
+    async def _looked_up(self, prompt: Prompt, lookup: StoreLookup) -> Prompt:
+        kinds = self._service.driver.chain_kinds
+        if prompt.hashes is None or len(prompt.tokens) < LOOKED_UP_TOKENS or len(kinds) != 1:
+            return prompt
+        (kind,) = kinds
+        return prompt._replace(stored=await lookup.of(prompt.hashes.of(prompt.tokens, *kind)))
+
+    # --- in a thread ------------------------------------------------------------------------------
+
+    def _hashed(self, prompt: Prompt) -> Prompt:
+        kinds = self._service.driver.chain_kinds
+        if not kinds:
+            return prompt
+        return prompt._replace(hashes=PromptHashes.computed(self._salt, prompt.tokens, kinds))
+
+    def _conversation(self) -> Prompt:
         call = self._call
         # A model that may not call anything is not told of tools.
         tools = [] if call.tools.mode is ToolMode.NONE else [tool.declared for tool in call.tools.tools]
-        tokens, end = await self._tokenizer.encode_chat(
+        tokens, end = self._tokenizer.chat_prompt(
             call.messages,
             tools=tools,
             template=call.template,
@@ -121,20 +141,18 @@ class Preparation:
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         start = reasoning_start(self._service.parsers.reasoning, end)
-        return Prompt(self._cut(tokens), None, start)
+        return self._hashed(Prompt(self._cut(tokens), None, start))
 
-    async def _text(self, prompt: str | tuple[int, ...]) -> Prompt:
+    def _text(self, text: str) -> Prompt:
         call = self._call
-        if not isinstance(prompt, str):
-            return Prompt(self._cut(prompt), None, _NO_REASONING)
-        tokens = await self._tokenizer.encode(
-            prompt,
+        tokens = self._tokenizer.text_ids(
+            text,
             field=call.prompt_field,
             with_special=call.add_special_tokens is not False,
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         cut = self._cut(tokens)
-        return Prompt(cut, prompt if cut is tokens else None, _NO_REASONING)
+        return self._hashed(Prompt(cut, text if cut is tokens else None, _NO_REASONING))
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """To the last ones that may stay."""

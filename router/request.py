@@ -133,9 +133,8 @@ class Handler:
             frame.verdict = verdict_of_error(error)
             await respond(send, error.http_status, error_of(error), error_headers(error))
         finally:
-            observer.close(request_id, outcome, message)
-            if frame.verdict is not None:
-                observer.on_verdict(frame.objectives.slo_class, frame.client.name, frame.verdict)
+            tenant = frame.client.name
+            observer.on_end(request_id, outcome, message, frame.verdict, frame.objectives, tenant)
             await frame.settle()
 
 

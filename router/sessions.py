@@ -13,7 +13,6 @@ from baton.core.sharing import RouterMember
 from baton.wire.client import DirectoryClient
 from baton.wire.link import LinkBroken
 from router.driver import Connection, Driver
-from router.events import FromWorker
 from router.membership import Roster
 from router.silence import SilenceWatch
 
@@ -141,7 +140,7 @@ class WorkerSessions:
                         if is_broken_off:
                             return "it cannot be told anything"
                         silence.heard()
-                        self._driver.feed(FromWorker(hello.worker_id, message))
+                        self._driver.heard(hello.worker_id, message)
                 reason = "it closed the session"
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"

@@ -1,5 +1,6 @@
 """The tokens of one sequence in order, whoever brings them: each once, none missing."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.core.messages import SequenceOutput
@@ -19,6 +20,7 @@ class TokenOrder:
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
+        self._stops = frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids)
         self.generated: list[int] = []
         """The tokens the client has."""
         self.has_prompt_logprobs = False
@@ -42,8 +44,9 @@ class TokenOrder:
         end = output.first_index + len(output.tokens)
         if output.finish is not None:
             self._ends = (end, output.finish)
-        self._keep_extras(output)
-        if not held and output.first_index == len(generated) and self._none_ends_early(end):
+        if output.logprobs or output.prompt_logprobs is not None or output.embedding:
+            self._keep_extras(output)
+        if not held and output.first_index == len(generated) and self._none_ends_early(output.tokens, end):
             generated += output.tokens
             if self._ends is not None and self._ends[0] == end:
                 return self._ends[1]
@@ -62,11 +65,10 @@ class TokenOrder:
             return self._ends[1]
         return None
 
-    def _none_ends_early(self, end: int) -> bool:
-        """Whether no token before the last of the first `end` can be the sequence's last."""
-        sampling = self._sampling
-        may_stop = sampling.stop_token_ids and not sampling.ignore_eos
-        return not may_stop and end <= sampling.max_tokens and (self._ends is None or self._ends[0] >= end)
+    def _none_ends_early(self, tokens: Sequence[int], end: int) -> bool:
+        """Whether none of these can be the sequence's last but the `end`-th, for its number."""
+        in_bounds = end <= self._sampling.max_tokens and (self._ends is None or self._ends[0] >= end)
+        return in_bounds and self._stops.isdisjoint(tokens)
 
     def take_extras(self, first_index: int) -> Extras:
         """Logprobs of the tokens from `first_index` on, and of the prompt if the client lacks them."""

@@ -131,14 +131,14 @@ class Tokenizer:
         QueueFull when too many texts wait.
         """
         return await self.in_thread(
-            lambda: self._encode(text, field, with_special=with_special, may_be_cut=may_be_cut)
+            lambda: self.text_ids(text, field=field, with_special=with_special, may_be_cut=may_be_cut)
         )
 
     def encode_now(self, text: str) -> tuple[int, ...]:
         """Without a thread, whatever the length: for tools."""
-        return self._encode(text, "prompt", with_special=False, may_be_cut=True)
+        return self.text_ids(text, with_special=False, may_be_cut=True)
 
-    async def encode_chat(
+    def chat_prompt(
         self,
         messages: Sequence[ChatMessage],
         *,
@@ -147,21 +147,17 @@ class Tokenizer:
         with_special: bool = False,
         may_be_cut: bool = False,
     ) -> ChatPrompt:
-        """Ids of a conversation, up to where the assistant's answer begins.
+        """Ids of a conversation, up to where the assistant's answer begins. For `in_thread`.
 
         Raises ClientError if the template refuses the messages or has no use for what it is given,
-        PromptTooLong if they do not fit into the context, QueueFull when too many texts wait.
+        PromptTooLong if they do not fit into the context.
         """
         if not self.has_chat_template:
             raise ClientError("this model has no chat template; use /v1/completions", param="messages")
         self._check_use(tools, template)
-
-        def encode() -> ChatPrompt:
-            text = self._render(messages, tools, template)
-            ids = self._encode(text, "messages", with_special=with_special, may_be_cut=may_be_cut)
-            return ChatPrompt(ids, text[-PROMPT_END_CHARACTERS:])
-
-        return await self.in_thread(encode)
+        text = self._render(messages, tools, template)
+        ids = self.text_ids(text, field="messages", with_special=with_special, may_be_cut=may_be_cut)
+        return ChatPrompt(ids, text[-PROMPT_END_CHARACTERS:])
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
@@ -176,10 +172,10 @@ class Tokenizer:
         finally:
             self._waiting_count -= 1
 
-    def _encode(
-        self, text: str, field: str, *, with_special: bool, may_be_cut: bool = False
+    def text_ids(
+        self, text: str, *, field: str = "prompt", with_special: bool = True, may_be_cut: bool = False
     ) -> tuple[int, ...]:
-        """What can't fit is refused before it costs anything more. Raises PromptTooLong for `field`."""
+        """As `encode`, for `in_thread`: what can't fit is refused before it costs anything more."""
         context = self.card.context_tokens
         bound = None if may_be_cut else self._characters_per_token
         if bound is not None and len(text) > context * bound:

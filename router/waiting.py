@@ -37,6 +37,9 @@ BURST_S = 2.0
 """Of all service: what a tenant that had less than its share lately may have before the others."""
 HOLD_S_MIN = 0.01
 """Between two looks for no other reason than that time has passed."""
+LOOK_S = 0.004
+"""Between two looks of which the first held somebody. Hundreds of things happen per second that might make
+room, and trying the same sequences anew after each would take a router's whole time."""
 
 Start = Callable[[Flow, Placement], list[RouterAction]]
 Settle = Callable[[Flow], None]
@@ -84,6 +87,7 @@ class Waiting:
         """Somebody is held, and time alone may end that by then."""
         self._is_short_of_room = False
         """The last look passed sequences for want of room."""
+        self._look_after_s = -math.inf
         self.wants_look = False
         """Something changed since the last look along the line."""
         self.waits_for = "no worker takes new sequences"
@@ -98,14 +102,17 @@ class Waiting:
     @property
     def next_tick_s(self) -> float | None:
         due_s, held_s = self._line.next_due_s, self._held_until_s
-        if due_s is None or (held_s is not None and held_s < due_s):
-            return held_s
-        return due_s
+        if self.wants_look and len(self._line):
+            held_s = self._look_after_s
+        if due_s is None or held_s is None:
+            return held_s if due_s is None else due_s
+        return min(due_s, held_s)
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look along the line now."""
-        next_s = self.next_tick_s
-        return self.wants_look or (next_s is not None and next_s <= now_s)
+        if self.wants_look and not len(self._line):
+            return True
+        return (next_s := self.next_tick_s) is not None and next_s <= now_s
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """(class, tenant) -> sequences in the line that were never placed."""
@@ -208,9 +215,10 @@ class Waiting:
 
     def look(self, *, now_s: float) -> list[RouterAction]:
         """Place those that can be, in order."""
-        self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
         if not len(self._line):
+            self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
             return []
+        self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
         actions = self._end_overdue(now_s)
         misses = held = 0
         smallest_miss: dict[bool, int] = {}
@@ -238,6 +246,8 @@ class Waiting:
                 self._is_short_of_room = True
             if misses >= LOOK_AHEAD or held >= HELD_MAX or self._line.is_starving(seq_id):
                 break
+        if held:
+            self._look_after_s = now_s + LOOK_S
         return actions
 
     def _end_overdue(self, now_s: float) -> list[RouterAction]:

@@ -9,18 +9,17 @@ from typing import Any, assert_never
 import msgspec
 
 from baton.core import messages as m
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.sampling import FinishReason
 from baton.wire import vocabulary as v
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.sharing_codec import router_member_from_pb, router_member_to_pb
+from baton.wire.step_codec import step_from_pb, step_to_pb
 from baton.wire.vocabulary import WireError
 
 _ROLE = v.numbers(m.Role)
 _LEG = v.numbers(m.Leg)
 _TASK = v.numbers(m.Task)
-_FINISH = v.numbers(FinishReason)
 _REFUSAL = v.numbers(m.RefusalReason)
 _FAILURE = v.numbers(m.FailureReason)
 
@@ -141,42 +140,6 @@ def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
     )
 
 
-def _output_to_pb(o: m.SequenceOutput) -> pb.SequenceOutput:
-    return pb.SequenceOutput(
-        seq_id=o.seq_id,
-        epoch=o.epoch,
-        first_index=o.first_index,
-        tokens=o.tokens,
-        finish=v.number(_FINISH, o.finish) if o.finish else None,
-        cached_token_count=o.cached_token_count,
-        logprobs=[v.logprobs_to_pb(x) for x in o.logprobs],
-        prompt_logprobs=v.prompt_logprobs_to_pb(o.prompt_logprobs),
-        embedding=o.embedding,
-        timings=None if o.timings is None else pb.LegTimings(**msgspec.structs.asdict(o.timings)),
-    )
-
-
-def _output_from_pb(o: pb.SequenceOutput) -> m.SequenceOutput:
-    return m.SequenceOutput(
-        seq_id=SequenceId(o.seq_id),
-        epoch=o.epoch,
-        first_index=o.first_index,
-        tokens=tuple(o.tokens),
-        finish=v.member(_FINISH, o.finish) if o.finish else None,
-        cached_token_count=o.cached_token_count if o.HasField("cached_token_count") else None,
-        logprobs=tuple(map(v.logprobs_from_pb, o.logprobs)),
-        prompt_logprobs=v.prompt_logprobs_from_pb(o.prompt_logprobs)
-        if o.HasField("prompt_logprobs")
-        else None,
-        embedding=tuple(o.embedding),
-        timings=_timings_from_pb(o.timings) if o.HasField("timings") else None,
-    )
-
-
-def _timings_from_pb(t: pb.LegTimings) -> LegTimings:
-    return LegTimings(t.wait_s, t.load_s, t.compute_s)
-
-
 def _joined_to_pb(j: m.SequenceJoined) -> pb.SequenceJoined:
     return pb.SequenceJoined(
         seq_id=j.seq_id,
@@ -226,8 +189,7 @@ def _load_to_pb(r: m.LoadReport) -> pb.LoadReport:
 def worker_to_pb(message: m.WorkerMessage) -> pb.WorkerEnvelope:
     match message:
         case m.StepOutput(outputs):
-            step = pb.StepOutput(outputs=[_output_to_pb(o) for o in outputs])
-            return pb.WorkerEnvelope(step=step)
+            return pb.WorkerEnvelope(step=step_to_pb(outputs))
         case m.LoadReport():
             return pb.WorkerEnvelope(load=_load_to_pb(message))
         case m.BlockEvents():
@@ -283,7 +245,7 @@ def _blocks_from_pb(b: pb.BlockEvents) -> m.BlockEvents:
 def worker_from_pb(envelope: pb.WorkerEnvelope) -> m.WorkerMessage:
     match envelope.WhichOneof("message"):
         case "step":
-            return m.StepOutput(tuple(map(_output_from_pb, envelope.step.outputs)))
+            return step_from_pb(envelope.step)
         case "load":
             return _load_from_pb(envelope.load)
         case "blocks":

@@ -1,26 +1,38 @@
-"""Both ends of the stream by which one router follows another."""
+"""Both ends of what routers tell: to one another, and to operators."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 import grpc
+import msgspec
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
 from baton.core.sharing import RouterUpdate
+from baton.core.stories import StoriesTold, StoriesWanted
 from baton.wire.client import hung_up
 from baton.wire.link import LinkBroken, describe
-from baton.wire.parties import Party
+from baton.wire.parties import PACKAGE, Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.sharing_codec import router_update_from_pb, router_update_to_pb
-from baton.wire.transport import channel_to
+from baton.wire.transport import channel_to, chosen, require_operator
+
+STORIES_S = 5.0
+"""One call."""
+
+_STORIES = f"{PACKAGE}Router/Stories"
+_encode = msgspec.msgpack.Encoder().encode
+_wanted = msgspec.msgpack.Decoder(StoriesWanted)
+_told = msgspec.msgpack.Decoder(StoriesTold)
 
 
 class RouterHandler(Protocol):
     def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
         """A snapshot, then changes. It ends when the follower is too slow. Closed when it is lost."""
         ...
+
+    def stories(self, wanted: StoriesWanted) -> StoriesTold: ...
 
 
 class _RouterServicer(pb_grpc.RouterServicer):
@@ -33,6 +45,15 @@ class _RouterServicer(pb_grpc.RouterServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, theirs)
         async for update in self._handler.follow(RouterId(request.router_id)):
             yield router_update_to_pb(update)
+
+    async def Stories(self, request: Any, context: Any) -> pb.OperateFrame:
+        await require_operator(context)
+        try:
+            wanted = _wanted.decode(request.payload)
+        except msgspec.MsgspecError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+        return pb.OperateFrame(payload=_encode(self._handler.stories(wanted)))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -49,6 +70,20 @@ async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUp
             async for update in call:
                 yield router_update_from_pb(update)
     except grpc.RpcError as error:
+        raise LinkBroken(f"{address}: {describe(error)}") from None
+    finally:
+        await channel.close(None)
+
+
+async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
+    """What the router at `address` keeps. Raises LinkBroken."""
+    channel = channel_to(address, Party.ROUTER)
+    try:
+        frame, metadata = pb.OperateFrame(payload=_encode(wanted)), chosen().metadata(_STORIES)
+        stub = pb_grpc.RouterStub(channel)
+        reply = await stub.Stories(frame, timeout=STORIES_S, metadata=metadata)
+        return _told.decode(reply.payload)
+    except (grpc.RpcError, msgspec.MsgspecError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None
     finally:
         await channel.close(None)

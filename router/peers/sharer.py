@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 
 from baton.core.ids import RouterId
 from baton.core.sharing import RouterUpdate
+from baton.core.stories import StoriesTold, StoriesWanted
 from router.driver import Driver
+from router.stories import Stories
 
 SHARED_EVERY_S = 0.025
 """While something changes."""
@@ -20,8 +22,9 @@ UNREAD_MAX = 80
 class Sharer:
     """`baton.wire.routers.RouterHandler`."""
 
-    def __init__(self, driver: Driver, router_id: RouterId) -> None:
+    def __init__(self, driver: Driver, router_id: RouterId, stories: Stories | None = None) -> None:
         self._driver, self._router_id = driver, router_id
+        self._stories = stories or Stories()
         self._queues: set[asyncio.Queue[RouterUpdate | None]] = set()
         self._is_followed = asyncio.Event()
 
@@ -39,6 +42,9 @@ class Sharer:
                 yield update
         finally:
             self._drop(queue)
+
+    def stories(self, wanted: StoriesWanted) -> StoriesTold:
+        return self._stories.told(wanted, self._router_id)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -337,11 +337,27 @@ class SequenceOutput(_message.Message):
     timings: LegTimings
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
 
+class PlainOutputs(_message.Message):
+    __slots__ = ("seq_ids", "epochs", "first_indices", "token_counts", "tokens")
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    seq_ids: _containers.RepeatedScalarFieldContainer[str]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    first_indices: _containers.RepeatedScalarFieldContainer[int]
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq_ids: _Optional[_Iterable[str]] = ..., epochs: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StepOutput(_message.Message):
-    __slots__ = ("outputs",)
+    __slots__ = ("outputs", "plain")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+    plain: PlainOutputs
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., plain: _Optional[_Union[PlainOutputs, _Mapping]] = ...) -> None: ...
 
 class SequenceJoined(_message.Message):
     __slots__ = ("seq_id", "epoch", "transferred_bytes", "transfer_s", "handover_s")
@@ -704,6 +720,12 @@ class RouterUpdate(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
 
 class BudgetFrame(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class DemandFrame(_message.Message):
     __slots__ = ("payload",)
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     payload: bytes

@@ -621,6 +621,11 @@ class RouterStub:
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
                 _registered_method=True)
+        self.Stories = channel.unary_unary(
+                '/baton.v1.Router/Stories',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -636,6 +641,13 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stories(self, request, context):
+        """StoriesWanted, answered by StoriesTold: what became of single requests. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -643,6 +655,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Follow,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.SerializeToString,
+            ),
+            'Stories': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stories,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -675,6 +692,33 @@ class Router:
             '/baton.v1.Router/Follow',
             baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Router/Stories',
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1046,6 +1090,79 @@ class Budgets:
             '/baton.v1.Budgets/Settle',
             baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class DemandStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Report = channel.unary_unary(
+                '/baton.v1.Demand/Report',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+                _registered_method=True)
+
+
+class DemandServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Report(self, request, context):
+        """A DemandReport; answered by a DemandHeard.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DemandServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Demand', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Demand', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Demand:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Demand/Report',
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
             options,
             channel_credentials,
             insecure,

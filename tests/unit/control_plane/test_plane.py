@@ -9,6 +9,7 @@ from baton.core.messages import INFO_NOTE, Member, Role
 from baton.core.operate import Drain, Flip, Order, Outcome, Pool, RollOut, Scale, Version
 from baton.core.sharing import RouterMember
 from control_plane.plane import ControlPlane
+from control_plane.reconcile_events import Adopted
 
 
 class Replicas:
@@ -224,3 +225,18 @@ async def test_what_was_ordered_outlives_the_control_plane():
     assert [d.outcome for d in again.state().decisions] == [Outcome.FAILED]  # nobody saw it done
     assert again.order(Order(Scale(Role.DECODE, 1), "me")).number == 2
     again.close()
+
+
+async def test_a_worker_that_renewed_its_lease_before_it_was_adopted_serves():
+    """The directory answers before Ray has told who is there, and a worker says nothing new from then on."""
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    plane.renew(member("decode-0.y1"))
+    plane.adopt(Adopted("decode-0.y1", "m", Role.DECODE, "1"))
+    plane.adopt(Adopted("decode-1.y2", "m", Role.DECODE, "1"))
+    plane.want([Pool("m", {Role.DECODE: 2})])
+    assert not plane.reconciler.is_settled
+    plane.renew(member("decode-1.y2"))
+    assert plane.reconciler.is_settled
+    assert replicas.started == []
+    plane.close()

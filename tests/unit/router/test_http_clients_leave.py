@@ -169,7 +169,7 @@ async def test_what_arrives_while_a_client_is_slow_comes_as_larger_deltas(folder
         deltas = [orjson.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines]
         assert "".join(deltas) == "abcdefg" * 3000
         assert len(deltas) < tokens / 2  # while it read nothing, one delta grew
-        assert max(map(len, deltas)) > 100
+        assert max(map(len, deltas)) > 20
         await slow.close()
 
 

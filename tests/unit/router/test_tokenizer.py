@@ -37,19 +37,19 @@ async def test_a_chat_is_tokenised_as_transformers_does(tokenizer, folder):
     theirs = transformers.AutoTokenizer.from_pretrained(folder).apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True
     )
-    assert list((await tokenizer.encode_chat(messages)).tokens) == list(theirs["input_ids"])
+    assert list((tokenizer.chat_prompt(messages)).tokens) == list(theirs["input_ids"])
 
 
 async def test_what_the_template_refuses_is_the_clients_error(tokenizer):
     with pytest.raises(ClientError, match="tool") as error:
-        await tokenizer.encode_chat([{"role": "tool", "content": "x"}])
+        tokenizer.chat_prompt([{"role": "tool", "content": "x"}])
     assert error.value.param == "messages"
 
 
 async def test_many_threads_agree(tokenizer):
     texts = [f"text number {i} " * 50 for i in range(100)]
     together = await asyncio.gather(*map(tokenizer.encode, texts))
-    assert together == [tokenizer._encode(text, "prompt", with_special=True) for text in texts]
+    assert together == [tokenizer.text_ids(text) for text in texts]
 
 
 async def test_waiting_texts_are_bounded_and_the_loop_goes_on(folder, monkeypatch):
@@ -169,7 +169,7 @@ async def test_whatever_goes_wrong_in_a_template_is_the_clients_error(tokenizer)
     for _ in range(800):
         nested = [nested]
     with pytest.raises(ClientError) as error:
-        await tokenizer.encode_chat([{"role": "user", "content": "x", "zz": nested}])
+        tokenizer.chat_prompt([{"role": "user", "content": "x", "zz": nested}])
     assert error.value.param == "messages"
 
 
@@ -189,6 +189,6 @@ async def test_a_text_begins_as_transformers_begins_it_and_a_chat_not_twice(tmp_
     assert list(ids) == theirs("some text")["input_ids"]
     assert (ids[0] == BOS_ID) is adds_bos
     tokenizer._pretrained.chat_template = "{{ bos_token }}{{ messages[0]['content'] }}"
-    chat = (await tokenizer.encode_chat([{"role": "user", "content": "some text"}])).tokens
+    chat = (tokenizer.chat_prompt([{"role": "user", "content": "some text"}])).tokens
     assert chat.count(BOS_ID) == 1
     await tokenizer.close()
