@@ -60,7 +60,7 @@ CLOSE_S = 2.0
 OnReady = Callable[[Sequence[str]], None]
 
 
-GARBAGE_THRESHOLDS = (50_000, 20, 20)
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
 """Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
 
 
