@@ -244,6 +244,7 @@ class RouterProcess:
             gate=Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id),
             directory_state=self._directory_state,
             store_lookup=store_lookup,
+            may_sleep=config.autoscale.may_sleep,
         )
 
     def _directory_state(self) -> str:
