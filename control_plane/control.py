@@ -24,9 +24,10 @@ from control_plane.ray_home import RayHome
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
+from control_plane.scaling import Scaling, live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_directory import StoreDirectory, check_directory
-from control_plane.workers import Overlay, RayWorkers, first_pool
+from control_plane.workers import Overlay, RayWorkers, first_pool, model_of
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Control:
             remember=self._record.write,
             check=self._workers.check,
         )
+        scales = live_settings(config) if config.autoscale.mode != "off" else None
+        self._scaling = Scaling(scales, self._plane, model=model_of(config))
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
@@ -92,12 +95,15 @@ class Control:
             store_directory=None if self._config.store.directory else self._store_directory,
             budgets=Ledger(),
             operate=self._plane,
+            demand=self._scaling,
         )
         address = self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
         await self._adopt(address)
         self._plane.want([first_pool(self._config)], record=record)
         self._spawn(self._follow_nodes())
+        if self._scaling.is_on:
+            self._spawn(self._scaling.run())
         return f"{address} {self._metrics.address}"
 
     async def _adopt(self, address: str) -> None:

@@ -25,6 +25,7 @@ from control_plane.ray_home import RayHome
 from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
+from control_plane.scaling import scaled_roles
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
 
@@ -52,6 +53,8 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
     if worker_count == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
+    if config.autoscale.mode != "off":
+        scaled_roles(config)
     folder = local_folder(config.model.path)
     if folder is not None:
         check_model(folder, config.model, config.engine)
@@ -282,9 +285,12 @@ class _Cluster:
         await asyncio.gather(stopping, at_once, return_exceptions=True)
 
     async def _stop_children(self, timeout_s: float) -> None:
+        """One after the other, within one deadline: routers first, since streams read what the store has."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
         if self._router is not None:
             await self._router.stop(timeout_s + ROUTER_END_S)
-        await self._store.stop()
+        await self._store.stop(max(0.0, ends_s - loop.time()))
 
     def _ray_died(self, text: str) -> None:
         """Workers cannot be started any more, and those that run end by themselves."""

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from control_plane.autoscaler.values import Memory
 from control_plane.desired import (
     ClusterState,
     Decision,
@@ -36,6 +37,8 @@ class Record(msgspec.Struct, frozen=True):
     pools: tuple[Pool, ...]
     avoid: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    memory: Memory | None = None
+    """The autoscaler's."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Orders:
     log: DecisionLog = field(default_factory=DecisionLog)
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
+    memory: Memory | None = None
     _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
 
     def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
@@ -62,12 +66,12 @@ class Orders:
         if record is not None:
             kept = {pool.model: pool for pool in record.pools}
             self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
-            self.avoid = frozenset(record.avoid)
+            self.avoid, self.memory = frozenset(record.avoid), record.memory
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
     def record(self) -> Record:
-        return Record(self.pools, tuple(sorted(self.avoid)), self.log.entries)
+        return Record(self.pools, tuple(sorted(self.avoid)), self.log.entries, self.memory)
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float

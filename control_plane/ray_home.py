@@ -1,11 +1,13 @@
 """The Ray that a process starts, or joins."""
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import logging
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -91,6 +93,8 @@ class RayHome:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = self._address or "on this machine"
             raise SetupError(f"Ray does not start {where}: {first_line(error)}") from error
+        finally:
+            _take_back_signals()
 
     def _init(self) -> None:
         common: dict[str, Any] = {
@@ -117,8 +121,20 @@ class RayHome:
 
     async def close(self) -> None:
         """Stop Ray if it is ours, else leave it. Idempotent."""
-        if self._ray is not None and not self.is_lost and self._ray.is_initialized():
-            await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
+        if self._ray is None or self.is_lost or not self._ray.is_initialized():
+            return
+        # Ray would do the same again at the interpreter's exit, and wait there for one that hangs.
+        atexit.unregister(self._ray.shutdown)
+        await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
+
+
+def _take_back_signals() -> None:
+    """Ray's own handler of SIGTERM prints a stack and ends the process, whatever Python was told to do.
+    Main thread only."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if (handler := signal.getsignal(number)) is not None:
+            signal.signal(number, handler)
+            signal.siginterrupt(number, False)
 
 
 def _quieten() -> None:

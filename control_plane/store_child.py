@@ -95,10 +95,10 @@ class LocalStore:
         ssd = f" + {store.ssd_bytes / 2**30:.1f} GiB on SSD" if store.ssd_dir else ""
         return f"KV store of {store.host_bytes / 2**30:.1f} GiB{ssd}"
 
-    async def stop(self) -> None:
-        """Let it offer its blocks to its peers, within the cluster's drain time."""
+    async def stop(self, timeout_s: float) -> None:
+        """Let it offer its blocks to its peers, for at most this long and a little."""
         if self._child is not None:
-            await self._child.stop(self._cluster.drain_timeout_s + END_S)
+            await self._child.stop(timeout_s + END_S)
 
     def close(self) -> None:
         if self._child is not None:

@@ -35,6 +35,11 @@ def _replay_command(asked: ReplayOptions) -> None:
     if ran.report.completed == 0 and ran.report.failed:
         typer.echo("baton: no request was answered; see the errors above", err=True)
         raise typer.Exit(1)
+    answers = ran.report.answers
+    if answers is not None and answers.differing:
+        which = ", ".join(map(str, answers.first_differing))
+        typer.echo(f"baton: {answers.differing} answers differ: requests {which}", err=True)
+        raise typer.Exit(1)
 
 
 replay = as_command(ReplayOptions, _replay_command)

@@ -117,6 +117,11 @@ def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Seq
     return report
 
 
+def read_records(path: Path) -> list[Record]:
+    """Raises SetupError."""
+    return parse_records(_read(path), name=str(path))[1]
+
+
 def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()

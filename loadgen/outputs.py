@@ -35,6 +35,10 @@ _HTML = typer.Option("--html", help="Write the report there as one self-containe
 _RECORDS = typer.Option(
     "--records", help="Write a line per request there (.gz: compressed): for other targets later."
 )
+_SAME_ANSWERS = typer.Option(
+    "--same-answers-as",
+    help="Records of an earlier run of the same requests: answers that differ are told, and the status is 1.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,7 @@ class OutputOptions:
     json_to: Annotated[str, _JSON] = ""
     html_to: Annotated[Path | None, _HTML] = None
     records_to: Annotated[Path | None, _RECORDS] = None
+    same_answers_as: Annotated[Path | None, _SAME_ANSWERS] = None
 
     def check(self) -> None:
         """Whether all that is asked for can be written. Raises SetupError."""

@@ -77,6 +77,8 @@ class Record:
     """Workers that served it, prefill first; one name where it was one worker. Empty: not told."""
     attempts: int | None = None
     """How often the server placed it; None: not told."""
+    answer: str = ""
+    """Digest of what was answered; empty: not kept."""
 
     @property
     def waited_for_turn(self) -> bool:

@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import SetupError
+from loadgen.answers import check_answers
 from loadgen.client import parse_url
 from loadgen.expected_cache import expected_cache
+from loadgen.files import read_records
 from loadgen.lengths import Plan, PlannedRequest, time_scale_for
 from loadgen.options import SendingOptions, TrafficOptions
 from loadgen.outlook import Outlook
@@ -91,6 +93,9 @@ class Replayer:
         self.asked = asked
         self.objectives = Objectives(asked.slo, asked.class_slos())
         self.scales = asked.scales()
+        if asked.search and asked.same_answers_as is not None:
+            raise SetupError("--search sends other prompts in each run: leave --same-answers-as out")
+        self.earlier = None if asked.same_answers_as is None else read_records(asked.same_answers_as)
         self.traffic = traffic_of(asked)
         self.plan = self.traffic.plan()
         server = parse_url(asked.url, api_key=asked.api_key)
@@ -102,7 +107,11 @@ class Replayer:
         warm_up = min(self.asked.warm_up or 0, len(self.plan.requests))
         sent = self._send(self.plan, name="replay", objectives=self.objectives, warm_up=warm_up)
         settings = self._settings(self.traffic, self.plan, warm_up=warm_up, with_expected_hits=not warm_up)
-        return self._ran(sent, settings, warm_up)
+        ran = self._ran(sent, settings, warm_up)
+        if self.earlier is None:
+            return ran
+        answers = check_answers(ran.records, self.earlier)
+        return replace(ran, report=replace(ran.report, answers=answers))
 
     def run_at(
         self, rate_per_s: float, *, number: int, objectives: Objectives, warm_up: int
@@ -165,7 +174,12 @@ class Replayer:
         vocab_size = asked.vocab_size or target.vocab_size or asked.first_token + 1000
         limits = Limits(asked.timeout, asked.connections_max)
         job = sending(plan, target, TokenRange(asked.first_token, vocab_size), seed=seed, limits=limits)
-        return replace(job, wait_for_turns=self.traffic.wait_for_turns, users=self.traffic.users)
+        return replace(
+            job,
+            wait_for_turns=self.traffic.wait_for_turns,
+            users=self.traffic.users,
+            keeps_answers=bool(asked.records_to or asked.same_answers_as),
+        )
 
     def _warn(self, sent: Sent) -> None:
         """Loudly, when it was the load generator that was slow."""
@@ -185,6 +199,7 @@ class Replayer:
             "client_cpu_share_max": round(sent.health.cpu_share_max, 3),
         }
         report = judged(records, replace(settings, options=told), scales=self.scales)
+        report = replace(report, began_at_s=_began_at_s(records))
         disturbed = bool(sent.health.warnings())
         return Ran(records, _with_warnings(report, sent), sent.was_stopped, disturbed)
 
@@ -219,6 +234,13 @@ class Replayer:
                 "server_cache_blocks": asked.server_cache_blocks,
             },
         )
+
+
+def _began_at_s(records: list[Record]) -> float | None:
+    """Unix time of the first planned instant."""
+    if not records:
+        return None
+    return time.time() - (time.monotonic() - min(r.planned_s for r in records))
 
 
 def _factor_text(factor: Fraction) -> str:

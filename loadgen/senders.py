@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from baton.core.errors import SetupError
+from loadgen.answers import digest
 from loadgen.client import parse_url, send
 from loadgen.conductor import READY, Conductor, News
 from loadgen.conversations import Conversations
@@ -56,6 +57,8 @@ class Sending:
     users: Users = field(default_factory=Users)
     is_baton: bool = False
     openai_only: bool = False
+    keeps_answers: bool = False
+    """As digests, in the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ async def _send(
         return target.message(request, talks.prompt(request), api_key=job.users.key_of(request.tenant))
 
     async def one(message: bytes, record: Record) -> None:
-        answer = Answer() if talks.wants_answer(record.index) else None
+        is_wanted = talks.wants_answer(record.index)
+        answer = Answer() if is_wanted or job.keeps_answers else None
         await send(
             server,
             message,
@@ -144,7 +148,10 @@ async def _send(
             answer=answer,
         )
         if answer is not None and record.outcome is Outcome.COMPLETED:
-            talks.answered(record.index, answer)
+            if is_wanted:
+                talks.answered(record.index, answer)
+            if job.keeps_answers:
+                record.answer = digest(answer)
 
     _allow_connections(job.limits.connections_max)
     with _short_collections():

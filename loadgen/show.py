@@ -111,6 +111,9 @@ def _rates(report: Report) -> Table:
     table = Table(show_header=False)
     for name, value in rows:
         table.add_row(name, value)
+    if r.answers is not None:
+        same = r.answers.compared - r.answers.differing
+        table.add_row("answers as in the earlier run", f"{count(same)} of {count(r.answers.compared)}")
     return table
 
 

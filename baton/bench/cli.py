@@ -14,6 +14,7 @@ from baton.bench.engine_cli import engine
 from baton.bench.fidelity_cli import fidelity
 from baton.bench.goodput_cli import goodput
 from baton.bench.kernels_cli import kernels
+from baton.bench.overload_cli import overload
 from baton.bench.placement_cli import placement
 from baton.bench.quality_cli import quality
 from baton.bench.reuse_cli import reuse
@@ -41,6 +42,7 @@ app.command("kernels")(kernels)
 app.command("speculation")(speculation)
 app.command("policies")(policies)
 app.command("store")(store)
+app.command("overload")(overload)
 app.command("placement")(placement)
 app.command("reuse")(reuse)
 app.command("router")(router)

@@ -275,6 +275,16 @@ class SearchResult:
     """In the order in which they ran."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerCheck:
+    """Completed requests whose answers an earlier run of the same requests has, too."""
+
+    compared: int
+    differing: int
+    first_differing: tuple[int, ...] = ()
+    """Places in the plan, from 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Figures):
     """Of one run."""
@@ -304,6 +314,10 @@ class Report(Figures):
     search: SearchResult | None = None
     failures: dict[str, int] = field(default_factory=dict[str, int])
     """Failed requests by kind and what was said, numbers left out."""
+    began_at_s: float | None = None
+    """Unix time of the first planned instant, to find it in logs and dashboards; None: of no real time."""
+    answers: AnswerCheck | None = None
+    """None: not compared with another run's."""
     schema: Literal["baton-report/1"] = SCHEMA
 
     @property

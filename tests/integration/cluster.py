@@ -222,6 +222,8 @@ class Cluster:
             self.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
         assert alive == [], f"left behind: {alive}"
+        self._reader.join(5)
+        assert not [line for line in self.log if "*** SIG" in line], "a process was ended by a signal"
 
     def kill(self) -> None:
         self.http.close()

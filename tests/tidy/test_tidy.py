@@ -92,6 +92,7 @@ SLEEPERS = {
     "router/peers/sharer.py",  # what changed is told at intervals
     "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/sessions.py",  # backoff before dialling again
+    "router/reporting.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
 }
 """Files where waiting for a while is the behaviour itself."""

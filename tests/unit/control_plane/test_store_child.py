@@ -64,7 +64,7 @@ async def test_a_node_of_its_own_has_a_folder_that_goes_with_the_cluster(folder)
         await store.until_ready()
     assert child.ready.result().split()[0] == socket
     assert store.text() == "KV store of 1.0 GiB"
-    await store.stop()
+    await store.stop(5.0)
     await running
     store.close()
     folder.remove()

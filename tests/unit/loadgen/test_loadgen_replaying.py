@@ -31,6 +31,8 @@ class Queue:
     late_jobs: tuple = ()
     """Of those with load, from 1: the load generator did not keep up, and nothing met its objectives."""
     jobs: list = field(default_factory=list)
+    answers: dict = field(default_factory=dict)
+    """Digests by place in the plan, where they are not the usual ones."""
 
     def __call__(self, job, observer, *, clients=1):
         self.jobs.append(job)
@@ -45,6 +47,8 @@ class Queue:
             record.token_instants_s = [free_s, free_s + 0.01]
             record.ended_s, record.outcome, record.completion_tokens = free_s + 0.01, Outcome.COMPLETED, 2
             record.prompt_tokens = request.input_tokens
+            if job.keeps_answers:
+                record.answer = self.answers.get(request.index, f"a{request.index}")
             observer.on_ended(record)
             records.append(record)
             if observer.wants_stop() or len(self.jobs) >= self.stops_at_job:
@@ -210,6 +214,24 @@ def test_bad_input_is_one_line_and_status_2(queue, tmp_path, arguments, complain
     result = CliRunner().invoke(command(replay), [poisson_trace(tmp_path), *arguments])
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def test_answers_that_differ_from_an_earlier_run_are_told_and_end_with_status_1(queue, tmp_path):
+    trace, records, out = poisson_trace(tmp_path, count=20), tmp_path / "r.jsonl", tmp_path / "report.json"
+    assert CliRunner().invoke(command(replay), [trace, "--records", str(records)]).exit_code == 0
+    again = [trace, "--same-answers-as", str(records), "--json", str(out)]
+    result = CliRunner().invoke(command(replay), again)
+    assert result.exit_code == 0, result.output
+    assert "20 of 20" in result.output
+    assert json.loads(out.read_bytes())["began_at_s"] is not None
+    queue.answers[7] = "something else"
+    result = CliRunner().invoke(command(replay), again)
+    assert result.exit_code == 1
+    assert "1 answers differ: requests 7" in result.stderr
+    expected = {"compared": 20, "differing": 1, "first_differing": [7]}
+    assert json.loads(out.read_bytes())["answers"] == expected
+    result = CliRunner().invoke(command(replay), [*again, "--search"])
+    assert (result.exit_code, "leave --same-answers-as out" in result.stderr) == (2, True)
 
 
 def test_compare_of_nothing_known_is_one_line_and_status_2(tmp_path):

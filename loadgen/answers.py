@@ -1,0 +1,38 @@
+"""Whether the answers are those of an earlier run: greedy decoding of one prompt has one answer. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+from baton.core.errors import SetupError
+from loadgen.records import Outcome, Record
+from loadgen.report.model import AnswerCheck
+from loadgen.sse import Answer
+
+DIGEST_BYTES = 8
+NAMED_MAX = 20
+"""Requests that differ are named up to this many."""
+
+
+def digest(answer: Answer) -> str:
+    """Of the token ids, or of the text where the server tells none."""
+    said = repr(answer.token_ids) if answer.token_ids else answer.text
+    return hashlib.blake2b(said.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def check_answers(records: Sequence[Record], before: Sequence[Record]) -> AnswerCheck:
+    """Completed requests of both runs, by their place in the plan. Raises SetupError: there are none, or the
+    prompts are others."""
+    earlier = {r.index: r for r in before if _tells(r)}
+    pairs = [(r, earlier[r.index]) for r in records if _tells(r) and r.index in earlier]
+    if not pairs:
+        raise SetupError("no answer can be compared: give --records of a run of these very requests")
+    if any(now.prompt_tokens != then.prompt_tokens for now, then in pairs):
+        raise SetupError(
+            "the earlier run had other prompts: give both the same trace, lengths, --limit and --seed"
+        )
+    differing = [now.index for now, then in pairs if now.answer != then.answer]
+    return AnswerCheck(len(pairs), len(differing), tuple(differing[:NAMED_MAX]))
+
+
+def _tells(record: Record) -> bool:
+    return record.outcome is Outcome.COMPLETED and bool(record.answer)
