@@ -424,6 +424,12 @@ class AutoscaleConfig(Section):
     flip_s: Seconds = 20.0
     """From draining a worker until it serves in another role. No flips where that is longer than starting."""
 
+    @property
+    def may_sleep(self) -> bool:
+        """There may be no worker at all, and the next request brings some back."""
+        has_no_minimum = self.both_min == 0 or self.prefill_min == self.decode_min == 0
+        return self.mode == "on" and self.zero_after_s > 0 and has_no_minimum
+
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "AutoscaleConfig":
         for role in ("prefill", "decode", "both"):

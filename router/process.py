@@ -62,7 +62,7 @@ CLOSE_S = 2.0
 OnReady = Callable[[Sequence[str]], None]
 
 
-GARBAGE_THRESHOLDS = (50_000, 20, 20)
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
 """Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
 
 
@@ -244,6 +244,7 @@ class RouterProcess:
             gate=Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id),
             directory_state=self._directory_state,
             store_lookup=store_lookup,
+            may_sleep=config.autoscale.may_sleep,
         )
 
     def _directory_state(self) -> str:

@@ -156,7 +156,11 @@ INDEXED_BLOCKS = Metric(
     "baton_router_indexed_blocks", "gauge", "blocks", "Blocks in the prefix index.", ("worker",)
 )
 DEGRADED = Metric(
-    "baton_router_degraded_ratio", "gauge", "ratio", "1 while a pool is empty, else 0.", ("pool",)
+    "baton_router_degraded_ratio",
+    "gauge",
+    "ratio",
+    "1 while a pool is empty, else 0; 0 while all workers sleep.",
+    ("pool",),
 )
 PREDICTOR_ERROR = Metric(
     "baton_predictor_error_ratio",

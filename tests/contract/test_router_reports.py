@@ -28,7 +28,14 @@ async def test_a_request_that_waits_where_there_is_no_worker_brings_workers_back
             "cluster": {"prefill_workers": 1, "decode_workers": 1},
             "router": {"host": "127.0.0.1", "port": 0},
             # Intervals are as long as they may be: what waits must not wait for one.
-            "autoscale": {"mode": "on", "interval_s": 300, "prefill_min": 0, "decode_min": 0, "start_s": 5},
+            "autoscale": {
+                "mode": "on",
+                "interval_s": 300,
+                "prefill_min": 0,
+                "decode_min": 0,
+                "zero_after_s": 60,
+                "start_s": 5,
+            },
         }
     )
     replicas = Replicas()
@@ -41,6 +48,9 @@ async def test_a_request_that_waits_where_there_is_no_worker_brings_workers_back
     async with asyncio.timeout(60):
         tasks = [asyncio.create_task(scaling.run()), asyncio.create_task(router)]
         async with httpx.AsyncClient(base_url=(await ready)[0]) as client:
+            while (await client.get("/health")).json()["directory"] != "current":
+                pass
+            health = (await client.get("/health/ready")).raise_for_status().json()
             body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
             asked = asyncio.create_task(client.post("/v1/completions", json=body))
             async for state in plane.changes():
@@ -52,6 +62,7 @@ async def test_a_request_that_waits_where_there_is_no_worker_brings_workers_back
     tasks[0].cancel()
     plane.close()
     await server.stop(0)
+    assert health["status"] == "asleep", "requests must still be sent here"
     assert {role for _, role in replicas.started} == {Role.PREFILL, Role.DECODE}
     (decision,) = state.decisions
     assert decision.who == "autoscaler"
