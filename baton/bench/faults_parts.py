@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,7 @@ def _family(pids: Iterable[int]) -> Iterator[psutil.Process]:
 
 
 @contextmanager
-def ray_nodes(count: int) -> Iterator[RayNodes]:
+def ray_nodes(count: int) -> Generator[RayNodes]:
     """A Ray for this drill alone, on loopback and behind a token, which everything started meanwhile finds
     in the environment. Raises SetupError."""
     before = dict(os.environ)
