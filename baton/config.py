@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config_base import Seconds, SecretText, Section
+from baton.config_operators import AccessConfig, DashboardConfig
 
 
 class ModelConfig(Section):
@@ -380,7 +381,11 @@ class ClusterConfig(Section):
 
 
 class AutoscaleConfig(Section):
-    """How many workers there should be. Read by `baton simulate --autoscale`."""
+    """How many workers there should be. Also read by `baton simulate --autoscale`, whatever the mode."""
+
+    mode: Literal["off", "advise", "on"] = "off"
+    """What the control plane does about it: nothing; log what it would order (see `baton status`); order it.
+    The workers that `cluster` asks for are those it begins with."""
 
     prefill_min: Annotated[int, Field(ge=0, le=1024)] = 1
     """Workers of a role, those that start included: never fewer, …"""
@@ -400,6 +405,8 @@ class AutoscaleConfig(Section):
     """Share of requests that should meet their objectives (`slo.classes`)."""
     interval_s: Annotated[float, Field(ge=1, le=300)] = 15.0
     """Between two decisions."""
+    window_s: Annotated[float, Field(ge=1, le=3600)] = 120.0
+    """Rates are means over so long; lengths and cached shares are averaged over half as much more."""
     caution: Annotated[float, Field(ge=0.5, le=0.99)] = 0.75
     """Which quantile of the forecast, by its own recent errors, there are workers for."""
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
@@ -417,6 +424,12 @@ class AutoscaleConfig(Section):
     """From draining a worker until it is idle."""
     flip_s: Seconds = 20.0
     """From draining a worker until it serves in another role. No flips where that is longer than starting."""
+
+    @property
+    def may_sleep(self) -> bool:
+        """There may be no worker at all, and the next request brings some back."""
+        has_no_minimum = self.both_min == 0 or self.prefill_min == self.decode_min == 0
+        return self.mode == "on" and self.zero_after_s > 0 and has_no_minimum
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "AutoscaleConfig":
@@ -455,17 +468,6 @@ class TlsConfig(Section):
         return self
 
 
-class AccessConfig(Section):
-    """Who may drain, clear, flip and scale. The values are places, never the tokens themselves."""
-
-    tokens: str = ""
-    """File with the digests of the operators' tokens, see `baton tokens`; or env:NAME for a variable that
-    holds such a file's text. Read again when it changes."""
-    token: str = ""
-    """What this process shows others when it drains, clears or flips: a file with a token, or env:NAME.
-    Not needed by a process whose certificate is that of the control plane or of an operator."""
-
-
 class TelemetryConfig(Section):
     otlp_endpoint: str = ""
     """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
@@ -489,6 +491,7 @@ class Config(BaseSettings):
     slo: SloConfig = SloConfig()
     cluster: ClusterConfig = ClusterConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
+    dashboard: DashboardConfig = DashboardConfig()
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from control_plane.autoscaler.values import Memory
 from control_plane.desired import (
     ClusterState,
     Decision,
@@ -38,6 +39,8 @@ class Record(msgspec.Struct, frozen=True):
     decisions: tuple[Decision, ...] = ()
     configured: tuple[Pool, ...] = ()
     """What the configuration said then; orders for a model are kept while it says the same."""
+    memory: Memory | None = None
+    """The autoscaler's."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Orders:
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
     _configured: tuple[Pool, ...] = ()
+    memory: Memory | None = None
     _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
 
     def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
@@ -66,12 +70,13 @@ class Orders:
             same = (pool for pool in record.pools if _is_as_configured(pool, record, self.pools))
             kept = {pool.model: pool for pool in same}
             self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
-            self.avoid = frozenset(record.avoid)
+            self.avoid, self.memory = frozenset(record.avoid), record.memory
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
     def record(self) -> Record:
-        return Record(self.pools, tuple(sorted(self.avoid)), self.log.entries, self._configured)
+        avoid, log = tuple(sorted(self.avoid)), self.log.entries
+        return Record(self.pools, avoid, log, self._configured, self.memory)
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float

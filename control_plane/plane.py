@@ -14,6 +14,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
 from baton.core.operate import (
+    AutoscaleState,
     ClusterState,
     Decision,
     NodeState,
@@ -29,6 +30,7 @@ from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
+from control_plane.autoscaler.values import Memory
 from control_plane.desired import describe
 from control_plane.orders import Orders, Record
 from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
@@ -100,6 +102,8 @@ class ControlPlane:
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
+        self.autoscale: AutoscaleState | None = None
+        """Set by who scales; None: nobody does."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
@@ -192,6 +196,7 @@ class ControlPlane:
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
             decisions=self.orders.log.entries[-DECISIONS_TOLD:],
             is_settled=self.reconciler.is_settled,
+            autoscale=self.autoscale,
             routers=tuple(
                 RouterState(r.router_id, r.address, r.metrics_address, r.host) for r in self.book.view.routers
             ),
@@ -204,6 +209,16 @@ class ControlPlane:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_KEEPALIVE_S):
                     await changed.wait()
+
+    # --- for who scales ---------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory | None:
+        return self.orders.memory
+
+    def remember(self, memory: Memory) -> None:
+        self.orders.memory = memory
+        self._remember(self.orders.record())
 
     # --- processes --------------------------------------------------------------------------------
 

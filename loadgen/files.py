@@ -7,6 +7,7 @@ planned one and are rounded to microseconds. Names that end in `.gz` are compres
 
 import gzip
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -47,8 +48,11 @@ def check_writable(*paths: Path | None) -> None:
             raise SetupError(f"cannot write {path}: it is a folder; name a file")
         if not path.parent.is_dir():
             raise SetupError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-        if not os.access(path.parent, os.W_OK):
-            raise SetupError(f"cannot write {path}: the folder {path.parent} may not be written to")
+        try:  # what os.access says of root, or of /proc, is not what happens
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise SetupError(f"cannot write {path}: the folder {path.parent}: {error.strerror}") from None
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -73,7 +77,7 @@ def _write(path: Path, chunks: Iterable[bytes]) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise SetupError(f"cannot write {path}: {error}") from None
+        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[bytes]:

@@ -60,7 +60,8 @@ class Target:
 
 
 def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) -> Target:
-    """Ask the server which model it has. Raises SetupError: unreachable, or no model known."""
+    """Ask the server which model it has. Raises SetupError: unreachable, no model known, or a Baton that does
+    not have this one."""
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     try:
         answer = httpx.get(f"{server.origin}/v1/models", headers=headers, timeout=PROBE_TIMEOUT_S)
@@ -72,6 +73,11 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     if not model and not name:
         way = "a good --api-key" if answer.status_code in (401, 403) else "--model"
         raise SetupError(f"{server.origin}/v1/models names no model ({answer.status_code}); give {way}")
+    names = [str(m["id"]) for m in listed]
+    if model and model not in names and any(m.get("owned_by") == "baton" for m in listed):
+        raise SetupError(
+            f"{server.origin} has no model {model}; it has {', '.join(names)}: give one by --model"
+        )
     vocab_size = chosen.get("vocab_size")
     return Target(
         server,

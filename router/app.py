@@ -16,7 +16,7 @@ from router.bodies import decode_object, field_error
 from router.defects import Defects
 from router.embeddings import EmbeddingRequest
 from router.generation import ChatRequest, CompletionRequest
-from router.health import StatusGauges, health
+from router.health import StatusGauges, health, is_asleep
 from router.openai_response import error_body, error_of
 from router.request import Handler, error_headers
 from router.service import Service
@@ -147,6 +147,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
             is_draining=service.driver.is_draining,
             directory=service.directory_state(),
             tenants=service.gate.state(),
+            may_sleep=service.may_sleep,
         )
 
     @app.api_route("/health/live", methods=READ)
@@ -164,7 +165,9 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
-        gauges.update(service.driver.status())
+        status, directory = service.driver.status(), service.directory_state()
+        sleeps = is_asleep(status, may_sleep=service.may_sleep, directory=directory)
+        gauges.update(status, is_asleep=sleeps)
         return Response(service.observer.meter.render(), media_type=CONTENT_TYPE)
 
 

@@ -100,6 +100,8 @@ class Breakers:
         self._circuits: dict[str, Circuit] = {}
         self._probes: dict[SequenceId, set[str]] = {}
         self._open_names: set[str] = set()
+        self._least_slowness = float("inf")
+        """No circuit's is less."""
         self.opened_count = 0
         """Since the start, all workers'."""
 
@@ -154,8 +156,13 @@ class Breakers:
             return
         circuit = self._circuit(worker_id)
         circuit.slowness = slow
+        self._least_slowness = min(self._least_slowness, slow)
+        if slow <= self._slow_factor * self._least_slowness:  # no larger than the peers' median either
+            circuit.slow_reports = 0
+            return
         others = [c.slowness for c in map(self._known, peers) if c and c is not circuit and c.slowness]
         if circuit.is_open or not others or slow <= self._slow_factor * median(others):
+            self._least_slowness = min(c.slowness for c in self._circuits.values() if c.slowness is not None)
             circuit.slow_reports = 0
             return
         circuit.slow_reports += 1
@@ -222,6 +229,7 @@ class Breakers:
         assert probes == {(s, name) for s, names in self._probes.items() for name in names}
         assert len(self._circuits) <= CIRCUITS_MAX
         assert self._open_names == {c.name for c in self._circuits.values() if c.is_open}
+        assert all(c.slowness is None or c.slowness >= self._least_slowness for c in self._circuits.values())
         for circuit in self._circuits.values():
             assert circuit.is_open or circuit.probe is None
             assert circuit.open_s <= self._open_max_s

@@ -115,6 +115,8 @@ class Worker:
         """When the worker began with the first of them, as far as is known."""
         self.decode_count = self.decode_context = self.joining_count = 0
         """Legs of this router's that decode here or will, their tokens, and those that do not yet."""
+        self._whole_prompts = 0
+        """Of these, those whose prompt is computed here first and is not yet."""
         self.tpot_slos: Counter[float] = Counter()
         """Of these; none left out."""
         self._reported_tokens = self._reported_decodes = self._reported_context = 0.0
@@ -191,9 +193,7 @@ class Worker:
         fresh_share = backlog.tokens / backlog.full_tokens if backlog.full_tokens else 1.0
         self._reported_tokens = max(0, report.waiting_tokens - backlog.full_tokens) * fresh_share
         told = report.decoding_count + report.incoming_count
-        here = self.decode_count
-        here -= sum(1 for t in self.tickets.values() if t.leg is Leg.WHOLE and t.tokens) if here else 0
-        self._reported_decodes = max(0, told - here)
+        self._reported_decodes = max(0, told - (self.decode_count - self._whole_prompts))
         mean_context = report.context_tokens / max(1, report.decoding_count)
         self._reported_context = self._reported_decodes * mean_context
 
@@ -280,6 +280,7 @@ class Worker:
 
     def _change_backlog(self, ticket: Ticket, *, is_new: bool) -> None:
         self.outlook = None
+        self._whole_prompts += (1 if is_new else -1) * (ticket.leg is Leg.WHOLE)
         change = self.backlog.add if is_new else self.backlog.remove
         full_tokens = max(ticket.load.full_tokens, ticket.tokens)
         change(
@@ -313,6 +314,7 @@ class Worker:
         decodes = [t for t in tickets if t.leg is not Leg.PREFILL]
         assert self.decode_count == len(decodes)
         assert self.joining_count == sum(not t.has_begun for t in decodes)
+        assert self._whole_prompts == sum(t.leg is Leg.WHOLE for t in fresh)
         assert self.decode_context == sum(t.load.full_tokens for t in decodes)
         assert self.tpot_slos == Counter(t.load.tpot_slo_s for t in decodes if t.load.tpot_slo_s)
 

@@ -12,8 +12,9 @@ from random import Random
 from typing import assert_never
 
 from baton.config import RouterConfig, SloConfig
+from baton.core.demand import DemandReport
 from baton.core.hashing import root_hash
-from baton.core.ids import SequenceId, WorkerId
+from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
     Leg,
@@ -28,6 +29,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from router.cluster_view import Worker
+from router.demand import count_first_token, count_over, demand_of
 from router.events import (
     ClientGone,
     Failed,
@@ -47,6 +49,7 @@ from router.events import (
     WorkerUpdated,
 )
 from router.flow import Flow
+from router.offered import Offered
 from router.phases import Phase
 from router.placing import Placing
 from router.policy.views import NoPlace, Placement
@@ -83,7 +86,8 @@ class RouterCore:
         )
         self._timers = Timers()
         self._arrivals = 0
-        self._now_s = now_s
+        self._offered = Offered()
+        self._now_s = self._began_s = now_s
 
     # --- the outside ------------------------------------------------------------------------------
 
@@ -140,6 +144,11 @@ class RouterCore:
             now_s=self._now_s,
         )
 
+    def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
+        """For whoever decides how many workers there shall be."""
+        flows, up_s = self._flows.values(), now_s - self._began_s
+        return demand_of(router_id, self._offered, self._cluster, flows, up_s=up_s, now_s=now_s)
+
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
         self._placing.check()
@@ -195,6 +204,7 @@ class RouterCore:
         seq_id = submit.seq_id
         assert seq_id not in self._flows, f"{seq_id} was submitted twice"
         self._arrivals += 1
+        self._offered.arrived(submit.slo_class, len(submit.prompt))
         flow = Flow(
             submit,
             arrival=self._arrivals,
@@ -281,6 +291,8 @@ class RouterCore:
         self._placing.on_output(worker_id, output)
         actions = flow.on_output(worker_id, output, now_s=self._now_s)
         self._waiting.generated(flow, len(flow.generated) - count)
+        if not count and flow.generated:
+            count_first_token(self._offered, flow, now_s=self._now_s)
         if flow.phase not in (phase, Phase.QUEUED):
             self._setbacks.moved_on(flow, worker_id, phase, now_s=self._now_s)
         if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
@@ -341,6 +353,7 @@ class RouterCore:
         self._setbacks.breakers.left(seq_id, flow.legs)
         self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
+            count_over(self._offered, flow, now_s=self._now_s)
             self._timers.drop(seq_id)
             del self._flows[seq_id]
             if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:

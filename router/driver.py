@@ -9,8 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
+from baton.core.demand import DemandReport
 from baton.core.errors import NoCapacity
-from baton.core.ids import SequenceId, WorkerId
+from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
     RouterMessage,
@@ -124,6 +125,9 @@ class Driver:
 
     def status(self) -> RouterStatus:
         return self._core.status()
+
+    def demand(self, router_id: RouterId) -> DemandReport:
+        return self._core.demand(router_id, now_s=self._loop.time())
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree: for tests and diagnosis."""

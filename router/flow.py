@@ -100,8 +100,8 @@ class Flow:
         self._has_joined = False
         self._turned_away = ""
         """Why the source refused the decode worker, while the source itself has not said anything."""
-        self._losses = 0
-        self._refusals = 0
+        self._losses = self._refusals = 0
+        self.failure: FailureKind | None = None
         self._cached_token_count: int | None = None
 
     @property
@@ -154,7 +154,7 @@ class Flow:
         return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
     @property
-    def _cached_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         return min(self._cached_token_count or 0, len(self.submit.prompt))
 
     @property
@@ -226,9 +226,9 @@ class Flow:
     ) -> list[RouterAction]:
         """End it, whatever it was doing."""
         actions = self._let_go()
+        self.failure = kind
         self._life.to(Phase.FAILED, now_s=now_s, cause=message)
-        actions.append(Failed(self.submit.seq_id, kind, message, retry_after_s))
-        return actions
+        return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s)]
 
     # --- what happens to it -----------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Flow:
         self.clock.delivered(len(self.generated), now_s)
         extras = self._order.take_extras(first_index)
         actions: list[RouterAction] = [
-            Deliver(self.submit.seq_id, first_index, tokens, self._cached_tokens, *extras)
+            Deliver(self.submit.seq_id, first_index, tokens, self.cached_tokens, *extras)
         ]
         if first_index == 0:
             waited_s = now_s - self.submitted_at_s
@@ -399,7 +399,7 @@ class Flow:
             self.submit.seq_id,
             reason,
             len(self.generated),
-            self._cached_tokens,
+            self.cached_tokens,
             self._order.embedding,
             self.clock.waterfall(),
             self._served,

@@ -64,7 +64,9 @@ class GenerationRequest(RequestFrame):
             exchange.close()
             unwatch()
             self.used_tokens = exchange.usage().total_tokens
-        return self._outcome(exchange)
+        outcome = self._outcome(exchange)
+        exchange.release()
+        return outcome
 
     async def _serve_beams(
         self, call: Call, beam: Beam, body: bytes, scope: Scope, receive: Receive, send: Send

@@ -33,12 +33,20 @@ OPENNESS = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 
 
 def health(
-    status: RouterStatus, *, model: str, is_draining: bool, directory: str, tenants: dict[str, str]
+    status: RouterStatus,
+    *,
+    model: str,
+    is_draining: bool,
+    directory: str,
+    tenants: dict[str, str],
+    may_sleep: bool = False,
 ) -> dict[str, Any]:
-    """`status` is ok, degraded (served, but not as configured) or unavailable."""
-    is_ready = status.is_ready and not is_draining
+    """`status` is ok, degraded (served, but not as configured), asleep (see `is_asleep`) or unavailable."""
+    sleeps = is_asleep(status, may_sleep=may_sleep, directory=directory)
+    is_ready = (status.is_ready or sleeps) and not is_draining
+    served = "asleep" if sleeps else "degraded" if status.is_degraded else "ok"
     return {
-        "status": "unavailable" if not is_ready else "degraded" if status.is_degraded else "ok",
+        "status": served if is_ready else "unavailable",
         "ready": is_ready,
         "draining": is_draining,
         "model": model,
@@ -54,6 +62,12 @@ def health(
         "sequences": {"live": status.live, "queued": status.queued},
         "workers": {role.value: [_worker(w) for w in status.workers if w.role is role] for role in Role},
     }
+
+
+def is_asleep(status: RouterStatus, *, may_sleep: bool, directory: str) -> bool:
+    """There is no worker since none was needed, and the next request is held until one was started.
+    `may_sleep`: the autoscaler stops idle workers to the last. Without the control plane none would wake."""
+    return may_sleep and not status.workers and directory == "current"
 
 
 def _predictor(status: RouterStatus) -> dict[str, Any]:
@@ -103,15 +117,15 @@ class StatusGauges:
         self._worker_ids: set[str] = set()
         self._counted = SetbackStatus()
 
-    def update(self, status: RouterStatus) -> None:
+    def update(self, status: RouterStatus, *, is_asleep: bool = False) -> None:
         meter = self._meter
         meter.set(QUEUED, status.queued)
         meter.set(PEERS, status.peer_count)
         meter.set(INDEX_BYTES, status.index_bytes)
         for role in Role:
             meter.set(KNOWN_WORKERS, sum(w.role is role for w in status.workers), role=role.value)
-        meter.set(DEGRADED, status.is_prefill_pool_empty, pool="prefill")
-        meter.set(DEGRADED, status.is_decode_pool_empty, pool="decode")
+        meter.set(DEGRADED, status.is_prefill_pool_empty and not is_asleep, pool="prefill")
+        meter.set(DEGRADED, status.is_decode_pool_empty and not is_asleep, pool="decode")
         predictor = status.predictor
         meter.set(PREDICTOR_FALLBACK, predictor.is_in_use and not predictor.is_trusted)
         meter.set(PREDICTOR_EXCESS, predictor.error)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
+from weakref import ref
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -31,8 +32,11 @@ class _Refused(Exception):
     """Raised within the parser to end it."""
 
 
-def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
+def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
     """What `cycle.send` does with a piece of the body, if it need not wait."""
+    cycle = of()
+    if cycle is None:
+        return False
     is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
     if not is_open or cycle.flow.write_paused or cycle.transport.is_closing():
         return False
@@ -140,16 +144,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._on_gone = None
-        cycle.scope[WRITE_NOW] = partial(_write_now, cycle)  # type: ignore[typeddict-unknown-key]
-        cycle.scope[WATCH] = partial(self._watch, cycle)  # type: ignore[typeddict-unknown-key]
+        of = ref(cycle)  # which has the scope: it would only be freed by the garbage collector
+        cycle.scope[WRITE_NOW] = partial(_write_now, of)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[WATCH] = partial(self._watch, of)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
-    def _watch(self, cycle: RequestResponseCycle, on_gone: Callable[[], None]) -> Callable[[], None]:
+    def _watch(self, of: "ref[RequestResponseCycle]", on_gone: Callable[[], None]) -> Callable[[], None]:
+        cycle = of()
+
         def end() -> None:
             if self._on_gone is on_gone:
                 self._on_gone = None
 
-        if cycle.disconnected:
+        if cycle is None or cycle.disconnected:
             on_gone()
         else:
             self._on_gone = on_gone

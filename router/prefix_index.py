@@ -13,7 +13,7 @@ import numpy as np
 from baton.core.ids import BlockHash, WorkerId
 from baton.core.messages import BlockEvents
 from router.holder_sets import HolderSets
-from router.prefix_table import SCALAR_MAX, Numbers, PrefixTable, Update, keys_of
+from router.prefix_table import SCALAR_MAX, Numbers, PrefixTable, Update, key_of, keys_of
 
 EXPECTED_S = 10.0
 """How long blocks that a placed sequence will leave behind count as cached without being confirmed. A
@@ -121,14 +121,15 @@ class PrefixIndex:
             return
         holder = self._holders[worker_id]
         known, expected = holder.stored_bit | holder.expected_bit, holder.expected_bit
-        update = self._table.update(keys_of(hashes), lambda bits: bits if bits & known else bits | expected)
+        update = self._table.update_blocks(hashes, lambda bits: bits if bits & known else bits | expected)
         if len(update.changed):
             self._expiries.append((now_s + EXPECTED_S, worker_id, holder, update.changed))
 
     def expire(self, now_s: float) -> None:
         """Give up the expectations that nothing confirmed in time, and go on with what is spread over
         time."""
-        self.note_placed()
+        if self._placed:
+            self.note_placed()
         count = 0
         while self._expiries and self._expiries[0][0] <= now_s and count < EXPIRED_AT_ONCE_MAX:
             _, worker_id, holder, keys = self._expiries.popleft()
@@ -202,9 +203,9 @@ class PrefixIndex:
     def _runs(self, hashes: Sequence[BlockHash]) -> Iterator[tuple[int, int]]:
         """(set of holders, first block that has another one) along the prompt."""
         table, depth = self._table, 0
-        for key in keys_of(hashes[:SCALAR_MAX]).tolist():
+        for block_hash in hashes[:SCALAR_MAX]:
             depth += 1
-            yield table.get_one(key), depth
+            yield table.get_one(key_of(block_hash)), depth
         size = PIECE
         while depth < len(hashes):
             ids = table.get(keys_of(hashes[depth : depth + size]))
@@ -229,12 +230,12 @@ class PrefixIndex:
     def _store(self, holder: _Holder, hashes: Sequence[BlockHash]) -> None:
         if hashes:
             stored, expected = holder.stored_bit, holder.expected_bit
-            update = self._table.update(keys_of(hashes), lambda bits: (bits | stored) & ~expected)
+            update = self._table.update_blocks(hashes, lambda bits: (bits | stored) & ~expected)
             self._recount(holder, update)
 
     def _remove(self, holder: _Holder, hashes: Sequence[BlockHash]) -> None:
         if hashes:
-            self._recount(holder, self._table.update(keys_of(hashes), _without(holder.stored_bit)))
+            self._recount(holder, self._table.update_blocks(hashes, _without(holder.stored_bit)))
 
     def _recount(self, holder: _Holder, update: Update) -> None:
         stored = holder.stored_bit

@@ -22,7 +22,7 @@ from router.holder_sets import SETS_MAX, HolderSets
 
 LOAD_MAX = 0.65
 SLOTS_FIRST = 1024
-SCALAR_MAX = 32
+SCALAR_MAX = 96
 """Up to here a loop in Python is quicker than what arrays cost to begin with."""
 
 MOVED_MIN, MOVED_PER_KEY = 1024, 4
@@ -38,6 +38,11 @@ _WINDOW: Numbers = np.arange(1, 9)
 def keys_of(hashes: Sequence[BlockHash]) -> Numbers:
     words = np.frombuffer(b"".join(hashes), np.dtype("<u8"))[::2]
     return np.maximum((words >> np.uint64(64 - KEY_BITS)).astype(np.int64), 1)  # 0: the slot is empty
+
+
+def key_of(block_hash: BlockHash) -> int:
+    """As `keys_of`, for few."""
+    return int.from_bytes(block_hash[:8], "little") >> 64 - KEY_BITS or 1
 
 
 class _Slots:
@@ -168,6 +173,13 @@ class PrefixTable:
             return self._update_some(dict.fromkeys(keys.tolist()), change)
         return self._update_many(np.unique(keys), change)
 
+    def update_blocks(self, hashes: Sequence[BlockHash], change: Callable[[int], int]) -> Update:
+        """The same, of blocks by their hashes."""
+        if len(hashes) > SCALAR_MAX:
+            return self.update(keys_of(hashes), change)
+        self._make_room(len(hashes))
+        return self._update_some(dict.fromkeys(map(key_of, hashes)), change)
+
     def move_some(self, count: int = MOVED_MIN) -> None:
         """A step of growing, if that is under way."""
         old = self._old
@@ -225,7 +237,8 @@ class PrefixTable:
     # --- growing ----------------------------------------------------------------------------------
 
     def _make_room(self, count: int) -> None:
-        self.move_some(max(MOVED_MIN, MOVED_PER_KEY * count))
+        if self._old is not None:
+            self.move_some(max(MOVED_MIN, MOVED_PER_KEY * count))
         while self._slots.used + count > LOAD_MAX * self._slots.size:
             if self._old is not None:
                 self.move_some(self._old.size)

@@ -24,6 +24,7 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
+from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
 from kv_store.directory.connect import connect
 from router.adapters import Adapters
@@ -37,6 +38,7 @@ from router.parsers.select import choose_parsers
 from router.peers.following import Following
 from router.peers.sharer import Sharer
 from router.public_tls import PublicTls
+from router.reporting import Reporting
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.store_lookup import StoreLookup
@@ -60,7 +62,7 @@ CLOSE_S = 2.0
 OnReady = Callable[[Sequence[str]], None]
 
 
-GARBAGE_THRESHOLDS = (50_000, 20, 20)
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
 """Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
 
 
@@ -215,6 +217,7 @@ class RouterProcess:
             model=model,
         )
         self._directory = DirectoryClient(control_address) if control_address else None
+        self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
         self._sharer = Sharer(self.driver, router_id, observer.stories)
         self._following = Following(self.driver, router_id, addresses=config.router.peers)
@@ -241,6 +244,7 @@ class RouterProcess:
             gate=Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id),
             directory_state=self._directory_state,
             store_lookup=store_lookup,
+            may_sleep=config.autoscale.may_sleep,
         )
 
     def _directory_state(self) -> str:
@@ -256,6 +260,9 @@ class RouterProcess:
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
+            if self._demand is not None:
+                reporting = Reporting(self.driver, self._demand, self._router_id)
+                background.append(group.create_task(reporting.run()))
             if self._tls is not None:
                 background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
@@ -317,6 +324,8 @@ class RouterProcess:
     async def close(self) -> None:
         if self._directory is not None:
             await self._directory.close()
+        if self._demand is not None:
+            await self._demand.close()
         if self._service.store_lookup is not None:
             await self._service.store_lookup.close()
         await self._service.gate.close()

@@ -38,15 +38,17 @@ class Service:
         gate: Gate,
         directory_state: Callable[[], str] = lambda: "none",
         store_lookup: StoreLookup | None = None,
+        may_sleep: bool = False,
     ) -> None:
-        """`directory_state`: for /health, whether membership is current."""
+        """For /health: `directory_state`, whether membership is current; `may_sleep`, whether there may be no
+        worker because nobody asked for anything."""
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
         self.classes, self.gate = Classes(slo), gate
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)
         """Special tokens that chat parsers must see as text."""
-        self.directory_state = directory_state
+        self.directory_state, self.may_sleep = directory_state, may_sleep
         self.store_lookup = store_lookup
         self.created = int(time.time())
         self._salt = config.tenant_salt.encode()

@@ -128,7 +128,7 @@ class Setbacks:
         slow = slowness(report.costs, worker.hello.costs)
         if slow is not None:
             role = worker.role
-            peers = [w.worker_id for w in self._cluster if w.role is role]
+            peers = (w.worker_id for w in self._cluster if w.role is role)  # hardly ever looked at
             self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
 
     def overdue(self, flow: Flow, now_s: float) -> None:

@@ -46,6 +46,11 @@ class WaterfallClock:
     def has_first_token(self) -> bool:
         return self._first_s is not None
 
+    @property
+    def first_s(self) -> float | None:
+        """When the client had its first token."""
+        return self._first_s
+
     def placed(self, now_s: float) -> None:
         if self._first_s is None:
             self._queue_s += now_s - self._since_s

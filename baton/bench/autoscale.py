@@ -33,8 +33,11 @@ from loadgen.traces import read_trace
 
 BLOCK_TOKENS = 512
 REPLICAS_MAX = 48
-HPA_TARGETS = (0.5, 0.7)
+HPA_TARGETS = (0.7,)
 SEARCH_STEPS_MAX = 14
+POLICY = "cached_prefix"
+"""Of the router. The default one asks its predictor again for everybody who waits, whatever happens:
+where a pool is too small, which is what is compared here, that is all that the simulator does."""
 STEADY_WARM_S = 900.0
 """Reversals of steady load are counted from here: before, the rule still learns what it needs."""
 
@@ -59,7 +62,7 @@ class Load(msgspec.Struct, frozen=True):
     profile: str
     trace: str = ""
     length_scale: float = 1.0
-    lengths: Lengths = Lengths(6000, 4000)
+    lengths: Lengths = Lengths(8000, 3000)
     later: Lengths | None = None
     """From the middle of the run on."""
     start_s: float = 120.0
@@ -70,12 +73,13 @@ def profile_of(name: str, duration_s: float) -> Profile:
     """Raises SetupError: unknown."""
 
     def ramp(at_s: float) -> float:
-        return 0.5 + min(1.0, at_s / (0.8 * duration_s))
+        return 0.4 + min(1.0, at_s / (0.8 * duration_s))
 
     profiles: dict[str, Profile] = {
         "steady": lambda at_s: 1.0,
-        "step": lambda at_s: 0.5 if at_s < duration_s / 3 else 1.5,
-        "spike": lambda at_s: 2.5 if 0.5 <= at_s / duration_s < 0.6 else 0.7,
+        # High for a quarter of the time: what provisioning for it costs meanwhile is the question.
+        "step": lambda at_s: 1.3 if 0.4 <= at_s / duration_s < 0.65 else 0.4,
+        "spike": lambda at_s: 1.7 if 0.5 <= at_s / duration_s < 0.6 else 0.5,
         "ramp": ramp,
         # A day in the run: low at its ends, high in the middle.
         "day": lambda at_s: 0.35 + 1.15 * math.sin(math.pi * at_s / duration_s) ** 2,
@@ -141,11 +145,11 @@ class Case(msgspec.Struct, frozen=True):
     model: str = "llama-3-70b"
     gpu: str = "h20"
     tensor: int = 4
-    ttft_slo_s: float = 12.0
+    ttft_slo_s: float = 20.0
     tpot_slo_s: float = 0.03
     attain: float = 0.95
-    first: tuple[int, int] = (8, 6)
-    """Prefill and decode workers at the start."""
+    first: tuple[int, int] | None = None
+    """Prefill and decode workers at the start; None: what sizing has for the load's first ten minutes."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -188,7 +192,7 @@ class Stage:
             machine,
             pools,
             block_tokens=BLOCK_TOKENS,
-            router=RouterConfig(any_role=False),
+            router=RouterConfig(any_role=False, policy=POLICY),
             engine=EngineConfig(
                 block_tokens=BLOCK_TOKENS,
                 step_tokens_max=STEP_TOKENS,
@@ -267,62 +271,89 @@ def stage(case: Case) -> Stage:
 # --- clusters whose size does not change ----------------------------------------------------------
 
 
-def peak_pools(ready: Stage) -> Pools:
-    """What provisioning for the peak takes: the sizing model over the busiest five minutes."""
+PEAK_WINDOW_S = 300.0
+FIRST_S = 600.0
+
+
+def sized_pools(ready: Stage, start_s: float, window_s: float) -> Pools:
+    """What the sizing model has for the requests of a while."""
     case = ready.case
     kind = traits_of(ready.spec(Pools(1, 1)).workers[0][0])
-    window_s = 300.0
-    prefill = decode = 1
-    start_s = 0.0
-    while start_s < case.load.duration_s:
-        inside = [d for d in ready.demands if start_s <= d.at_s < start_s + window_s]
-        prompts = [
-            Prompt(
-                1.0, kind.costs.prompt_s(0, d.input_tokens, chunk_tokens=kind.chunk_tokens), case.ttft_slo_s
-            )
-            for d in inside
-        ]
-        work = sum(p.service_s for p in prompts) / window_s
-        tokens = sum(d.output_tokens for d in inside)
-        context = sum(d.output_tokens * (d.input_tokens + d.output_tokens / 2) for d in inside)
-        decoding = Decoding(tokens / window_s, context / max(1, tokens), case.tpot_slo_s)
-        missed_max = (1 - case.attain) / 2
-        prefill = max(prefill, prefill_needed(prompts, work=work, missed_max=missed_max))
-        decode = max(decode, decode_needed(decoding, kind))
-        start_s += window_s / 2
-    return Pools(prefill, decode)
+    inside = [d for d in ready.demands if start_s <= d.at_s < start_s + window_s]
+    prompts = [
+        Prompt(1.0, kind.costs.prompt_s(0, d.input_tokens, chunk_tokens=kind.chunk_tokens), case.ttft_slo_s)
+        for d in inside
+    ]
+    tokens = sum(d.output_tokens for d in inside)
+    context = sum(d.output_tokens * (d.input_tokens + d.output_tokens / 2) for d in inside)
+    decoding = Decoding(tokens / window_s, context / max(1, tokens), case.tpot_slo_s)
+    work = sum(p.service_s for p in prompts) / window_s
+    prefill = prefill_needed(prompts, work=work, missed_max=(1 - case.attain) / 2)
+    return Pools(max(1, prefill), max(1, decode_needed(decoding, kind)))
+
+
+def peak_pools(ready: Stage) -> Pools:
+    """What provisioning for the peak takes: the sizing model over the busiest five minutes."""
+    starts = range(0, max(1, int(ready.case.load.duration_s)), int(PEAK_WINDOW_S / 2))
+    sizes = [sized_pools(ready, float(start_s), PEAK_WINDOW_S) for start_s in starts]
+    return Pools(max(s.prefill for s in sizes), max(s.decode for s in sizes))
+
+
+class StaticSearch:
+    """The cheapest cluster that meets the objectives of `goal` of the requests. Prefill workers decide over
+    TTFT and decode workers over TPOT, so one pool is halved while the other is held, prefill first; then
+    each neighbour with one worker fewer is tried until none is enough."""
+
+    def __init__(self, ready: Stage, goal: float, *, progress: Callable[[str], None]) -> None:
+        self._ready, self._goal, self._progress = ready, goal, progress
+        self.tried: dict[tuple[int, int], Run] = {}
+
+    @property
+    def is_spent(self) -> bool:
+        return len(self.tried) >= SEARCH_STEPS_MAX
+
+    def suffices(self, at: tuple[int, int]) -> bool:
+        if at not in self.tried:
+            self.tried[at] = run = self._ready.run("static", Pools(*at), goal=self._goal)
+            self._progress(f"  static {at}: {run.met:.1%}")
+        return self.tried[at].met >= self._goal
+
+    def best(self, first: Pools) -> Run | None:
+        at = (first.prefill, first.decode)
+        while not self.suffices(at) and not self.is_spent:
+            run = self.tried[at]
+            lacks_prefill = run.ttft_missed + run.refused / max(1, run.requests) >= run.tpot_missed
+            at = (at[0] + 1, at[1]) if lacks_prefill else (at[0], at[1] + 1)
+        if self.suffices(at):
+            at = (self._fewest(at[0], lambda n: (n, at[1])), at[1])
+            at = (at[0], self._fewest(at[1], lambda n: (at[0], n)))
+            self._descend(at)
+        good = [run for run in self.tried.values() if run.met >= self._goal]
+        return min(good, key=lambda run: run.gpu_hours, default=None)
+
+    def _fewest(self, enough: int, at: Callable[[int], tuple[int, int]]) -> int:
+        low, high = 0, enough
+        while high - low > 1 and not self.is_spent:
+            # Nearer to what is enough: half of it rarely is, and what is far from enough takes long to run.
+            middle = low + max(1, (high - low) * 2 // 3)
+            low, high = (low, middle) if self.suffices(at(middle)) else (middle, high)
+        return high
+
+    def _descend(self, at: tuple[int, int]) -> None:
+        while not self.is_spent:
+            smaller = [(at[0] - 1, at[1]), (at[0], at[1] - 1)]
+            found = next((s for s in smaller if min(s) >= 1 and not self.is_spent and self.suffices(s)), None)
+            if found is None:
+                return
+            at = found
 
 
 def best_static(
     ready: Stage, goal: float, first: Pools, *, progress: Callable[[str], None]
 ) -> tuple[Run | None, list[Run]]:
-    """The cheapest cluster that meets the objectives of `goal` of the requests: from `first`, one worker less
-    where that leaves enough, or one more where objectives are missed, until no neighbour does with fewer.
-    Every run counts; GPU-hours of a static cluster depend on its size and on when its last request ended."""
-    tried: dict[tuple[int, int], Run] = {}
-
-    def attempt(prefill: int, decode: int) -> Run:
-        key = (prefill, decode)
-        if key not in tried:
-            tried[key] = ready.run("static", Pools(*key), goal=goal)
-            progress(f"  static {key}: {tried[key].met:.1%}")
-        return tried[key]
-
-    at = (first.prefill, first.decode)
-    while len(tried) < SEARCH_STEPS_MAX and attempt(*at).met < goal:
-        run = attempt(*at)
-        lacks_prefill = run.ttft_missed + run.refused / max(1, run.requests) >= run.tpot_missed
-        at = (at[0] + 1, at[1]) if lacks_prefill else (at[0], at[1] + 1)
-    improved = attempt(*at).met >= goal
-    while improved and len(tried) < SEARCH_STEPS_MAX:
-        improved = False
-        for step in ((-1, 0), (0, -1)):
-            smaller = (at[0] + step[0], at[1] + step[1])
-            if min(smaller) >= 1 and len(tried) < SEARCH_STEPS_MAX and attempt(*smaller).met >= goal:
-                at, improved = smaller, True
-                break
-    good = [run for run in tried.values() if run.met >= goal]
-    return min(good, key=lambda run: run.gpu_hours, default=None), list(tried.values())
+    """See `StaticSearch`. A static cluster's GPU-hours depend on when its last request ended, too."""
+    search = StaticSearch(ready, goal, progress=progress)
+    return search.best(first), list(search.tried.values())
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -349,26 +380,26 @@ class Result(msgspec.Struct, frozen=True):
 def measure(case: Case, *, progress: Callable[[str], None], searches: bool = True) -> Result:
     """Raises SetupError, see `stage`."""
     ready = stage(case)
-    first = Pools(*case.first)
-    runs = [ready.run("baton", first)]
-    ours = runs[0]
-    progress(
-        f"{case.load.name}: {len(ready.demands)} requests; baton {ours.met:.1%}, "
-        f"{ours.gpu_hours:.1f} GPU-hours"
-    )
-    peak = ready.run("static", peak_pools(ready))
-    runs.append(_named(peak, "peak"))
-    for target in HPA_TARGETS:
-        run = _named(ready.run("hpa", first, target=target), f"hpa {target:g}")
-        progress(f"  {run.rule}: {run.met:.1%}, {run.gpu_hours:.1f} GPU-hours")
-        runs.append(run)
-    runs.append(ready.run("queue-depth", first))
+    first = Pools(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
+    runs: list[Run] = []
+
+    def run(rule: RuleName, name: str, pools: Pools, *, target: float = 0.7, can_flip: bool = True) -> Run:
+        made = _named(ready.run(rule, pools, target=target, can_flip=can_flip), name)
+        progress(f"{case.load.name}: {name} from {pools}: {made.met:.1%}, {made.gpu_hours:.1f} GPU-hours")
+        runs.append(made)
+        return made
+
+    progress(f"{case.load.name}: {len(ready.demands)} requests")
+    ours = run("baton", "baton", first)
+    peak = run("static", "peak", peak_pools(ready))
     if case.load.later is not None:
-        runs.append(_named(ready.run("baton", first, can_flip=False), "baton, no flips"))
+        run("baton", "baton, no flips", first, can_flip=False)
+    for target in HPA_TARGETS:
+        run("hpa", f"hpa {target:g}", first, target=target)
+    run("queue-depth", "queue-depth", first)
     best, tried = None, list[Run]()
     if searches:
-        mean = Pools(max(1, peak_pools(ready).prefill - 1), peak_pools(ready).decode)
-        best, tried = best_static(ready, ours.met, mean, progress=progress)
+        best, tried = best_static(ready, ours.met, peak_pools(ready), progress=progress)
     if best is not None:
         runs.append(_named(best, "best static"))
     return Result(case, runs, ours, best, peak, len(tried))

@@ -11,7 +11,7 @@ from rich.table import Table
 from baton.bench.autoscale import Case, Lengths, Load, Result, measure_all
 from baton.core.errors import SetupError
 
-PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(8000, 1500), Lengths(2000, 6000)
+PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
 
 
 def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
@@ -39,12 +39,12 @@ def autoscale(
         list[Path] | None, typer.Argument(help="Traces to run besides the drawn loads.")
     ] = None,
     only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
-    hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 1.0,
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 1.5,
+    hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 3.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 0.6,
     model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
     tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 12.0,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 20.0,
     tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.03,
     attain: Annotated[float, typer.Option(min=0.5, max=0.999, help="What the autoscaler aims at.")] = 0.95,
     search: Annotated[bool, typer.Option(help="Search the best static cluster.")] = True,

@@ -15,6 +15,7 @@ from baton.bench.faults_cli import faults
 from baton.bench.fidelity_cli import fidelity
 from baton.bench.goodput_cli import goodput
 from baton.bench.kernels_cli import kernels
+from baton.bench.overload_cli import overload
 from baton.bench.placement_cli import placement
 from baton.bench.quality_cli import quality
 from baton.bench.reuse_cli import reuse
@@ -43,6 +44,7 @@ app.command("kernels")(kernels)
 app.command("speculation")(speculation)
 app.command("policies")(policies)
 app.command("store")(store)
+app.command("overload")(overload)
 app.command("placement")(placement)
 app.command("reuse")(reuse)
 app.command("router")(router)

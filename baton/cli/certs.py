@@ -154,7 +154,9 @@ def rotate_ca(
     """
     authority = _authority(folder)
     if finish:
-        typer.echo(f"{authority.drop_former()} former authorities do not count any more: bring ca.pem to all")
+        if not (dropped := authority.drop_former()):
+            raise SetupError(f"{folder}/ca.pem has no former authority: nothing to finish")
+        typer.echo(f"{dropped} former authorities do not count any more: bring ca.pem to all")
         return
     authority.rotate(days=authority_days, now=datetime.now(UTC))
     typer.echo(

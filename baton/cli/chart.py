@@ -16,6 +16,7 @@ Schema = dict[str, Any]
 OWNED = {
     "tls": {"ca", "cert", "key"},
     "access": {"tokens", "token"},
+    "dashboard": {"host", "port", "tls_cert", "tls_key", "token_file", "sessions_file"},
     "model": {"path", "name", "revision", "device"},
     "store": {"socket", "ssd_dir", "directory", "port", "metrics_port"},
     "router": {

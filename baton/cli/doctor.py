@@ -91,7 +91,8 @@ async def _status(address: str) -> WorkerStatusReply | None:
 def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     """Pure."""
     yield from _router(health)
-    yield from _pools(workers, is_served=health.get("status") in ("ok", "degraded"))
+    if health.get("status") != "asleep":
+        yield from _pools(workers, is_served=health.get("status") in ("ok", "degraded"))
     yield from _compatibility(workers)
     yield from _remote_prefill(workers)
     yield from _caches(workers)
@@ -105,7 +106,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
-    level: Level = {"ok": "ok", "degraded": "note"}.get(str(health.get("status")), "bad")  # pyright: ignore
+    level: Level = {"ok": "ok", "degraded": "note", "asleep": "note"}.get(str(health.get("status")), "bad")  # pyright: ignore
     yield Finding(level, f"router: {health.get('status')}, model {health.get('model')}")
     directory = health.get("directory", "none")
     if directory == "none":

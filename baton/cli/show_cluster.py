@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Outcome, ReplicaPhase
+from baton.core.operate import AutoscaleState, ClusterState, Outcome, ReplicaPhase
 
 DECISIONS_SHOWN = 10
 _STYLES = {ReplicaPhase.RUNNING: "green", ReplicaPhase.WAITING: "red", ReplicaPhase.KILLING: "red"}
@@ -20,6 +20,9 @@ def show(state: ClusterState, console: Console | None = None) -> None:
         is_there = "all there" if state.is_settled else "on its way"
         console.print(f"[bold]{pool.model}[/bold] version {pool.version.name}: {counts} wanted, {is_there}")
     console.print(_replicas(state))
+    if state.autoscale is not None:
+        console.print(_learnt(state.autoscale))
+        console.print(_outlook(state.autoscale))
     if state.nodes:
         console.print(_nodes(state))
     if state.decisions:
@@ -35,6 +38,21 @@ def _replicas(state: ClusterState) -> Table:
         why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
         deaths = str(r.deaths_in_a_row or "")
         table.add_row(name, r.role, phase, span(r.for_s), r.version, r.node[:12], deaths, why[:60])
+    return table
+
+
+def _learnt(state: AutoscaleState) -> str:
+    what = "only advises" if state.mode == "advise" else "orders"
+    learnt = f"starts take {span(state.start_s)}, flips {span(state.flip_s)}, drains {span(state.drain_s)}"
+    return f"autoscaler {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
+
+
+def _outlook(state: AutoscaleState) -> Table:
+    table = Table("role", "demand", "forecast", "correction", "needed", "wanted")
+    for one in state.roles:
+        demand, forecast = f"{one.demand:.3g} {one.unit}", f"{one.forecast:.3g}"
+        correction = f"x{one.correction:.2f}"
+        table.add_row(one.role, demand, forecast, correction, str(one.needed), str(one.wanted))
     return table
 
 

@@ -87,7 +87,7 @@ def _read(path: Path, *, may_be_missing: bool = False) -> TokenBook:
     try:
         return read_book(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"cannot read {path}: {error}") from None
+        raise SetupError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(path: Path, book: TokenBook) -> None:
@@ -102,4 +102,4 @@ def _write(path: Path, book: TokenBook) -> None:
             os.fsync(file.fileno())
         os.replace(name, path)
     except OSError as error:
-        raise SetupError(f"cannot write {path}: {error}") from None
+        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None

@@ -189,6 +189,34 @@ class Decision(msgspec.Struct, frozen=True):
     """From the order to DONE or FAILED."""
 
 
+class RoleOutlook(msgspec.Struct, frozen=True):
+    """What the autoscaler makes of one role."""
+
+    role: Role
+    demand: float
+    forecast: float
+    """When a replica started now would serve, at its upper end."""
+    unit: str
+    """Of both."""
+    correction: float
+    """Factor on the forecast, learnt from objectives missed."""
+    needed: int
+    wanted: int
+    """Hysteresis, bounds and budgets applied."""
+
+
+class AutoscaleState(msgspec.Struct, frozen=True):
+    mode: str
+    """on | advise"""
+    text: str = ""
+    """Why nothing is decided; empty: it is."""
+    roles: tuple[RoleOutlook, ...] = ()
+    start_s: float = 0.0
+    """As learnt, or as configured before any was seen; so for the other two."""
+    drain_s: float = 0.0
+    flip_s: float = 0.0
+
+
 class RouterState(msgspec.Struct, frozen=True):
     """A router that follows the directory."""
 
@@ -211,6 +239,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The latest, oldest first."""
     is_settled: bool = False
     """What is desired is there, and nothing else."""
+    autoscale: AutoscaleState | None = None
+    """None: nobody scales it but those who operate it."""
     routers: tuple[RouterState, ...] = ()
 
     def pool(self, model: str) -> Pool | None:

@@ -156,7 +156,11 @@ INDEXED_BLOCKS = Metric(
     "baton_router_indexed_blocks", "gauge", "blocks", "Blocks in the prefix index.", ("worker",)
 )
 DEGRADED = Metric(
-    "baton_router_degraded_ratio", "gauge", "ratio", "1 while a pool is empty, else 0.", ("pool",)
+    "baton_router_degraded_ratio",
+    "gauge",
+    "ratio",
+    "1 while a pool is empty, else 0; 0 while all workers sleep.",
+    ("pool",),
 )
 PREDICTOR_ERROR = Metric(
     "baton_predictor_error_ratio",
@@ -323,6 +327,42 @@ STORE_COPIED_BLOCKS = Metric(
 
 REPLICAS = Metric(
     "baton_replica_workers", "gauge", "workers", "Replicas by role and state.", ("role", "state")
+)
+AUTOSCALE_LOOKS = Metric(
+    "baton_autoscale_looks_total",
+    "counter",
+    "events",
+    "Intervals at whose end the autoscaler decided (also that nothing changes), or was blind: a router was "
+    "silent.",
+    ("outcome",),
+)
+AUTOSCALE_DECISIONS = Metric(
+    "baton_autoscale_decisions_total",
+    "counter",
+    "events",
+    "Changes that the autoscaler ordered, advised (autoscale.mode=advise), or was refused.",
+    ("kind",),
+)
+AUTOSCALE_NEEDED = Metric(
+    "baton_autoscale_needed_workers",
+    "gauge",
+    "workers",
+    "Workers that the forecast takes, by role.",
+    ("role",),
+)
+AUTOSCALE_WANTED = Metric(
+    "baton_autoscale_wanted_workers",
+    "gauge",
+    "workers",
+    "The same with hysteresis, bounds and budgets applied.",
+    ("role",),
+)
+AUTOSCALE_CORRECTION = Metric(
+    "baton_autoscale_correction_ratio",
+    "gauge",
+    "ratio",
+    "Factor on the forecast, learnt from objectives that were missed.",
+    ("role",),
 )
 RESTARTS = Metric(
     "baton_replica_restarts_total", "counter", "events", "Replicas started anew.", ("replica", "cause")

@@ -86,6 +86,7 @@ def share(title: str, part: str, whole: str, legend: str, *, description: str = 
 UNTIL_REFUSED = "until a request is refused or misses its objectives"
 UNTIL_FAILED = "until something fails"
 UNTIL_PRESSED = "until blocks run short"
+WITH_AUTOSCALER = "where autoscale.mode is off"
 WITH_SSD = "without an SSD tier"
 WITH_PEERS = "without a second store node"
 WITH_STORE = "without a store, or before it is asked"
@@ -160,6 +161,11 @@ def _pools() -> Row:
         "Pools",
         (
             measured(cat.REPLICAS, "Replicas", "sum", "role", "state"),
+            measured(cat.AUTOSCALE_NEEDED, "Forecast takes", "max", "role", quiet=WITH_AUTOSCALER),
+            measured(cat.AUTOSCALE_WANTED, "Autoscaler wants", "max", "role", quiet=WITH_AUTOSCALER),
+            measured(cat.AUTOSCALE_CORRECTION, "Its correction", "max", "role", quiet=WITH_AUTOSCALER),
+            counted(cat.AUTOSCALE_DECISIONS, "Its orders", "kind", quiet=WITH_AUTOSCALER),
+            counted(cat.AUTOSCALE_LOOKS, "Its looks", "outcome", quiet=WITH_AUTOSCALER),
             measured(cat.KNOWN_WORKERS, "Workers that routers know", "max", "role"),
             measured(cat.DEGRADED, "Pool is empty", "max", "pool"),
             measured(cat.IN_FLIGHT, "In flight", "sum", "worker"),

@@ -46,6 +46,7 @@ CALLERS: dict[str, frozenset[Party]] = {
     "StoreDirectory/LookUp": _STORES | _ROUTERS | OPERATING,
     "Budgets/Take": _ROUTERS,
     "Budgets/Settle": _ROUTERS,
+    "Demand/Report": _ROUTERS,
 }
 """By Service/Method. What is not listed is for OPERATING."""
 

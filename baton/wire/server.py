@@ -13,6 +13,7 @@ from baton.core.sharing import RouterMember
 from baton.wire import codec
 from baton.wire.budgets import BudgetsServicer
 from baton.wire.client import WorkerStatusReply, disagreement
+from baton.wire.demand import DemandHandler, DemandServicer
 from baton.wire.link import END, Link
 from baton.wire.operate import OperateHandler, OperateServicer
 from baton.wire.proto import baton_pb2 as pb
@@ -154,6 +155,7 @@ async def start_server(
     budgets: Ledger | None = None,
     router: RouterHandler | None = None,
     operate: OperateHandler | None = None,
+    demand: DemandHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
     the bound port. Raises SetupError if the port is taken."""
@@ -169,6 +171,8 @@ async def start_server(
         pb_grpc.add_StoreDirectoryServicer_to_server(servicer, server)
     if budgets is not None:
         pb_grpc.add_BudgetsServicer_to_server(BudgetsServicer(budgets), server)
+    if demand is not None:
+        pb_grpc.add_DemandServicer_to_server(DemandServicer(demand), server)
     if operate is not None:
         pb_grpc.add_OperateServicer_to_server(OperateServicer(operate), server)
     if store is not None:

@@ -8,28 +8,34 @@ from control_plane.autoscaler.values import Decision, RoleState
 
 WHO = "autoscaler"
 
-COMING = (ReplicaPhase.WAITING, ReplicaPhase.STARTING)
 SERVING = (ReplicaPhase.RUNNING, ReplicaPhase.SUSPECT)
 LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.KILLING)
 
 
 def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Role, RoleState]:
-    """Replicas of a model by role and phase. Their loads are not known here: zero."""
+    """Replicas of a model by role and phase; all that have been ordered, whatever became of them, and those
+    that leave. So an exchange of versions, with more processes for a while, is no larger pool, and one that
+    died and comes back no smaller one. Their loads are not known here: zero."""
     mine = [replica for replica in state.replicas if replica.model == model]
+    pool = state.pool(model)
 
     def count(role: Role, phases: tuple[ReplicaPhase, ...]) -> int:
         return sum(replica.role is role and replica.phase in phases for replica in mine)
 
-    # A flipping replica has its new role already; which one it leaves is not told.
-    return {
-        role: RoleState(
-            serving=count(role, SERVING),
-            starting=count(role, COMING),
-            joining=count(role, (ReplicaPhase.FLIPPING,)),
-            draining=count(role, LEAVING),
+    def state_of(role: Role) -> RoleState:
+        ordered = pool.count(role) if pool else 0
+        serving = min(ordered, count(role, SERVING))
+        # A flipping replica has its new role already. It is paid for as one that leaves the other.
+        joining = min(ordered - serving, count(role, (ReplicaPhase.FLIPPING,)))
+        leaving = sum(r.role is not role and r.phase is ReplicaPhase.FLIPPING for r in mine)
+        return RoleState(
+            serving=serving,
+            starting=ordered - serving - joining,
+            joining=joining,
+            draining=count(role, LEAVING) + leaving,
         )
-        for role in roles
-    }
+
+    return {role: state_of(role) for role in roles}
 
 
 def order_of(decision: Decision, model: str) -> Order | None:

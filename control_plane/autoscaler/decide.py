@@ -17,7 +17,6 @@ from control_plane.autoscaler.patience import Patience
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
     both_needed,
-    decode_fitting,
     decode_needed,
     decode_strain,
     prefill_needed,
@@ -26,6 +25,7 @@ from control_plane.autoscaler.sizing import (
 from control_plane.autoscaler.values import (
     Decision,
     Flip,
+    Memory,
     Observation,
     Settings,
     Sized,
@@ -38,6 +38,8 @@ FLIP_PATIENCE_S = 60.0
 """For so long a role must have had more than it needs before it gives to another that lacks."""
 LEARNT_MAX = 8
 """Starts, drains and flips remembered."""
+NOTHING_KNOWN = "none"
+"""In place of a forecast's name, while no worker has said what its steps cost."""
 HOLD_SHARE = 0.8
 """Of the time that routers hold requests: a cluster at zero must be back by then."""
 
@@ -83,6 +85,26 @@ class Autoscaler:
             )
         return ""
 
+    def memory(self, at_s: float) -> Memory:
+        learnt = {name: tuple(values) for name, values in self._learnt.items()}
+        return Memory(
+            start_s=learnt["start"],
+            drain_s=learnt["drain"],
+            flip_s=learnt["flip"],
+            corrections={role: one.factor for role, one in self._attainment.items()},
+            patience={role: one.factor for role, one in self._patience.items()},
+            spent=self._hours.told(at_s),
+        )
+
+    def recall(self, memory: Memory, at_s: float, *, away_s: float) -> None:
+        """Before the first decision. `away_s`: since the memory was written."""
+        for name, values in (("start", memory.start_s), ("drain", memory.drain_s), ("flip", memory.flip_s)):
+            self._learnt[name].extend(values)
+        for role in self.settings.bounds:
+            self._attainment[role].factor = memory.corrections.get(role, 1.0)
+            self._patience[role].factor = memory.patience.get(role, 1.0)
+        self._hours.restore([(ago_s + away_s, hours) for ago_s, hours in memory.spent], at_s)
+
     def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
         """`traits` of each role in use, as its workers told last; without them a role keeps what it has."""
         self._learn(seen, traits)
@@ -110,6 +132,7 @@ class Autoscaler:
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.BOTH)
         if prompts_by is not None:
             self._demand.observe(seen, prompts_by)
+            self._demand.made(seen, traits.get(Role.DECODE) or prompts_by)
             self._judge(seen, prompts_by, traits)
 
     def _judge(self, seen: Observation, prompts_by: Traits, traits: Mapping[Role, Traits]) -> None:
@@ -152,10 +175,12 @@ class Autoscaler:
         kind = traits.get(role)
         if kind is None:
             needed = max(seen.of(role).have, 1 if seen.queued else 0)
-            return Sized(0.0, 0.0, 0.0, "none", 1.0, needed, needed)
+            return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
         signal = self._demand.decode if role is Role.DECODE else self._demand.prefill
         near, far = signal.predict(1), signal.predict(self._steps(self.start_s))
-        upper = max(near.upper, far.upper, signal.surge)
+        upper = max(near.upper, far.upper, signal.surge) if signal.is_ready else signal.least
+        if role is Role.DECODE:
+            upper = max(upper, self._demand.made_per_s)
         factor = self._attainment[role].factor
         needed = self._needed(role, seen, kind, upper * factor)
         slack = self._needed(role, seen, kind, SLACK * upper * factor)
@@ -169,9 +194,8 @@ class Autoscaler:
         ask = self._demand
         if role is Role.DECODE:
             load = ask.decoding(demand)
-            running = sum(s.decoding for r, s in seen.roles.items() if r.decodes)
-            return max(decode_needed(load, kind), decode_fitting(load, kind, sequences=running))
-        work = demand + ask.backlog_rate(servers=seen.of(role).serving)
+            return decode_needed(load, kind)
+        work = demand + ask.backlog_rate(servers=seen.of(role).serving, start_s=self.start_s)
         if role is Role.PREFILL:
             return prefill_needed(ask.prompts(kind), work=work, missed_max=self._missed_max)
         # Tokens follow prompts, with the same margin.
@@ -183,9 +207,10 @@ class Autoscaler:
 
     def _wanted(self, role: Role, have: int, sized: Sized, reasons: list[str]) -> int:
         unit = "tokens/s" if role is Role.DECODE else "s of prompts per s"
-        if sized.needed > have:
+        if sized.needed > have and sized.model != NOTHING_KNOWN:
+            back = "" if have else "back from zero; "
             reasons.append(
-                f"{role}: {sized.forecast:.3g} {unit} forecast ({sized.demand:.3g} now, error "
+                f"{role}: {back}{sized.forecast:.3g} {unit} forecast ({sized.demand:.3g} now, error "
                 f"{sized.error:.2g}, {sized.model}; x{sized.correction:.2f} from attainment) takes "
                 f"{sized.needed}, there are {have}"
             )

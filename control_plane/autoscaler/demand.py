@@ -9,17 +9,21 @@ from control_plane.autoscaler.forecast import Forecast, Forecaster
 from control_plane.autoscaler.sizing import Decoding, Prompt
 from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
 
-WINDOW_S = 120.0
-"""Rates are means over so long: what varies faster is the queueing model's, or a surge."""
-MIX_S = 180.0
-"""Over how long lengths and cached shares are averaged."""
+MIX_WINDOWS = 1.5
+"""Over how many windows lengths and cached shares are averaged."""
 SURGE_SIGMAS = 3.0
-"""A last interval that lies further above the mean than chance explains counts at once, less so much."""
+SURGE_STEPS = (1, 3)
+"""Intervals whose mean lies further above the window's than chance explains count at once, less so much."""
 OUTPUT_TOKENS = 200.0
 """Of an answer, while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the usual are to be computed."""
+"""In how long prompts that wait beyond the usual are to be computed, at the least; else in as long as a start
+takes: what is started for them comes only then, and stays for the patience."""
+ENDED_MIN = 10.0
+"""Answers that must have ended before their mean length is believed: the first to end are short ones."""
+RUNNING_MORE = 1.1
+"""Tokens that are made count when they are so much more than those that arrivals let expect."""
 
 
 @dataclass(slots=True)
@@ -59,24 +63,47 @@ class _Signal:
     """One rate: its mean over the window, its forecast, and surges."""
 
     def __init__(self, settings: Settings) -> None:
-        steps = max(1, round(WINDOW_S / settings.interval_s))
-        self._recent: deque[float] = deque(maxlen=steps)
+        # What varies faster than this window is the queueing model's, or a surge.
+        steps = max(1, round(settings.window_s / settings.interval_s))
+        self._recent: deque[tuple[float, int]] = deque(maxlen=steps)
+        """(value, requests) of intervals."""
         season = round(settings.season_s / settings.interval_s)
         self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
         self.surge = 0.0
+        self._variation = 1.0
+
+    @property
+    def is_ready(self) -> bool:
+        """A whole window was seen. Before, chance looks like load."""
+        return len(self._recent) == self._recent.maxlen
+
+    @property
+    def least(self) -> float:
+        """What the mean is at the least, one standard deviation below it."""
+        requests = max(1, sum(n for _, n in self._recent))
+        return max(0.0, self.mean * (1 - sqrt((1 + self._variation) / requests)))
 
     def observe(self, value: float, *, requests: int, variation: float) -> None:
         """`variation`: squared coefficient of variation of what one request brings."""
-        usual = sum(self._recent) / len(self._recent) if self._recent else value
-        self._recent.append(value)
-        # Of a Poisson number of requests, each of random size.
-        sure = value - SURGE_SIGMAS * usual * sqrt((1 + variation) / max(1, requests))
-        self.surge = sure if sure > usual else 0.0
+        self._variation = variation
+        usual = self.mean if self._recent else value
+        self._recent.append((value, requests))
+        self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
         self._forecaster.observe(self.mean)
+
+    def _sure(self, steps: int, usual: float, variation: float) -> float:
+        """What the latest steps are at the least; 0: no more than usual."""
+        latest = [self._recent[-1 - n] for n in range(min(steps, len(self._recent)))]
+        value = sum(v for v, _ in latest) / len(latest)
+        # Of a Poisson number of requests, each of random size; as many as are usual, and one at the least.
+        requests = max(1, sum(n for _, n in latest))
+        chance = sqrt(max(usual, value / requests) * value * (1 + variation) / requests)
+        sure = value - SURGE_SIGMAS * chance
+        return sure if sure > usual else 0.0
 
     @property
     def mean(self) -> float:
-        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+        return sum(v for v, _ in self._recent) / len(self._recent) if self._recent else 0.0
 
     def predict(self, steps: int) -> Forecast:
         return self._forecaster.predict(steps)
@@ -90,10 +117,30 @@ class Demand:
         self._mixes: dict[str, _Mix] = {}
         self.prefill, self.decode = _Signal(settings), _Signal(settings)
         self._backlog_s = 0.0
+        self._knows_lengths = False
+        self._made: deque[float] = deque(maxlen=max(1, round(settings.window_s / settings.interval_s)))
+        """Tokens per second, of intervals."""
+
+    def made(self, seen: Observation, traits: Traits) -> None:
+        """How fast what runs makes tokens, by what steps cost. Lengths of answers are known when they end:
+        ones that became longer show here first."""
+        rate = 0.0
+        for role, state in seen.roles.items():
+            workers = state.serving + state.draining
+            if role.decodes and state.decoding and workers:
+                batch, context = state.decoding / workers, state.context_tokens / workers
+                rate += state.decoding / traits.costs.step_s(decodes=batch, context_tokens=context)
+        self._made.append(rate)
+
+    @property
+    def made_per_s(self) -> float:
+        """0: no more than what arrives lets expect."""
+        mean = sum(self._made) / len(self._made) if self._made else 0.0
+        return mean if mean > RUNNING_MORE * self.decode.mean else 0.0
 
     def observe(self, seen: Observation, traits: Traits) -> None:
         """`traits` of the workers that compute prompts."""
-        keep = exp(-seen.interval_s / MIX_S)
+        keep = exp(-seen.interval_s / (MIX_WINDOWS * self._settings.window_s))
         for name in {*self._mixes, *seen.classes}:
             mix = self._mixes.setdefault(name, _Mix({}))
             mix.take(seen.classes.get(name, ClassLoad()), keep)
@@ -108,7 +155,9 @@ class Demand:
         self.prefill.observe(
             work_s / seen.interval_s, requests=requests, variation=_variation(self.prompts(traits))
         )
-        self.decode.observe(tokens / seen.interval_s, requests=requests, variation=1.0)
+        if self._knows_lengths or sum(mix.ended for mix in self._mixes.values()) >= ENDED_MIN:
+            self._knows_lengths = True
+            self.decode.observe(tokens / seen.interval_s, requests=requests, variation=1.0)
         self._backlog_s = self._waiting_s(seen, traits)
 
     def _waiting_s(self, seen: Observation, traits: Traits) -> float:
@@ -149,11 +198,11 @@ class Demand:
         strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
         return Decoding(tokens_per_s, context, strict)
 
-    def backlog_rate(self, *, servers: int) -> float:
+    def backlog_rate(self, *, servers: int, start_s: float) -> float:
         """Seconds of prompts per second, on top of what arrives, to be rid of what waits beyond the usual."""
         ttfts = [o.ttft_s for o in self._settings.objectives.values() if o.ttft_s]
         usual_s = servers * min(ttfts, default=1.0) / 2
-        return max(0.0, self._backlog_s - usual_s) / BACKLOG_S
+        return max(0.0, self._backlog_s - usual_s) / max(BACKLOG_S, start_s)
 
 
 def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> float:

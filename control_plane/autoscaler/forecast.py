@@ -14,6 +14,10 @@ HORIZONS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 ERRORS_KEPT = 60
 ERRORS_MIN = 8
 """Fewer errors than that are no ground for a choice, nor for a quantile."""
+TREND_MAX = 1.25
+"""Times the level. What rises faster than that within a start is a jump, which does not go on."""
+MARGIN_MAX = 0.3
+"""Of the value: a load that jumped made every forecast wrong by the jump, once, and no margin helps then."""
 UNKNOWN_ERROR = 0.1
 """Of the value, while errors are unknown."""
 LEVEL_WEIGHT, TREND_WEIGHT, DAMPING = 0.4, 0.15, 0.9
@@ -85,7 +89,7 @@ class Forecaster:
         if len(errors) < ERRORS_MIN:
             margin = UNKNOWN_ERROR * value
             return Forecast(value, value + margin, margin, MODELS[number])
-        short = max(0.0, quantile(errors, self._caution))
+        short = min(MARGIN_MAX * value, max(0.0, quantile(errors, self._caution)))
         mean = sum(abs(error) for error in errors) / len(errors)
         return Forecast(value, value + short, mean, MODELS[number])
 
@@ -111,7 +115,7 @@ class Forecaster:
 
     def _models(self, steps: int) -> tuple[float, ...]:
         damped = sum(DAMPING**n for n in range(1, steps + 1))
-        trend = max(0.0, self._level + damped * self._trend)
+        trend = min(TREND_MAX * self._level, max(0.0, self._level + damped * self._trend))
         season = self._seasonal(steps)
         own = (self._slow, self._level, trend)
         return own if season is None else (*own, season)

@@ -1,7 +1,7 @@
 """Bounds and budgets."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from baton.core.messages import Role
 from control_plane.autoscaler.values import Bounds
@@ -34,6 +34,13 @@ class Hours:
     @property
     def used(self) -> float:
         return sum(hours for _, hours in self._buckets)
+
+    def told(self, at_s: float) -> tuple[tuple[float, float], ...]:
+        """(seconds ago, hours), oldest first."""
+        return tuple((at_s - start_s, hours) for start_s, hours in self._buckets)
+
+    def restore(self, spent: Sequence[tuple[float, float]], at_s: float) -> None:
+        self._buckets = deque((at_s - ago_s, hours) for ago_s, hours in spent if ago_s < DAY_S)
 
     def allowed(self, at_s: float) -> int | None:
         """Replicas at once; None: as many as one likes. While more than `FREE_SHARE` of the budget is left it

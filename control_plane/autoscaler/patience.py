@@ -16,7 +16,7 @@ class Patience:
 
     def __init__(self, patience_s: float) -> None:
         self._base_s = patience_s
-        self._factor = 1.0
+        self.factor = 1.0
         self._needs: deque[tuple[float, int]] = deque()
         """(instant, replicas needed), falling: an entry is dropped when a later one needs more."""
         self._kept: deque[tuple[float, int]] = deque()
@@ -24,7 +24,7 @@ class Patience:
         self._down_at_s = self._eased_at_s = float("-inf")
 
     def seconds(self, mistake_s: float) -> float:
-        return min(PATIENCE_MAX_S, self._factor * max(self._base_s, MISTAKES * mistake_s))
+        return min(PATIENCE_MAX_S, self.factor * max(self._base_s, MISTAKES * mistake_s))
 
     def floor(self, needed: int, at_s: float, *, mistake_s: float) -> int | None:
         """The most that was needed within the patience, `needed` now included. None until it has
@@ -57,8 +57,8 @@ class Patience:
             self._down_at_s = at_s
         elif change > 0 and at_s - self._down_at_s < SOON_S:
             if change <= max(1, SMALL_SHARE * have):
-                self._factor = min(FACTOR_MAX, GROWTH * self._factor)
+                self.factor = min(FACTOR_MAX, GROWTH * self.factor)
                 self._eased_at_s = at_s
             self._down_at_s = float("-inf")
         elif at_s - self._eased_at_s > PATIENCE_MAX_S:
-            self._factor, self._eased_at_s = max(1.0, self._factor / 2), at_s
+            self.factor, self._eased_at_s = max(1.0, self.factor / 2), at_s

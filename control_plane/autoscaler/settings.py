@@ -40,6 +40,7 @@ def settings_of(
         zero_after_s=config.zero_after_s,
         hold_s=hold_s,
         season_s=config.season_s,
+        window_s=config.window_s,
         start_s=config.start_s,
         drain_s=config.drain_s,
         flip_s=config.flip_s,

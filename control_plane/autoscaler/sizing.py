@@ -8,7 +8,7 @@ step: by Little's law as many sequences run as tokens arrive times the step that
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf, sqrt
+from math import exp, inf, sqrt
 
 from control_plane.autoscaler.values import Traits
 
@@ -150,13 +150,6 @@ def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
         crowd * load.context_tokens / (POOL_SHARE * traits.pool_tokens),
     )
     return max(0.0, 1 - (1 - nearness) * 10)
-
-
-def decode_fitting(load: Decoding, traits: Traits, *, sequences: int) -> int:
-    """Fewest replicas over which so many sequences that run now meet the objective."""
-    if not sequences:
-        return 0
-    return min(REPLICAS_MAX, ceil(sequences / largest_batch(load, traits)))
 
 
 def both_needed(

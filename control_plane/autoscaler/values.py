@@ -1,50 +1,27 @@
 """What the autoscaler is told, and what it says."""
 
 from collections.abc import Mapping
-from math import ceil, log2
 
 import msgspec
 
-from baton.core.costs import StepCosts
+from baton.core.demand import Bin, ClassLoad, Traits, bin_of
 from baton.core.messages import Role
 
-BINS_PER_OCTAVE = 2
-BINS_MAX = 48
-"""Prompts of 2^24 tokens; longer ones go with these."""
-
-
-def bin_of(tokens: int) -> int:
-    """The bin of prompts so long: each is √2 times as wide as the one before."""
-    return min(BINS_MAX - 1, ceil(BINS_PER_OCTAVE * log2(max(1, tokens))))
-
-
-class Bin(msgspec.Struct, frozen=True):
-    """Requests with prompts of about one length."""
-
-    requests: int
-    prompt_tokens: int
-    """Sum of their prompts, cached parts included."""
-
-
-class ClassLoad(msgspec.Struct, frozen=True):
-    """One service class during one interval. Counts and sums, which several routers' can be added up from."""
-
-    arrived: Mapping[int, Bin] = {}
-    """By `bin_of` their prompts."""
-    started: int = 0
-    """Requests that got their first token."""
-    started_prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Of these prompts: found in a cache or a store."""
-    ttft_missed: int = 0
-    """Of those that started or gave up: their first token was late, or did not come."""
-    ended: int = 0
-    """Requests that ended with at least one token after the first."""
-    output_tokens: int = 0
-    """Of these."""
-    context_tokens: int = 0
-    """Of these: sum over output tokens of the positions before each, prompt included."""
-    tpot_missed: int = 0
+__all__ = (
+    "Bin",
+    "Bounds",
+    "ClassLoad",
+    "Decision",
+    "Flip",
+    "Memory",
+    "Objective",
+    "Observation",
+    "RoleState",
+    "Settings",
+    "Sized",
+    "Traits",
+    "bin_of",
+)
 
 
 class RoleState(msgspec.Struct, frozen=True):
@@ -105,16 +82,6 @@ class Observation(msgspec.Struct, frozen=True):
         return not (busy or self.queued or self.arrived)
 
 
-class Traits(msgspec.Struct, frozen=True):
-    """What one replica can do, as workers say of themselves."""
-
-    costs: StepCosts
-    chunk_tokens: int
-    batch_max: int
-    pool_tokens: int
-    """Positions that its KV pool holds."""
-
-
 class Objective(msgspec.Struct, frozen=True):
     """Seconds; 0: none."""
 
@@ -146,11 +113,28 @@ class Settings(msgspec.Struct, frozen=True):
     hold_s: float = 30.0
     """How long routers hold a request while there is no worker."""
     season_s: float = 0.0
+    window_s: float = 120.0
     start_s: float = 60.0
     """Until starts were seen; so for the other two."""
     drain_s: float = 20.0
     flip_s: float = 20.0
     is_advice: bool = False
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What it learnt over hours, for its next life. What it learns in minutes is learnt again."""
+
+    saved_at_s: float = 0.0
+    """Unix time."""
+    start_s: tuple[float, ...] = ()
+    drain_s: tuple[float, ...] = ()
+    flip_s: tuple[float, ...] = ()
+    corrections: Mapping[Role, float] = {}
+    patience: Mapping[Role, float] = {}
+    """Factors."""
+    spent: tuple[tuple[float, float], ...] = ()
+    """Replica hours: (seconds ago, hours)."""
+    traits: Mapping[Role, Traits] = {}
 
 
 class Flip(msgspec.Struct, frozen=True):

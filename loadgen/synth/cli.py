@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
+from loadgen.files import check_writable
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize
@@ -53,6 +54,7 @@ def synth(
     baton synth my_trace.csv --save mine.toml, then: baton replay synth:mine.toml --url ...
     """
     try:
+        check_writable(*(Path(to) for to in (out, save, json_to) if to not in ("", "-")))
         params, original = _params(source, check, trace_format)
         if original is not None:
             goodness = compare(original, synthesize(params, seed=seed, requests=len(original.requests)))

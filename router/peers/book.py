@@ -73,12 +73,14 @@ class PeerBook:
                 self._tell(worker_id)
 
     def expire(self, now_s: float) -> None:
+        if not self._peers:
+            return
         for router_id in [r for r, peer in self._peers.items() if peer.silent_at_s <= now_s]:
             self.lost(router_id)
 
     @property
     def next_tick_s(self) -> float | None:
-        return min((peer.silent_at_s for peer in self._peers.values()), default=None)
+        return min(peer.silent_at_s for peer in self._peers.values()) if self._peers else None
 
     def worker_joined(self, worker_id: WorkerId) -> None:
         self._tell(worker_id)

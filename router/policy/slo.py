@@ -66,6 +66,17 @@ class _First(NamedTuple):
     cost_s: float
 
 
+class _Second(NamedTuple):
+    """One worker for decoding, whoever computes the prompt."""
+
+    decoding: float
+    """Sequences that decode there, or will."""
+    marginal_s: float
+    """That this one adds to a step, in the middle of its answer."""
+    others_s: float
+    """That it makes others wait."""
+
+
 class _Option(NamedTuple):
     first: _First
     decode: Worker | None
@@ -211,6 +222,9 @@ class _Look:
         self._most: list[Worker] | None = None
         self._left_out: frozenset[WorkerId] = frozenset()
         self._firsts: dict[WorkerId, _First] = {}
+        self._seconds: dict[WorkerId, _Second] = {}
+        self._tried: dict[tuple[WorkerId, WorkerId], _Option] = {}
+        """Pairs."""
         self._near: list[Worker] = []
         """Who is good for one leg."""
 
@@ -341,18 +355,31 @@ class _Look:
         if want.tpot_slo_s:
             seen_s = tpot_s + exposed_s / max(1.0, output - 1.0)
             odds *= chance(want.tpot_slo_s, seen_s, predictor.look(worker).tpot_sigma)
-        decoding = worker.decode_count + worker.others_decodes
-        costs = worker.speed.costs
-        marginal_s = costs.decode_s + costs.context_token_s * (want.tokens + output / 2)
-        rho = worker.rho(now_s)
-        delayed = decoding + worker.backlog.count + min(QUEUE_MAX, rho / (1.0 - rho))
-        others_s = marginal_s * output * delayed / worker.speed.tokens_per_step
+        second = self._seconds.get(worker.worker_id) or self._beside(worker)
+        others_s, marginal_s = second.others_s, second.marginal_s
         if is_whole:
-            others_s += prefill.compute_s * decoding
+            others_s += prefill.compute_s * second.decoding
         cost_s = first.cost_s + DECODE_WEIGHT * (output * tpot_s + exposed_s) + OTHERS_WEIGHT * others_s
         lost = self._lost(worker, tpot_s, marginal_s, prefill.compute_s if is_whole else 0.0)
         chosen = None if is_whole else worker
         return _Option(first, chosen, raw_s, tpot_s, exposed_s, odds, odds - lost, cost_s)
+
+    def _beside(self, worker: Worker) -> _Second:
+        output, costs = self._output, worker.speed.costs
+        decoding = worker.decode_count + worker.others_decodes
+        marginal_s = costs.decode_s + costs.context_token_s * (self._want.tokens + output / 2)
+        rho = worker.rho(self._now_s)
+        delayed = decoding + worker.backlog.count + min(QUEUE_MAX, rho / (1.0 - rho))
+        others_s = marginal_s * output * delayed / worker.speed.tokens_per_step
+        found = self._seconds[worker.worker_id] = _Second(decoding, marginal_s, others_s)
+        return found
+
+    def _pair(self, first: _First, worker: Worker) -> _Option:
+        key = first.worker.worker_id, worker.worker_id
+        found = self._tried.get(key)
+        if found is None:
+            found = self._tried[key] = self._decode(first, worker, is_whole=False)
+        return found
 
     def _lost(self, worker: Worker, tpot_s: float, marginal_s: float, prompt_s: float) -> float:
         """Chances that those who decode there lose, together: each has half of its answer before it."""
@@ -382,14 +409,14 @@ class _Look:
         seconds = self._few_decodes(firsts[0], decodes)
         self._near = [*(first.worker for first in firsts), *seconds]
         return [
-            self._decode(first, worker, is_whole=False)
+            self._pair(first, worker)
             for first in firsts
             for worker in seconds
             if _may_pair(first.worker, worker)
         ], "no worker has room"
 
     def _few_decodes(self, first: _First, decodes: Sequence[Worker]) -> list[Worker]:
-        tried = [self._decode(first, worker, is_whole=False) for worker in decodes]
+        tried = [self._pair(first, worker) for worker in decodes]
         tried.sort(key=lambda o: (-ceil(o.score / CHANCE_SLACK), o.cost_s))
         fingerprints = dict.fromkeys(o.decode.hello.fingerprint for o in tried if o.decode is not None)
         if len(fingerprints) == 1:

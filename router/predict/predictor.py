@@ -135,14 +135,14 @@ class Predictor:
         memoryless. Prompts that the worker computes itself lengthen some of its steps.
         """
         speed, ahead = worker.speed, worker.outlook or self._look(worker)
-        costs = speed.costs
-        life_s = max(1e-6, self.lengths.mean * ahead.step_s / speed.tokens_per_step)
+        costs, mean = speed.costs, self.lengths.mean
+        life_s = max(1e-6, mean * ahead.step_s / speed.tokens_per_step)
         left, usual = exp(-max(0.0, starts_in_s) / life_s), worker.usual_decodes
         if usual is None:
             count = ahead.decoding * left + worker.joining_count
         else:
             now = ahead.decoding + worker.joining_count
-            count = usual + (now - usual) * left * _mean_left(output_tokens / self.lengths.mean)
+            count = usual + (now - usual) * left * _mean_left(output_tokens / mean)
         count = min(count + 1.0, float(worker.hello.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.base_s + costs.decode_s * count + costs.context_token_s * context

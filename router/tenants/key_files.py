@@ -67,7 +67,7 @@ def write_file(path: Path, book: KeyBook) -> None:
             os.fsync(file.fileno())
         os.replace(name, path)
     except OSError as error:
-        raise SetupError(f"keys: cannot write {path}: {error}") from None
+        raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
 
 
 def _toml(book: KeyBook) -> str:

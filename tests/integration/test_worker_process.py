@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from baton.core.errors import IncompatiblePeer
@@ -30,6 +31,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams
 from baton.wire.client import peer_session, worker_session, worker_status
+from tests.integration.cluster import free_port
 from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -263,3 +265,15 @@ async def test_peers_of_another_fingerprint_are_refused_and_a_lost_router_is_for
             await s.until(lambda _: s.tokens("b/0"))
             s.link.send(CancelSequence(SequenceId("b/0"), 1))
             await settled(worker)
+
+
+def test_a_worker_serves_at_the_ports_of_its_pod_and_leaves_when_told(model):
+    grpc, metrics = free_port(), free_port()
+    ports = {"cluster.worker_port": grpc, "cluster.worker_metrics_port": metrics}
+    with WorkerUnderTest(model, "both", **ports) as worker:
+        assert worker.await_ready().address == f"127.0.0.1:{grpc}"
+        assert "baton_kv_free_blocks" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+        command = [sys.executable, "-m", "baton.worker.leave", worker.address, "--timeout-s", "20"]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        assert told.stderr.strip() == f"worker {worker.address}: empty"
+        assert httpx.get(f"http://127.0.0.1:{metrics}/health").json()["status"] == "draining"

@@ -83,6 +83,7 @@ SLEEPERS = {
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again
     "control_plane/control.py",  # Ray's list of nodes can only be looked at
+    "control_plane/dashboard/collector.py",  # processes' metrics are looked at at intervals
     "control_plane/child.py",  # backoff before a restart
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
@@ -93,6 +94,7 @@ SLEEPERS = {
     "router/peers/sharer.py",  # what changed is told at intervals
     "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/sessions.py",  # backoff before dialling again
+    "router/reporting.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
 }
 """Files where waiting for a while is the behaviour itself."""

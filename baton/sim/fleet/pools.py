@@ -1,6 +1,6 @@
 """What a run says of its pools: work that was for nothing, and whether the pools swing against each other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,9 +43,9 @@ def _smooth(values: Sequence[float]) -> np.ndarray:
     return np.convolve(values, np.ones(SMOOTH_SAMPLES) / SMOOTH_SAMPLES, mode="valid")
 
 
-def pool_chart(samples: Sequence[PoolSample]) -> str:
+def pool_chart(samples: Sequence[PoolSample], title: str = "", *, y: int = 0) -> Markup:
     """An SVG of both pools' loads over time: the share of the prefill workers that compute, and of the decode
-    workers' blocks that are held."""
+    workers' blocks that are held. `y`: where it is in another one, pixels."""
     end_s = max((sample.at_s for sample in samples), default=1.0)
     curves = (
         ("prefill pool: computing", "#1f6feb", _smooth([sample.prefill_busy for sample in samples])),
@@ -65,11 +65,28 @@ def pool_chart(samples: Sequence[PoolSample]) -> str:
         parts.append(tag("text", name, x=LEFT + 10 + 220 * number, y=16, fill=colour, font_size=12))
     seconds = f"0 to {end_s:.0f} s, means of {SMOOTH_SAMPLES} samples"
     parts.append(tag("text", seconds, x=LEFT, y=PLOT_HEIGHT - 6, font_size=11))
+    parts.append(tag("text", title, x=PLOT_WIDTH - 10, y=16, text_anchor="end", font_size=12))
+    return _drawing(parts, PLOT_HEIGHT, y=y)
+
+
+def pool_charts(samples: Mapping[str, Sequence[PoolSample]]) -> Markup:
+    """One below the other, by their titles."""
+    charts = [
+        pool_chart(of_one, f"{title}: {anti_phase(of_one):+.2f}", y=PLOT_HEIGHT * number)
+        for number, (title, of_one) in enumerate(samples.items())
+    ]
+    return _drawing(charts, PLOT_HEIGHT * len(charts))
+
+
+def _drawing(parts: Sequence[Markup], height: int, *, y: int = 0) -> Markup:
     return tag(
         "svg",
         *parts,
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {PLOT_WIDTH} {PLOT_HEIGHT}",
+        viewBox=f"0 0 {PLOT_WIDTH} {height}",
+        width=PLOT_WIDTH,
+        height=height,
+        y=y,
         font_family="sans-serif",
     )
 

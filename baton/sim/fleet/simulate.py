@@ -1,7 +1,9 @@
 """Run a plan on a fleet and report it as a replay is reported; search the rate that it can take."""
 
+import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -44,11 +46,30 @@ def simulate(
     begun_s = perf_counter()
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     scaling = scale(fleet) if scale is not None else None
-    fleet.run(demands, observer=observer)
+    with collector_at_ease():
+        fleet.run(demands, observer=observer)
     report = make_report(fleet.tally, settings)
     # Records hold the first and the last token's instants only: what lies between is not known.
     report = replace(report, itl=None, distributions=replace(report.distributions, itl=()))
     return Simulated(fleet, report, perf_counter() - begun_s, scaling)
+
+
+YOUNG_OBJECTS = 50_000
+
+
+@contextmanager
+def collector_at_ease() -> Generator[None]:
+    """A large cluster is millions of objects that stay: Python need not look through them again and again.
+    What a request leaves behind in circles is still collected, in larger heaps."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def faster(demands: Iterator[Demand], factor: float) -> Iterator[Demand]:
@@ -68,7 +89,8 @@ def attains(
         return missed <= (1 - attain) * planned + 1
 
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
-    fleet.run(demands, observer=look)
+    with collector_at_ease():
+        fleet.run(demands, observer=look)
     if fleet.is_stopped:
         return min(fleet.met / max(1, len(fleet.tally)), attain - 1e-6)
     return fleet.met / max(1, len(fleet.tally))

@@ -1101,6 +1101,79 @@ class Budgets:
             _registered_method=True)
 
 
+class DemandStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Report = channel.unary_unary(
+                '/baton.v1.Demand/Report',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+                _registered_method=True)
+
+
+class DemandServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def Report(self, request, context):
+        """A DemandReport; answered by a DemandHeard.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DemandServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Demand', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Demand', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Demand:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Demand/Report',
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class OperateStub:
     """Missing associated documentation comment in .proto file."""
 

@@ -98,6 +98,8 @@ def test_the_authority_changes_without_a_moment_of_distrust(folder):
     run("renew", folder, "--within-days", "99999")
     run("rotate-ca", folder, "--finish")
     assert credentials(folder).ca.count(b"BEGIN CERTIFICATE") == 1
+    with pytest.raises(SetupError, match="nothing to finish"):
+        run("rotate-ca", folder, "--finish")
     (folder / "node.pem").write_bytes(old.cert)
     (folder / "node.key").write_bytes(old.key)
     with pytest.raises(SetupError, match="not of the authority"):

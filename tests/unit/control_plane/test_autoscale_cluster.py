@@ -28,6 +28,16 @@ def test_replicas_are_counted_by_what_they_do_next():
     roles = roles_of(state, "m", [P, D])
     assert (roles[P].serving, roles[P].starting, roles[P].have) == (2, 1, 3)
     assert (roles[D].starting, roles[D].joining, roles[D].draining) == (1, 1, 1)
+    assert roles[P].draining == 1  # the one that flips leaves this role
+
+
+def test_an_exchange_of_versions_is_no_larger_pool_and_a_dead_worker_no_smaller_one():
+    surge = [replica(i, D, ReplicaPhase.RUNNING) for i in range(3)]
+    dead = [replica(0, P, ReplicaPhase.RUNNING)]
+    state = ClusterState("life", (Pool("m", {P: 2, D: 2}),), (*surge, *dead))
+    roles = roles_of(state, "m", [P, D])
+    assert (roles[D].serving, roles[D].have) == (2, 2)
+    assert (roles[P].serving, roles[P].starting, roles[P].have) == (1, 1, 2)
 
 
 def test_a_decision_becomes_one_order_that_the_cluster_takes():

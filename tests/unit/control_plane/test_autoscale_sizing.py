@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from control_plane.autoscaler.forecast import Forecaster, quantile
+from baton.core.demand import BINS_MAX, bin_of
+from control_plane.autoscaler.forecast import MARGIN_MAX, Forecaster, quantile
 from control_plane.autoscaler.sizing import (
     Decoding,
     Prompt,
@@ -21,8 +22,14 @@ from control_plane.autoscaler.sizing import (
     prefill_needed,
     prompts_missed,
 )
-from control_plane.autoscaler.values import BINS_MAX, bin_of
 from tests.unit.control_plane.autoscale_world import KIND
+
+
+def test_a_jump_is_no_reason_for_a_margin_as_large():
+    forecaster = Forecaster(caution=0.75)
+    for value in [1.0] * 60 + [3.0] * 20:
+        forecaster.observe(value)
+    assert 3.0 <= forecaster.predict(8).upper <= 3.0 * (1 + MARGIN_MAX) * 1.05
 
 
 def test_erlang_c_where_it_is_known():

@@ -198,6 +198,38 @@ def test_misses_that_sizing_does_not_see_raise_the_demand_it_reckons_with():
     assert decision.sized[D].correction == 1.0
 
 
+def needed_after(state, *, minutes=10, rate=60, **more):
+    scaler = Autoscaler(settings(**more))
+    for i in range(1, minutes * 4 + 1):
+        decision = scaler.decide(observed(15.0 * i, rate, state), TRAITS)
+    return decision.sized
+
+
+def test_longer_answers_are_seen_while_they_run():
+    usual = needed_after({P: RoleState(serving=3), D: RoleState(serving=2, decoding=20)})
+    state = RoleState(serving=2, decoding=250, context_tokens=250 * 5000)
+    longer = needed_after({P: RoleState(serving=3), D: state})
+    assert longer[D].needed > 2 * usual[D].needed
+    assert longer[P].needed == usual[P].needed
+
+
+def test_what_waits_is_computed_in_as_long_as_a_start_takes_not_sooner():
+    state = {P: RoleState(serving=3, waiting_prompt_tokens=2_000_000), D: RoleState(serving=2)}
+    quick = needed_after(state, start_s=30.0)[P].needed
+    slow = needed_after(state, start_s=240.0)[P].needed
+    none = needed_after({P: RoleState(serving=3), D: RoleState(serving=2)})[P].needed
+    assert quick > slow > none
+
+
+def test_one_request_to_an_idle_cluster_is_no_surge():
+    scaler = Autoscaler(settings())
+    state = {P: RoleState(serving=1), D: RoleState(serving=1)}
+    for i in range(1, 60):
+        scaler.decide(observed(15.0 * i, 0, state), TRAITS)
+    decision = scaler.decide(observed(900.0, 1, state, prompt=60_000), TRAITS)
+    assert decision.desired == {P: 1, D: 1}
+
+
 def test_the_journal_is_bounded_and_counts_what_repeats():
     world = World(settings(), prefill=4, decode=4)
     world.run(60, 4.0, noise=False)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -78,7 +79,11 @@ def test_what_is_not_ours_is_told(tmp_path, content, complaint):
 def test_what_cannot_be_written_is_told_before_anything_runs(tmp_path):
     check_writable(None, tmp_path / "report.json")
     assert not list(tmp_path.iterdir())
-    for path, complaint in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.json", "no folder")):
+    for path, complaint in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x.json", "no folder"),
+        (Path("/proc/x"), "/proc:"),
+    ):
         with pytest.raises(SetupError, match=complaint):
             check_writable(path)
 

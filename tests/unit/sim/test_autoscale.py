@@ -220,10 +220,10 @@ def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
 def test_profiles_shape_the_rate():
     load = Load("x", 1000.0, 10.0, "step", lengths=Lengths(100, 10))
     demands = list(drawn(load))
-    early = sum(d.at_s < 333 for d in demands) / 333
-    late = sum(d.at_s >= 334 for d in demands) / 666
-    assert early == pytest.approx(5.0, rel=0.15)
-    assert late == pytest.approx(15.0, rel=0.15)
+    early = sum(d.at_s < 400 for d in demands) / 400
+    high = sum(400 <= d.at_s < 650 for d in demands) / 250
+    assert early == pytest.approx(4.0, rel=0.15)
+    assert high == pytest.approx(13.0, rel=0.15)
     assert list(drawn(load)) == demands
     assert profile_of("spike", 100.0)(55.0) > profile_of("spike", 100.0)(10.0)
 

@@ -1,0 +1,267 @@
+"""The autoscaler in a live cluster: from what routers report and the control plane knows, to orders. Pure.
+
+`control_plane.scaling` gives it a clock and carries its orders out; nothing here waits or reads one.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from statistics import median
+
+import msgspec
+
+from baton.core.costs import StepCosts
+from baton.core.demand import ClassLoad, DemandReport, Traits, WorkerLoad, difference, total
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import Role
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Order,
+    ReplicaPhase,
+    ReplicaState,
+    Resize,
+    RoleOutlook,
+)
+from control_plane.autoscaler.cluster import order_of, roles_of
+from control_plane.autoscaler.decide import Autoscaler
+from control_plane.autoscaler.values import Decision, Memory, Observation, RoleState, Settings
+
+SILENT_S = 10.0
+"""A router that watches and has reported nothing for so long is not known to be idle."""
+UNITS = {Role.PREFILL: "s of prompts per s", Role.DECODE: "tokens/s", Role.BOTH: "s of prompts per s"}
+
+
+class RouterLoads:
+    """Totals of each router, and what came since they were last looked at."""
+
+    def __init__(self, *, now_s: float) -> None:
+        self._taken_s = now_s
+        self._latest: dict[RouterId, DemandReport] = {}
+        self._heard_s: dict[RouterId, float] = {}
+        self._before: dict[RouterId, Mapping[str, ClassLoad]] = {}
+
+    def heard(self, report: DemandReport, *, now_s: float) -> None:
+        router_id = report.router_id
+        if router_id not in self._before:
+            # What an older router counted before we looked belongs to no interval of ours.
+            is_new = report.up_s <= now_s - self._taken_s
+            self._before[router_id] = {} if is_new else report.classes
+        self._latest[router_id], self._heard_s[router_id] = report, now_s
+
+    def silent(self, routers: Collection[RouterId], *, now_s: float) -> list[RouterId]:
+        """Of these, those that have said nothing lately."""
+        return sorted(r for r in routers if now_s - self._heard_s.get(r, float("-inf")) > SILENT_S)
+
+    def take(self, routers: Collection[RouterId], *, now_s: float) -> dict[str, ClassLoad]:
+        """What came since the last time. Routers that are not among `routers` are gone, and counted once
+        more."""
+        self._taken_s = now_s
+        parts: dict[str, list[ClassLoad]] = {}
+        for router_id, report in list(self._latest.items()):
+            before = self._before[router_id]
+            for name, load in report.classes.items():
+                parts.setdefault(name, []).append(difference(load, before.get(name, ClassLoad())))
+            self._before[router_id] = report.classes
+            if router_id not in routers:
+                del self._latest[router_id], self._heard_s[router_id], self._before[router_id]
+        return {name: total(loads) for name, loads in parts.items()}
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Sequences without a place, and the tokens of their prompts."""
+        reports = self._latest.values()
+        return sum(r.queued for r in reports), sum(r.queued_prompt_tokens for r in reports)
+
+    def workers(self) -> dict[WorkerId, WorkerLoad]:
+        """Each as the router says that heard it last."""
+        found: dict[WorkerId, WorkerLoad] = {}
+        for report in self._latest.values():
+            for load in report.workers:
+                known = found.get(load.worker_id)
+                if known is None or load.age_s < known.age_s:
+                    found[load.worker_id] = load
+        return found
+
+
+class PhaseWatch:
+    """How long starts, drains and flips took, from replicas seen again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[ReplicaState, float]] = {}
+        """By name: as it was, and since when."""
+        self.start_s: list[float] = []
+        self.drain_s: list[float] = []
+        self.flip_s: list[float] = []
+
+    def saw(self, replicas: Iterable[ReplicaState], *, life: str, now_s: float) -> None:
+        """`life`: of the control plane. Workers of an earlier one seem to start when they are found."""
+        present = {r.name: (r, now_s - r.for_s) for r in replicas}
+        for name, (was, since_s) in self._known.items():
+            now, changed_s = present.get(name, (None, now_s))
+            is_same = now is not None and now.worker_id == was.worker_id
+            runs = is_same and now is not None and now.phase is ReplicaPhase.RUNNING
+            if was.phase is ReplicaPhase.STARTING and runs and f".{life}" in (was.worker_id or ""):
+                self.start_s.append(changed_s - since_s)
+            elif was.phase is ReplicaPhase.FLIPPING and runs:
+                self.flip_s.append(changed_s - since_s)
+            elif was.phase is ReplicaPhase.DRAINING and not (
+                is_same and now is not None and now.phase is was.phase
+            ):
+                self.drain_s.append(changed_s - since_s)
+        self._known = present
+
+    def take(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """Starts, drains and flips that ended since the last time."""
+        taken = tuple(self.start_s), tuple(self.drain_s), tuple(self.flip_s)
+        self.start_s, self.drain_s, self.flip_s = [], [], []
+        return taken
+
+
+def typical(all_traits: Iterable[Traits]) -> Traits | None:
+    """Workers of one role are taken to be alike: the middle of each figure. None: nobody said."""
+    listed = list(all_traits)
+    if not listed:
+        return None
+    costs = StepCosts(*(median(getattr(t.costs, n) for t in listed) for n in StepCosts.__struct_fields__))
+    return Traits(
+        costs,
+        chunk_tokens=min(t.chunk_tokens for t in listed),
+        batch_max=min(t.batch_max for t in listed),
+        pool_tokens=min(t.pool_tokens for t in listed),
+    )
+
+
+class LiveAutoscaler:
+    """Of one model. `heard` and `saw` as things happen, `decide` once per interval."""
+
+    def __init__(self, settings: Settings, *, model: str, now_s: float) -> None:
+        self.settings, self.model = settings, model
+        self.scaler = Autoscaler(settings)
+        self._loads = RouterLoads(now_s=now_s)
+        self._phases = PhaseWatch()
+        self._traits: dict[Role, Traits] = {}
+        self._decided_s = now_s
+        self._last: tuple[Mapping[Role, int], Mapping[Role, int]] | None = None
+        """What was ordered or advised last, and what was desired before."""
+        self._decision: Decision | None = None
+        self._blind = "nothing was looked at yet"
+
+    def heard(self, report: DemandReport, *, now_s: float) -> None:
+        self._loads.heard(report, now_s=now_s)
+
+    def saw(self, state: ClusterState, *, now_s: float) -> None:
+        mine = [r for r in state.replicas if r.model == self.model]
+        self._phases.saw(mine, life=state.life, now_s=now_s)
+
+    @property
+    def queued(self) -> int:
+        return self._loads.queued[0]
+
+    def is_at_zero(self, state: ClusterState) -> bool:
+        pool = state.pool(self.model)
+        return pool is not None and not any(pool.counts.values())
+
+    # --- deciding ---------------------------------------------------------------------------------
+
+    def decide(self, state: ClusterState, *, now_s: float) -> Order | None:
+        """What to order or advise now; None: nothing that was not said already. While a router is silent
+        nothing is decided: it may have any load."""
+        routers = [router.router_id for router in state.routers]
+        self._blind = self._blindness(state, routers, now_s)
+        if self._blind:
+            return None
+        seen = self._observe(state, routers, now_s)
+        self._decision = decision = self.scaler.decide(seen, self._traits)
+        order = order_of(decision, self.model)
+        if order is None:
+            self._last = None
+            return None
+        assert isinstance(order.action, Resize)
+        pool = state.pool(self.model)
+        said = (order.action.counts, dict(pool.counts) if pool else {})
+        if said == self._last:
+            return None
+        self._last = said
+        return order
+
+    def _blindness(self, state: ClusterState, routers: Collection[RouterId], now_s: float) -> str:
+        if state.pool(self.model) is None:
+            return f"there is no model {self.model}"
+        if not routers:
+            return "no router is there"
+        if silent := self._loads.silent(routers, now_s=now_s):
+            return f"no report from {', '.join(silent[:5])}"
+        return ""
+
+    def _observe(self, state: ClusterState, routers: Collection[RouterId], now_s: float) -> Observation:
+        classes = self._loads.take(routers, now_s=now_s)
+        interval_s = max(self.settings.interval_s, now_s - self._decided_s)
+        self._decided_s = now_s
+        workers = self._loads.workers()
+        queued, queued_tokens = self._loads.queued
+        start_s, drain_s, flip_s = self._phases.take()
+        self._learn_traits(workers.values())
+        counted = roles_of(state, self.model, self.settings.bounds)
+        return Observation(
+            at_s=now_s,
+            interval_s=interval_s,
+            classes=classes,
+            roles={role: _loaded(counts, role, workers.values()) for role, counts in counted.items()},
+            queued=queued,
+            queued_prompt_tokens=queued_tokens,
+            start_s=start_s,
+            drain_s=drain_s,
+            flip_s=flip_s,
+        )
+
+    def _learn_traits(self, workers: Iterable[WorkerLoad]) -> None:
+        told = [(load.role, load.traits) for load in workers if load.traits is not None]
+        for role in self.settings.bounds:
+            mine = typical(traits for at, traits in told if at is role)
+            # A worker of another role would have the same weights and the same device.
+            anybody = typical(traits for _, traits in told) if role not in self._traits else None
+            if (found := mine or anybody) is not None:
+                self._traits[role] = found
+
+    # --- what outlives the process, and what is shown ---------------------------------------------------
+
+    def memory(self, *, now_s: float) -> Memory:
+        return msgspec.structs.replace(self.scaler.memory(now_s), traits=dict(self._traits))
+
+    def recall(self, memory: Memory, *, now_s: float, away_s: float) -> None:
+        """`away_s`: since it was written."""
+        self._traits = {role: t for role, t in memory.traits.items() if role in self.settings.bounds}
+        self.scaler.recall(memory, now_s, away_s=away_s)
+
+    def state(self) -> AutoscaleState:
+        decision, scaler = self._decision, self.scaler
+        sized = decision.sized if decision is not None else {}
+        return AutoscaleState(
+            mode="advise" if self.settings.is_advice else "on",
+            text=self._blind,
+            roles=tuple(
+                RoleOutlook(
+                    role=role,
+                    demand=one.demand,
+                    forecast=one.forecast,
+                    unit=UNITS[role],
+                    correction=one.correction,
+                    needed=one.needed,
+                    wanted=decision.desired.get(role, 0) if decision is not None else 0,
+                )
+                for role, one in sized.items()
+            ),
+            start_s=scaler.start_s,
+            drain_s=scaler.drain_s,
+            flip_s=scaler.flip_s,
+        )
+
+
+def _loaded(counts: RoleState, role: Role, workers: Iterable[WorkerLoad]) -> RoleState:
+    mine = [load for load in workers if load.role is role]
+    return msgspec.structs.replace(
+        counts,
+        waiting_prompt_tokens=sum(load.waiting_tokens for load in mine),
+        decoding=sum(load.decoding for load in mine),
+        context_tokens=sum(load.context_tokens for load in mine),
+        held_share=sum(load.held_share for load in mine) / max(1, len(mine)),
+    )

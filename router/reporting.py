@@ -1,0 +1,27 @@
+"""Tells the control plane what is asked of this router, as often as it wants to hear it."""
+
+import asyncio
+
+from baton.core.ids import RouterId
+from baton.wire.demand import DemandClient
+from baton.wire.link import LinkBroken
+from router.driver import Driver
+
+FIRST_S = 1.0
+"""Until the control plane has said how often, and between attempts while it is away."""
+EVERY_S_MIN, EVERY_S_MAX = 0.1, 30.0
+
+
+class Reporting:
+    def __init__(self, driver: Driver, client: DemandClient, router_id: RouterId) -> None:
+        self._driver, self._client, self._router_id = driver, client, router_id
+
+    async def run(self) -> None:
+        """Until cancelled. What is not heard is in the next report: they have totals."""
+        while True:
+            try:
+                heard = await self._client.report(self._driver.demand(self._router_id))
+                pause_s = min(EVERY_S_MAX, max(EVERY_S_MIN, heard.every_s))
+            except LinkBroken:  # which is told by whoever watches the directory
+                pause_s = FIRST_S
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,49 @@
+"""`baton status`, as people see it."""
+
+from io import StringIO
+
+import msgspec
+from rich.console import Console
+
+from baton.cli.show_cluster import show
+from baton.core.messages import Role
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    Outcome,
+    Pool,
+    Resize,
+    RoleOutlook,
+)
+
+OUTLOOK = RoleOutlook(Role.DECODE, 1234.0, 1500.0, "tokens/s", 1.08, 3, 2)
+SCALED = AutoscaleState("on", "", (OUTLOOK,), start_s=41.0, drain_s=2.0, flip_s=0.5)
+WHY = "decode: 1.5e+03 tokens/s forecast takes 3, there are 2"
+DECISION = Decision(7, 0.0, "autoscaler", WHY, Resize({Role.DECODE: 3}), Outcome.ADVISED, "would resize")
+
+
+def shown(scaled):
+    out = StringIO()
+    state = ClusterState("x", (Pool("tiny", {Role.DECODE: 2}),), (), autoscale=scaled, decisions=(DECISION,))
+    show(state, Console(file=out, width=220))
+    return out.getvalue()
+
+
+def test_what_the_autoscaler_reckons_with_and_why_it_decided():
+    text = shown(SCALED)
+    assert "autoscaler orders; starts take 41 s, flips 0.5 s, drains 2.0 s" in text
+    assert "1.23e+03 tokens/s" in text
+    assert "x1.08" in text
+    assert WHY in text
+
+
+def test_why_it_decides_nothing_and_that_it_only_advises():
+    text = shown(msgspec.structs.replace(SCALED, mode="advise", text="no report from r2"))
+    assert "autoscaler only advises" in text
+    assert "decides nothing: no report from r2" in text
+
+
+def test_nothing_is_said_of_an_autoscaler_that_is_off():
+    assert "tokens/s forecast takes" in shown(None)
+    assert "correction" not in shown(None)

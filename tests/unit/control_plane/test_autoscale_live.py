@@ -1,0 +1,206 @@
+"""The autoscaler on what routers of a live cluster report."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from baton.config import Config
+from baton.core.demand import Bin, ClassLoad, DemandReport, Traits, WorkerLoad, bin_of
+from baton.core.errors import SetupError
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import Role
+from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState, Resize, RouterState
+from control_plane.autoscaler.live import LiveAutoscaler, PhaseWatch, RouterLoads, typical
+from control_plane.autoscaler.values import Memory
+from control_plane.scaling import live_settings, scaled_roles
+from tests.unit.control_plane.autoscale_world import KIND, settings
+
+P, D = Role.PREFILL, Role.DECODE
+R1, R2 = RouterId("r1"), RouterId("r2")
+
+
+def totals(requests, *, prompt=4000, output=300):
+    return {
+        "": ClassLoad(
+            {bin_of(prompt): Bin(requests, requests * prompt)},
+            started=requests,
+            started_prompt_tokens=requests * prompt,
+            ended=requests,
+            output_tokens=requests * output,
+            context_tokens=requests * output * (prompt + output // 2),
+        )
+    }
+
+
+def report(router_id, requests, *, up_s=1000.0, queued=0, workers=()):
+    return DemandReport(router_id, up_s, totals(requests), queued, queued * 4000, tuple(workers))
+
+
+def worker(name, role, *, age_s=0.1, waiting=0, traits=KIND):
+    return WorkerLoad(WorkerId(name), role, age_s, waiting, 0, 0, 0.25, traits)
+
+
+def replica(name, role, phase, *, for_s=1.0, life="x", number=1):
+    return ReplicaState(name, "m", role, phase, for_s, "1", WorkerId(f"{name}.{life}{number}"))
+
+
+def cluster(prefill=2, decode=2, *, phase=ReplicaPhase.RUNNING, routers=(R1,)):
+    counts = {P: prefill, D: decode}
+    replicas = [replica(f"{role}-{i}", role, phase) for role, n in counts.items() for i in range(n)]
+    told = tuple(RouterState(r, "h:1", "h:2") for r in routers)
+    return ClusterState("x", (Pool("m", counts),), tuple(replicas), routers=told)
+
+
+WORKERS = (worker("prefill-0.x1", P), worker("decode-0.x1", D))
+
+
+def arrivals(loads):
+    return sum(one.requests for load in loads.values() for one in load.arrived.values())
+
+
+def test_what_came_is_the_difference_of_totals_whichever_reports_were_heard():
+    loads = RouterLoads(now_s=0.0)
+    loads.heard(report(R1, 5, up_s=3.0), now_s=5.0)  # it began after we looked: all of it is new
+    loads.heard(report(R1, 9), now_s=8.0)
+    loads.heard(report(R1, 9), now_s=9.0)
+    assert arrivals(loads.take([R1], now_s=10.0)) == 9
+    loads.heard(report(R1, 12), now_s=15.0)
+    assert arrivals(loads.take([R1], now_s=20.0)) == 3
+    assert arrivals(loads.take([R1], now_s=30.0)) == 0
+
+
+def test_what_an_older_router_counted_before_this_control_plane_began_is_not_counted():
+    loads = RouterLoads(now_s=0.0)
+    loads.heard(report(R1, 1_000_000, up_s=9000.0), now_s=1.0)
+    loads.heard(report(R1, 1_000_002, up_s=9010.0), now_s=11.0)
+    assert arrivals(loads.take([R1], now_s=15.0)) == 2
+
+
+def test_a_router_that_is_gone_is_counted_once_more_and_forgotten():
+    loads = RouterLoads(now_s=0.0)
+    loads.heard(report(R1, 4, up_s=1.0, queued=2), now_s=2.0)
+    loads.heard(report(R2, 1, up_s=1.0), now_s=2.0)
+    assert arrivals(loads.take([R2], now_s=15.0)) == 5
+    assert loads.queued == (0, 0)
+    assert loads.silent([R1, R2], now_s=15.0) == [R1, R2]
+
+
+def test_a_worker_is_as_the_router_says_that_heard_it_last():
+    loads = RouterLoads(now_s=0.0)
+    loads.heard(report(R1, 0, workers=[worker("w", P, age_s=0.2, waiting=7)]), now_s=1.0)
+    loads.heard(report(R2, 0, workers=[worker("w", P, age_s=5.0, waiting=9)]), now_s=1.0)
+    assert loads.workers()[WorkerId("w")].waiting_tokens == 7
+
+
+def test_starts_flips_and_drains_are_timed_but_not_workers_that_were_found():
+    watch = PhaseWatch()
+    starting, running = ReplicaPhase.STARTING, ReplicaPhase.RUNNING
+    begin = [
+        replica("decode-0", D, starting, for_s=1.0),
+        replica("decode-1", D, starting, for_s=1.0, life="old"),
+        replica("prefill-0", P, ReplicaPhase.FLIPPING, for_s=2.0),
+        replica("prefill-1", P, ReplicaPhase.DRAINING, for_s=3.0),
+        replica("prefill-2", P, starting, for_s=1.0),
+    ]
+    watch.saw(begin, life="x", now_s=100.0)
+    later = [
+        replica("decode-0", D, running, for_s=0.5),
+        replica("decode-1", D, running, for_s=0.5, life="old"),
+        replica("prefill-0", D, running, for_s=1.5),
+        replica("prefill-2", P, ReplicaPhase.WAITING, for_s=0.1),
+    ]
+    watch.saw(later, life="x", now_s=130.0)
+    assert watch.take() == ((30.5,), (33.0,), (30.5,))
+    assert watch.take() == ((), (), ())
+
+
+def live(**more):
+    return LiveAutoscaler(settings(**more), model="m", now_s=0.0)
+
+
+def run(scaler, state, *, rate, seconds, since_s=0.0):
+    """Reports and decisions of `seconds` at so many requests per second; what was ordered."""
+    orders = []
+    for step in range(1, int(seconds / 15) + 1):
+        now_s = since_s + 15.0 * step
+        scaler.heard(report(R1, round(rate * now_s), up_s=now_s, workers=WORKERS), now_s=now_s - 1)
+        if (order := scaler.decide(state, now_s=now_s)) is not None:
+            orders.append(order)
+    return orders
+
+
+def test_a_load_that_rises_becomes_one_resize_with_its_reason():
+    (order,) = run(live(), cluster(1, 1), rate=6.0, seconds=60)[:1]
+    assert isinstance(order.action, Resize)
+    assert order.action.counts[P] > 1
+    assert order.who == "autoscaler"
+    assert "prefill" in order.why
+    assert "there are 1" in order.why
+
+
+def test_advice_is_said_once_and_again_when_it_changes():
+    scaler = live(is_advice=True)
+    orders = run(scaler, cluster(1, 1), rate=6.0, seconds=600)
+    assert all(order.is_advice for order in orders)
+    counts = [order.action.counts for order in orders]
+    assert counts
+    assert all(a != b for a, b in itertools.pairwise(counts))
+    assert scaler.state().mode == "advise"
+    assert {one.role for one in scaler.state().roles} == {P, D}
+
+
+def test_nothing_is_decided_while_a_router_is_silent():
+    scaler = live()
+    scaler.heard(report(R1, 1000, up_s=10.0, workers=WORKERS), now_s=14.0)
+    assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=15.0) is None
+    assert "r2" in scaler.state().text
+    assert scaler.decide(cluster(1, 1, routers=()), now_s=15.0) is None
+    assert scaler.state().text == "no router is there"
+    scaler.heard(report(R2, 0, up_s=5.0), now_s=15.5)
+    assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=16.0) is not None
+    assert scaler.state().text == ""
+
+
+def test_a_role_that_nobody_has_yet_is_reckoned_with_as_the_others():
+    scaler = live()
+    scaler.heard(report(R1, 200, up_s=10.0, workers=[worker("prefill-0.x1", P)]), now_s=14.0)
+    order = scaler.decide(cluster(1, 0), now_s=15.0)
+    assert order is not None
+    assert isinstance(order.action, Resize)
+    assert order.action.counts[D] >= 1
+
+
+def test_what_was_learnt_outlives_the_process():
+    scaler = live(replica_hours_per_day=100.0)
+    run(scaler, cluster(3, 3), rate=2.0, seconds=1800)
+    scaler.scaler.recall(Memory(start_s=(77.0,), corrections={P: 1.2}), 1800.0, away_s=0.0)
+    memory = msgspec.json.decode(msgspec.json.encode(scaler.memory(now_s=1800.0)), type=Memory)
+    assert memory.traits[P] == KIND
+    spent = sum(hours for _, hours in scaler.memory(now_s=1800.0).spent)
+    after = live(replica_hours_per_day=100.0)
+    after.recall(memory, now_s=5.0, away_s=60.0)
+    assert after.state().start_s == 77.0
+    assert after.memory(now_s=5.0).corrections[P] == pytest.approx(1.2)
+    assert sum(hours for _, hours in after.memory(now_s=5.0).spent) == pytest.approx(spent)
+
+
+def test_the_middle_of_what_workers_say():
+    cheap = Traits(msgspec.structs.replace(KIND.costs, base_s=0.01), 512, 64, 1000)
+    assert typical([]) is None
+    found = typical([KIND, cheap, KIND])
+    assert found is not None
+    assert (found.costs.base_s, found.batch_max, found.pool_tokens) == (0.02, 64, 1000)
+
+
+def config(**cluster_fields):
+    fields = {"prefill_workers": 0, "decode_workers": 0, "both_workers": 0, **cluster_fields}
+    return Config.model_validate({"model": {"path": "x"}, "cluster": fields, "autoscale": {"mode": "advise"}})
+
+
+def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
+    assert scaled_roles(config(prefill_workers=1, decode_workers=2)) == {P, D}
+    assert set(live_settings(config(both_workers=2)).bounds) == {Role.BOTH}
+    assert live_settings(config(both_workers=2)).is_advice
+    with pytest.raises(SetupError, match="both_workers=0"):
+        scaled_roles(config(prefill_workers=1, both_workers=1))

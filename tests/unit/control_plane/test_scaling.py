@@ -1,0 +1,117 @@
+"""The autoscaler around a control plane: reports in, orders, log, metrics and memory out."""
+
+import asyncio
+
+from baton.config import ClusterConfig
+from baton.core.ids import RouterId
+from baton.core.messages import Role
+from baton.core.operate import Outcome, Pool
+from baton.core.sharing import RouterMember
+from control_plane.autoscaler.values import Bounds
+from control_plane.plane import ControlPlane
+from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling
+from tests.unit.control_plane.autoscale_world import settings
+from tests.unit.control_plane.test_autoscale_live import R1, WORKERS, report
+from tests.unit.control_plane.test_plane import Replicas, member
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+class World:
+    """A control plane whose workers serve, one router that watches, and a clock."""
+
+    def __init__(self, counts, scales, *, record=None):
+        self.replicas, self.records, self.now_s = Replicas(), [], 0.0
+        self.plane = ControlPlane(
+            ClusterConfig(),
+            life="x",
+            replicas=self.replicas,
+            spawn=asyncio.create_task,
+            remember=self.records.append,
+        )
+        self.plane.want([Pool("m", counts)], record=record)
+        for worker_id, role in self.replicas.started:
+            self.plane.renew(member(worker_id, role))
+        self.scaling = Scaling(scales, self.plane, model="m", clock=lambda: self.now_s)
+
+    async def watched(self):
+        self.watch = self.plane.watch(RouterMember(RouterId(R1), address="h:2"))
+        await anext(self.watch)
+
+    def step(self, requests, **more):
+        self.now_s += 15.0
+        heard = self.scaling.report(report(R1, requests, up_s=self.now_s, workers=WORKERS, **more))
+        return heard, self.scaling.look()
+
+
+async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
+    world = World({P: 1, D: 1}, settings())
+    await world.watched()
+    decision = None
+    for step in range(1, 5):
+        _, decision = world.step(150 * step)
+        if decision is not None:
+            break
+    assert decision is not None
+    assert (decision.who, decision.outcome) == ("autoscaler", Outcome.ACCEPTED)
+    assert "forecast" in decision.why
+    assert world.plane.state().pools[0].count(P) > 1
+    assert world.plane.state().autoscale.mode == "on"
+    rendered = world.plane.meter.render().decode()
+    assert 'baton_autoscale_decisions_total{kind="ordered"} 1.0' in rendered
+    assert 'baton_autoscale_needed_workers{role="prefill"}' in rendered
+    world.plane.close()
+
+
+async def test_advice_is_logged_and_changes_nothing():
+    world = World({P: 1, D: 1}, settings(is_advice=True))
+    await world.watched()
+    found = [world.step(150 * step)[1] for step in range(1, 9)]
+    advice = [decision for decision in found if decision is not None]
+    assert advice
+    assert {d.outcome for d in advice} == {Outcome.ADVISED}
+    assert advice[0].text.startswith("would resize")
+    assert world.plane.state().pools[0].counts == {P: 1, D: 1}
+    assert len(world.replicas.started) == 2
+    world.plane.close()
+
+
+async def test_what_it_learnt_is_remembered_for_the_next_life():
+    world = World({P: 1, D: 1}, settings())
+    await world.watched()
+    for step in range(1, 6):
+        world.step(10 * step)
+    memory = world.records[-1].memory
+    assert memory is not None
+    assert memory.traits.keys() == {P, D}
+    again = World({P: 1, D: 1}, settings(), record=world.records[-1])
+    assert again.plane.memory == memory
+    for one in (world, again):
+        one.plane.close()
+
+
+async def test_at_zero_reports_come_often_and_one_that_waits_wakes_it_at_once():
+    world = World({}, settings(bounds={P: Bounds(0, 8), D: Bounds(0, 8)}))
+    await world.watched()
+    task = asyncio.create_task(world.scaling.run())
+    await asyncio.sleep(0)
+    world.now_s = 15.0
+    heard = world.scaling.report(report(R1, 1, up_s=1.0, queued=1))
+    assert heard.every_s == AT_ZERO_S
+    changes = world.plane.changes()
+    async with asyncio.timeout(5):
+        async for state in changes:
+            if state.decisions:
+                break
+    assert state.pools[0].counts == {P: 1, D: 1}
+    assert "back from zero" in state.decisions[-1].why
+    task.cancel()
+    world.plane.close()
+
+
+async def test_without_settings_reports_are_heard_and_nothing_is_decided():
+    world = World({P: 1, D: 1}, None)
+    assert not world.scaling.is_on
+    assert world.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
+    assert world.plane.state().autoscale is None
+    world.plane.close()

@@ -1,0 +1,39 @@
+"""What a server says of itself, and what is told before anything is sent to it."""
+
+import httpx
+import pytest
+
+from baton.core.errors import SetupError
+from loadgen import target
+from loadgen.client import parse_url
+from loadgen.target import Api, probe
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Lists these models."""
+    models = []
+    monkeypatch.setattr(target.httpx, "get", lambda *_, **__: httpx.Response(200, json={"data": models}))
+    return models
+
+
+def asked(model=""):
+    return probe(parse_url("http://server:1"), model=model, api=next(iter(Api)))
+
+
+def test_a_baton_is_not_asked_for_a_model_that_it_does_not_have(server):
+    server += [{"id": "a", "owned_by": "baton"}, {"id": "lora", "owned_by": "baton"}]
+    assert asked().model == "a"
+    assert asked("lora").model == "lora"
+    with pytest.raises(SetupError, match="no model b; it has a, lora"):
+        asked("b")
+
+
+def test_other_servers_may_answer_to_more_than_they_list(server):
+    server.append({"id": "a", "owned_by": "vllm"})
+    assert asked("alias").model == "alias"
+
+
+def test_a_server_that_names_no_model_wants_one_named(server):
+    with pytest.raises(SetupError, match="names no model"):
+        asked()
