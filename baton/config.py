@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config_base import Seconds, SecretText, Section
+from baton.config_operators import AccessConfig, DashboardConfig
 
 
 class ModelConfig(Section):
@@ -467,17 +468,6 @@ class TlsConfig(Section):
         return self
 
 
-class AccessConfig(Section):
-    """Who may drain, clear, flip and scale. The values are places, never the tokens themselves."""
-
-    tokens: str = ""
-    """File with the digests of the operators' tokens, see `baton tokens`; or env:NAME for a variable that
-    holds such a file's text. Read again when it changes."""
-    token: str = ""
-    """What this process shows others when it drains, clears or flips: a file with a token, or env:NAME.
-    Not needed by a process whose certificate is that of the control plane or of an operator."""
-
-
 class TelemetryConfig(Section):
     otlp_endpoint: str = ""
     """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
@@ -501,6 +491,7 @@ class Config(BaseSettings):
     slo: SloConfig = SloConfig()
     cluster: ClusterConfig = ClusterConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
+    dashboard: DashboardConfig = DashboardConfig()
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -19,6 +19,7 @@ from baton.core.operate import NodeState
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.server import start_server
+from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
 from control_plane.ray_home import RayHome
 from control_plane.ray_ops import RayReplicas
@@ -66,6 +67,17 @@ class Control:
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
+        self._show: Callable[[str], None] = lambda control_address: None
+        self._dashboard: DashboardChild | None = None
+
+    def show(self, command: DashboardCommand, *, tell: Callable[[str], None]) -> None:
+        """Before `run`: with a dashboard. `tell` is told where it is, and how to sign in."""
+
+        def start(control_address: str) -> None:
+            self._dashboard = DashboardChild.of(command, self._config, control_address)
+            self._spawn(self._dashboard.run_beside(tell))
+
+        self._show = start
 
     async def run(
         self, shutdown: Shutdown, *, ready: Callable[[str], None], settled: Callable[[], None]
@@ -102,6 +114,7 @@ class Control:
         await self._adopt(address)
         self._plane.want([first_pool(self._config)], record=record)
         self._spawn(self._follow_nodes())
+        self._show(address)
         if self._scaling.is_on:
             self._spawn(self._scaling.run())
         return f"{address} {self._metrics.address}"
@@ -137,6 +150,8 @@ class Control:
 
     async def _close(self, *, leaves_workers: bool) -> None:
         self._plane.close()
+        if self._dashboard is not None:
+            await self._dashboard.stop(END_S)
         await self._ray.close(leaves_workers=leaves_workers)
         for task in list(self._tasks):
             task.cancel()

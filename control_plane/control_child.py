@@ -10,6 +10,9 @@ from control_plane.reconcile_events import RestartPolicy
 SETTLED_LINE = "settled"
 """Said once all workers serve for the first time."""
 
+DASHBOARD_PREFIX = "dashboard "
+"""Then where it is and how to sign in, said once there is one."""
+
 
 class ControlChild(Child):
     """Its ready line: gRPC address and metrics address, separated by a blank."""
@@ -21,6 +24,8 @@ class ControlChild(Child):
     ) -> None:
         super().__init__(argv, environment=environment, policy=policy, silence_s=silence_s)
         self.settled = asyncio.Event()
+        self.dashboard = ""
+        """Where it is, and how to sign in; empty: there is none, or not yet."""
         self.failed: asyncio.Future[SetupError] = asyncio.get_running_loop().create_future()
         """What the operator must change before the first workers can serve."""
 
@@ -39,6 +44,8 @@ class ControlChild(Child):
             text = line.decode(errors="replace").strip()
             if text == SETTLED_LINE:
                 self.settled.set()
+            elif text.startswith(DASHBOARD_PREFIX):
+                self.dashboard = text.removeprefix(DASHBOARD_PREFIX)
             elif text.startswith(SETUP_ERROR_PREFIX) and not self.settled.is_set():
                 self._fail(text.removeprefix(SETUP_ERROR_PREFIX))
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from baton.config import Config
+from baton.config_operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
 from baton.engine.model_files import default_name, local_folder
@@ -183,7 +184,9 @@ class _Cluster:
             "record": cluster.record or str(self._folder.record),
             "keep_workers": False,
         }
-        config = self._config.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+        config = self._config.model_copy(
+            update={"cluster": cluster.model_copy(update=changes), "dashboard": self._dashboard_config()}
+        )
         self._control = ControlChild(
             self._control_command(self._ray.is_ours),
             environment={**child_environment(config), **self._ray.key()},
@@ -192,6 +195,14 @@ class _Cluster:
         )
         self._spawn(self._control.run())
         return self._control
+
+    def _dashboard_config(self) -> DashboardConfig:
+        """With places in our folder for what it has to keep over its lives."""
+        config = self._config
+        places = {"sessions_file": config.dashboard.sessions_file or str(self._folder.dashboard_sessions)}
+        if not config.access.tokens and not config.dashboard.token_file:
+            places["token_file"] = str(self._folder.dashboard_token)
+        return config.dashboard.model_copy(update=places)
 
     def log_addresses(self) -> None:
         assert self._control is not None
@@ -262,7 +273,7 @@ class _Cluster:
         )
         pools += f", {self._store.text()}"
         if self._router is None:
-            return f"Baton is ready: {model} on {pools}; directory at {self._address}"
+            return f"Baton is ready: {model} on {pools}; directory at {self._address}{self._dashboard_text()}"
         url = self._router.url
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(self._config.model.path):
@@ -271,7 +282,11 @@ class _Cluster:
         body = f'{{"model": "{model}", {ask}}}'
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._config.router.keys else ""
         command = f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
-        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}"
+        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}{self._dashboard_text()}"
+
+    def _dashboard_text(self) -> str:
+        where = self._control.dashboard if self._control is not None else ""
+        return f"\nDashboard: {where}" if where else ""
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""

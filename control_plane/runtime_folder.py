@@ -11,6 +11,8 @@ FOLDER_PREFIX = "baton-"
 SOCKET_NAME = "store.sock"
 ADDRESS_NAME = "control"
 RECORD_NAME = "record.json"
+DASHBOARD_TOKEN_NAME = "dashboard.token"
+DASHBOARD_SESSIONS_NAME = "sessions.json"
 _LOCK_NAME = "lock"
 
 FOLDER_BYTES_MAX = 80
@@ -34,6 +36,14 @@ class RuntimeFolder:
     @property
     def record(self) -> Path:
         return self.path / RECORD_NAME
+
+    @property
+    def dashboard_token(self) -> Path:
+        return self.path / DASHBOARD_TOKEN_NAME
+
+    @property
+    def dashboard_sessions(self) -> Path:
+        return self.path / DASHBOARD_SESSIONS_NAME
 
     def tell_address(self, address: str) -> None:
         """For commands on this machine."""

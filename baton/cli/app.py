@@ -139,6 +139,26 @@ def control(
 
 
 @app.command()
+def dashboard(
+    control: Annotated[str, typer.Option(help="host:port of the control plane to look at.")],
+    host: Annotated[str | None, typer.Option(help="Interface it listens on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One more dashboard: the control plane starts one itself (dashboard.enabled).
+
+    Example: baton dashboard --control 127.0.0.1:7000 --port 8071 --set access.tokens=tokens.txt
+    """
+    from baton.cli.serve import serve_dashboard
+    from baton.cli.settings import load_config
+
+    flags = {"dashboard.host": host, "dashboard.port": port}
+    config = load_config(sets, flags)
+    serve_dashboard(config, control_address=control, exit_with_parent=exit_with_parent)
+
+
+@app.command()
 def router(
     model: Model = None,
     name: Name = None,

@@ -16,6 +16,7 @@ Schema = dict[str, Any]
 OWNED = {
     "tls": {"ca", "cert", "key"},
     "access": {"tokens", "token"},
+    "dashboard": {"host", "port", "tls_cert", "tls_key", "token_file", "sessions_file"},
     "model": {"path", "name", "revision", "device"},
     "store": {"socket", "ssd_dir", "directory", "port", "metrics_port"},
     "router": {
@@ -25,6 +26,7 @@ OWNED = {
     "cluster": {
         *("prefill_workers", "decode_workers", "both_workers", "ray_address", "worker_host", "worker_port"),
         *("worker_metrics_port", "control_host", "control_port", "control_metrics_port"),
+        *("keep_workers", "record"),
     },
 }
 """Knobs that follow from other values of the chart, or that may hold a password: those come from Secrets."""

@@ -82,18 +82,50 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
+def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: bool) -> None:
+    """Raises SetupError."""
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+
+    configure_logs("dashboard", config.telemetry)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    if exit_with_parent:
+        die_with_parent()
+    try:
+        from control_plane.dashboard.process import run_dashboard
+
+        secure(config.tls, config.access)
+        asyncio.run(
+            run_dashboard(
+                config, control_address, on_ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True)
+            )
+        )
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
 async def _control(config: Config, *, is_local: bool) -> None:
     from baton.cli.settings import overlay
     from baton.worker.actor import WorkerActor
     from control_plane.child import READY_PREFIX
     from control_plane.control import Control
-    from control_plane.control_child import SETTLED_LINE
+    from control_plane.control_child import DASHBOARD_PREFIX, SETTLED_LINE
     from control_plane.shutdown import Shutdown
+
+    def dashboard_command(control_address: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "dashboard", "--control", control_address]
+        return [*command, "--exit-with-parent"]
 
     shutdown = Shutdown()
     record = Path(config.cluster.record) if config.cluster.record else None
     with shutdown.on_signals():
         control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
+        if config.dashboard.enabled:
+            control.show(
+                dashboard_command, tell=lambda where: print(f"{DASHBOARD_PREFIX}{where}", flush=True)
+            )
         await control.run(
             shutdown,
             ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),

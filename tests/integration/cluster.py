@@ -93,6 +93,7 @@ def bytes_read(accounts: dict[str, float]) -> float:
 class Cluster:
     def __init__(self, model: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any):
         settings.setdefault("store__host_bytes", 64 * 2**20)
+        settings.setdefault("dashboard__enabled", False)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model = model.name

@@ -68,6 +68,7 @@ def test_no_large_file_is_tracked():
 
 
 SLEEPERS = {
+    "baton/bench/faults.py",  # faults come when they are due
     "baton/bench/goodput_servers.py",  # another program's server can only be asked until it answers
     "baton/bench/peers.py",  # another program's server can only be asked until it answers
     "baton/bench/reuse.py",  # Baton's processes are watched from outside, as an operator does
@@ -82,6 +83,7 @@ SLEEPERS = {
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again
     "control_plane/control.py",  # Ray's list of nodes can only be looked at
+    "control_plane/dashboard/collector.py",  # processes' metrics are looked at at intervals
     "control_plane/child.py",  # backoff before a restart
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so

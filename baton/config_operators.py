@@ -1,0 +1,49 @@
+"""Knobs for those who operate a cluster: who they are, and what they look at. See `baton.config`."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from baton.config_base import Section
+
+
+class AccessConfig(Section):
+    """Who may drain, clear, flip and scale. The values are places, never the tokens themselves."""
+
+    tokens: str = ""
+    """File with the digests of the operators' tokens, see `baton tokens`; or env:NAME for a variable that
+    holds such a file's text. Read again when it changes."""
+    token: str = ""
+    """What this process shows others when it drains, clears or flips: a file with a token, or env:NAME.
+    Not needed by a process whose certificate is that of the control plane or of an operator."""
+
+
+class DashboardConfig(Section):
+    """What operators look at in a browser. Signing in takes a token of `access.tokens`."""
+
+    enabled: bool = True
+    """The control plane starts it."""
+    host: str = "127.0.0.1"
+    """Interface it listens on. Where that is not this machine's own, give it `tls_cert` and `tls_key`, or end
+    TLS before it."""
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8070
+    """0: any free one."""
+    sample_s: Annotated[float, Field(ge=0.2, le=60)] = 1.0
+    """Between two looks at the processes' metrics; longer by itself where there are more than 64 of them."""
+    tls_cert: str = ""
+    """PEM file of its certificate and those between it and its authority; empty: plain HTTP."""
+    tls_key: str = ""
+    """PEM file of that certificate's private key, not encrypted."""
+    token_file: str = ""
+    """Where a token for this start is written, for its owner to read, if `access.tokens` names none; empty:
+    `baton serve` has a place for it in its run-time folder, and elsewhere nobody can sign in."""
+    sessions_file: str = ""
+    """Where it is remembered who is signed in, as digests; empty: `baton serve` has a place for it, and
+    elsewhere a dashboard that starts anew asks everybody to sign in again."""
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> "DashboardConfig":
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            raise ValueError(f"TLS needs tls_cert and tls_key: dashboard.{missing} is missing")
+        return self

@@ -1,0 +1,131 @@
+"""Orders from the dashboard: each is asked about before it is given, and may be tried without doing it."""
+
+from collections.abc import Callable
+
+from nicegui import ui
+
+from baton.core.messages import Role
+from baton.core.operate import (
+    Action,
+    ClusterState,
+    Decision,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Order,
+    Outcome,
+    ReplicaState,
+    Scale,
+)
+from baton.wire.link import LinkBroken
+from control_plane.dashboard.shell import Shell, button
+from control_plane.dashboard.text import h
+
+WHY_MAX = 200
+COUNT_MAX = 1024
+GOOD = (Outcome.ACCEPTED, Outcome.DONE, Outcome.ADVISED)
+
+
+class Ask:
+    """One question, in a dialog. Escape, or Cancel, and nothing happens."""
+
+    def __init__(self, shell: Shell, title: str, text: str, *, verb: str, is_harsh: bool = False) -> None:
+        self._shell = shell
+        self._action: Callable[[], Action] | None = None
+        with ui.dialog() as self._dialog, ui.element("div").classes("ask").props("role=document"):
+            ui.html(f"<h2>{h(title)}</h2><p>{h(text)}</p>", sanitize=False)
+            self.fields = ui.element("div")
+            self._why = ui.input("Why (kept in the log)").props(f"outlined dense maxlength={WHY_MAX}")
+            self.dry = ui.checkbox("Dry run: say what would happen, change nothing")
+            self._answer = ui.html("", sanitize=False)
+            with ui.element("div").classes("end"):
+                self._cancel = button("Cancel", self._dialog.close)
+                self._confirm = button(verb, self.send, kind="danger" if is_harsh else "primary")
+        self._dialog.on("hide", self._dialog.delete)
+        if not shell.may_operate:
+            self._confirm.props["disabled"] = True
+            self._answer.set_content('<div class="answer">Your token may look, not operate.</div>')
+
+    def open(self, action: Callable[[], Action]) -> "Ask":
+        """`action`: what is ordered, once it is confirmed."""
+        self._action = action
+        self._dialog.open()
+        return self
+
+    async def send(self) -> None:
+        """It is confirmed."""
+        assert self._action is not None
+        if not self._shell.may_operate:
+            self._show("Your token may look, not operate.", is_good=False)
+            return
+        who, why = f"dashboard {self._shell.session.name}", str(self._why.value or "")[:WHY_MAX]
+        order = Order(self._action(), who, why, is_advice=bool(self.dry.value))
+        try:
+            decision = await self._shell.dash.collector.order(order)
+        except LinkBroken as error:
+            self._show(f"The control plane did not take it: {error}", is_good=False)
+            return
+        self._tell(decision)
+
+    def _tell(self, decision: Decision) -> None:
+        self._show(
+            f"#{decision.number} {decision.outcome}: {decision.text}", is_good=decision.outcome in GOOD
+        )
+        if decision.outcome in (Outcome.ACCEPTED, Outcome.DONE):
+            self._confirm.props["disabled"] = True
+            self._confirm.update()
+
+    def _show(self, text: str, *, is_good: bool) -> None:
+        kind = "good" if is_good else "bad"
+        self._answer.set_content(f'<div class="answer {kind}" role="status">{h(text)}</div>')
+
+
+def ask_drain(shell: Shell, replica: ReplicaState) -> Ask:
+    text = "It gets nothing new, finishes or hands over what it has, and ends."
+    ask = Ask(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
+    with ask.fields:
+        replaced = ui.checkbox("Start another in its place", value=True)
+    return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)))
+
+
+def ask_flip(shell: Shell, replica: ReplicaState) -> Ask:
+    others = [role.value for role in Role if role is not replica.role]
+    text = f"It finishes what it has, then takes another role than {replica.role}. Its weights stay loaded."
+    ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="Flip")
+    with ask.fields:
+        role = ui.select(others, value=others[0], label="New role").props("outlined dense")
+    return ask.open(lambda: Flip(replica.name, Role(str(role.value))))
+
+
+def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> Ask:
+    """`role`: chosen at first."""
+    models = [pool.model for pool in state.pools]
+    roles = [role.value for role in Role]
+    ask = Ask(shell, "Scale a pool?", "How many workers of a role there shall be.", verb="Scale")
+    with ask.fields, ui.element("div").style("display: flex; flex-direction: column; gap: 12px"):
+        model = ui.select(models, value=models[0] if models else None, label="Model").props("outlined dense")
+        chosen = ui.select(roles, value=role.value, label="Role").props("outlined dense")
+        count = ui.number("Workers", value=0, min=0, max=COUNT_MAX, precision=0).props("outlined dense")
+
+    def wanted() -> int:
+        pool = state.pool(str(model.value))
+        return pool.count(Role(str(chosen.value))) if pool is not None else 0
+
+    def follow() -> None:
+        count.set_value(wanted())
+
+    chosen.on_value_change(follow)
+    model.on_value_change(follow)
+    follow()
+    return ask.open(lambda: Scale(Role(str(chosen.value)), int(count.value or 0), str(model.value or "")))
+
+
+def ask_node(shell: Shell, node: NodeState) -> Ask:
+    name = node.host or node.node[:12]
+    if node.is_drained:
+        ask = Ask(shell, f"Use node {name} again?", "Workers may be placed there again.", verb="Use again")
+    else:
+        text = "All its workers are drained and started elsewhere; nothing is placed there any more."
+        ask = Ask(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
+    return ask.open(lambda: DrainNode(node.node, is_undone=node.is_drained))

@@ -1,0 +1,276 @@
+"""The dashboard's eyes: follows the control plane, looks at every process's metrics, remembers what it saw.
+
+Nothing here is on the way of a request, and nothing waits for it: a process that does not answer is shown as
+such.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Literal
+
+import httpx
+import msgspec
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from baton.core.operate import ClusterState, Decision, Order, ReplicaPhase
+from baton.core.store import StoreMember
+from baton.core.stories import StoriesWanted, Story
+from baton.telemetry import catalogue as c
+from baton.wire.client import WorkerStatusReply, worker_status
+from baton.wire.link import LinkBroken
+from baton.wire.operate import OperateClient
+from baton.wire.routers import stories_of
+from control_plane.dashboard.history import History
+from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, Reader, Table, frame_of
+from kv_store.directory.connect import connect
+from kv_store.directory.interface import Directory, DirectoryLost
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""One look at one process, at most."""
+
+LOOKS_AT_ONCE = 32
+RETRY_S = 1.0
+STORES_EVERY_S = 10.0
+LATE_S = 3.0
+"""The control plane speaks once a second; silence for longer is said."""
+
+PROCESSES_PER_S = 64
+"""With more of them, looks are rarer: a large cluster must not make its dashboard busy."""
+
+STORIES_MAX = 300
+
+Kind = Literal["router", "worker", "store node"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    kind: Kind
+    name: str
+    """Of one life of a process."""
+    address: str
+    """host:port of its metrics."""
+
+
+class Seen(msgspec.Struct):
+    """What is known of a target."""
+
+    target: Target
+    is_new: bool
+    """It came while we looked: its counters began at zero."""
+    table: Table | None = None
+    trouble: str = ""
+    """Of the last look; empty: it answered."""
+
+
+class Collector:
+    """`run` until cancelled. Everything else may be read at any time, in the same loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        control_address: str,
+        *,
+        unix_s: Callable[[], float] = time.time,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.history = History()
+        self.state: ClusterState | None = None
+        self.trouble = "not connected yet"
+        """With the control plane; empty: it answers."""
+        self.seen: dict[str, Seen] = {}
+        self.ticked = asyncio.Event()
+        """Set, and replaced, whenever there is something new."""
+        self._unix_s, self._now_s = unix_s, now_s
+        self._control = OperateClient(control_address)
+        self._control_address = control_address
+        self._heard_s = now_s()
+        self._stores: tuple[StoreMember, ...] = ()
+        self._reader = Reader(metric.name for metric in c.CATALOGUE)
+        self._looked_s: float | None = None
+        self._is_first = True
+        scheme = "https" if config.router.tls_cert else "http"
+        self._schemes: dict[Kind, str] = {"router": scheme, "worker": "http", "store node": "http"}
+
+    @property
+    def silent_s(self) -> float:
+        """Since the control plane was heard last."""
+        return self._now_s() - self._heard_s
+
+    @property
+    def is_lost(self) -> bool:
+        """What is shown of the control plane is of the past."""
+        return bool(self.trouble) or self.silent_s > LATE_S
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow())
+                group.create_task(self._look())
+                if self.config.store.host_bytes:
+                    group.create_task(self._follow_stores())
+        finally:
+            await self._control.close()
+
+    # --- the control plane ------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._control.changes()) as changes:
+                    async for state in changes:
+                        self._heard_s, self.trouble = self._now_s(), ""
+                        self.state = state
+            except LinkBroken as error:
+                self.trouble = str(error)
+            else:
+                self.trouble = "the control plane hung up"
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_stores(self) -> None:
+        async with _directory(self.config, self._control_address) as directory:
+            while directory is not None:
+                with contextlib.suppress(DirectoryLost):
+                    self._stores = await directory.members()
+                await asyncio.sleep(STORES_EVERY_S)
+
+    async def order(self, order: Order) -> Decision:
+        """Raises LinkBroken."""
+        return await self._control.order(order)
+
+    # --- metrics ----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        limits = httpx.Limits(max_connections=LOOKS_AT_ONCE)
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=LOOK_S, limits=limits) as http:
+            while True:
+                began_s = self._now_s()
+                await self._look_once(http)
+                every_s = max(self.config.dashboard.sample_s, len(self.seen) / PROCESSES_PER_S)
+                await asyncio.sleep(max(0.05, every_s - (self._now_s() - began_s)))
+
+    async def _look_once(self, http: httpx.AsyncClient) -> None:
+        self._follow_targets(_targets(self.state, self._stores))
+        asked = list(self.seen.values())
+        tables = await asyncio.gather(*(self._ask(http, seen) for seen in asked))
+        now_s = self._now_s()
+        span_s, self._looked_s = now_s - (self._looked_s or now_s), now_s
+        looks: list[tuple[Table | None, Table]] = []
+        for seen, table in zip(asked, tables, strict=True):
+            if table is not None:
+                looks.append(({} if seen.table is None and seen.is_new else seen.table, table))
+                seen.table = table
+        if span_s > 0:
+            self.history.add(frame_of(self._unix_s(), span_s, looks, replica_levels(self.state)))
+        ticked, self.ticked = self.ticked, asyncio.Event()
+        ticked.set()
+
+    def _follow_targets(self, targets: Iterable[Target]) -> None:
+        wanted = {f"{target.kind} {target.name}": target for target in targets}
+        for key in self.seen.keys() - wanted.keys():
+            del self.seen[key]
+        for key, target in wanted.items():
+            if key not in self.seen:
+                self.seen[key] = Seen(target, is_new=not self._is_first)
+        if wanted:
+            self._is_first = False
+
+    async def _ask(self, http: httpx.AsyncClient, seen: Seen) -> Table | None:
+        target = seen.target
+        try:
+            async with asyncio.timeout(LOOK_S):
+                text = await _text(http, f"{self._schemes[target.kind]}://{target.address}/metrics")
+        except (httpx.HTTPError, TimeoutError, ValueError) as error:
+            seen.trouble = str(error) or type(error).__name__
+            return None
+        seen.trouble = ""
+        return self._reader.read(text)
+
+    # --- when somebody asks -----------------------------------------------------------------------
+
+    async def stories(self, request_id: str = "") -> tuple[list[Story], list[str]]:
+        """Newest first, and which routers did not answer."""
+        routers = self.state.routers if self.state is not None else ()
+        wanted = StoriesWanted(request_id, STORIES_MAX)
+        told = await asyncio.gather(
+            *(stories_of(router.address, wanted) for router in routers), return_exceptions=True
+        )
+        stories: list[Story] = []
+        troubles: list[str] = []
+        for router, answer in zip(routers, told, strict=True):
+            if isinstance(answer, LinkBroken):
+                troubles.append(f"{router.router_id}: {answer}")
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                stories += answer.stories
+        stories.sort(key=lambda story: (story.outcome != "running", -story.arrived_s))
+        return stories[:STORIES_MAX], troubles
+
+    async def worker(self, address: str) -> WorkerStatusReply | None:
+        """None: it does not answer."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return await worker_status(address)
+        except (LinkBroken, TimeoutError):
+            return None
+
+
+async def _text(http: httpx.AsyncClient, url: str) -> str:
+    """Raises ValueError for a page that no process of ours says."""
+    parts: list[bytes] = []
+    size = 0
+    async with http.stream("GET", url) as answer:
+        answer.raise_for_status()
+        async for part in answer.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > TEXT_BYTES_MAX:
+                raise ValueError(f"its metrics are larger than {TEXT_BYTES_MAX} bytes")
+    return b"".join(parts).decode()
+
+
+def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[Target]:
+    targets: list[Target] = []
+    if state is not None:
+        targets += [Target("router", r.router_id, r.metrics_address) for r in state.routers]
+        targets += [
+            Target("worker", replica.worker_id, replica.metrics_address)
+            for replica in state.replicas
+            if replica.worker_id and replica.metrics_address
+        ]
+    targets += [Target("store node", s.node.node_id, s.metrics_address) for s in stores]
+    return [target for target in targets if target.address]
+
+
+def replica_levels(state: ClusterState | None) -> dict[str, dict[Labels, float]]:
+    """How many there are of each role and phase, as the control plane counts them itself."""
+    if state is None:
+        return {}
+    counts: dict[Labels, float] = {}
+    for role in Role:
+        for phase in ReplicaPhase:
+            count = sum(r.role is role and r.phase is phase for r in state.replicas)
+            if count:
+                counts[("role", role.value), ("state", phase.value)] = float(count)
+    return {c.REPLICAS.name: counts}
+
+
+@contextlib.asynccontextmanager
+async def _directory(config: Config, control_address: str) -> AsyncGenerator[Directory | None]:
+    try:
+        directory = await connect(config.store, control_address=control_address)
+    except SetupError as error:
+        log.warning("store nodes are not shown: %s", error)
+        yield None
+        return
+    try:
+        yield directory
+    finally:
+        await directory.close()

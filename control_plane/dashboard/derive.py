@@ -1,0 +1,173 @@
+"""From frames to what people ask: rates, percentiles, shares. Pure.
+
+Units: seconds, bytes, requests and tokens; rates per second; shares from 0 to 1. None: nothing is known,
+which is not the same as zero.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton.telemetry import catalogue as c
+from control_plane.dashboard.samples import Frame, Labels, by_label, total
+
+Series = list[float | None]
+
+SMOOTH_S = 30.0
+"""Percentiles of a point are of so long before it: those of single seconds are of a few requests."""
+
+PARTS = (
+    *("route", "tokenize", "queue", "retries", "wait", "load", "prefill", "first_hop"),
+    *("transfer", "first_decode"),
+)
+"""Of the time to first token, in order, and the two after it; see `baton_ttft_part_seconds`."""
+
+UNOFFERED = "cancelled"
+"""Says nothing of the server."""
+
+REFUSED = ("refused_queue", "refused_slo", "refused_capacity", "refused_quota")
+MISSED = ("missed_ttft", "missed_tpot", "missed_both")
+BROKEN = ("failed", "deadline")
+
+
+def gained(frame: Frame | None, name: str, **labels: str) -> float:
+    return 0.0 if frame is None else total(frame.gained.get(name), **labels)
+
+
+def level(frame: Frame | None, name: str, **labels: str) -> float | None:
+    if frame is None or name not in frame.levels:
+        return None
+    return total(frame.levels[name], **labels)
+
+
+def rate(frame: Frame | None, name: str, **labels: str) -> float | None:
+    return None if frame is None else total(frame.gained.get(name), **labels) / frame.span_s
+
+
+class Outcomes(msgspec.Struct, frozen=True):
+    """Of offered requests in some time."""
+
+    met: float = 0.0
+    missed: float = 0.0
+    refused: float = 0.0
+    broken: float = 0.0
+
+    @property
+    def offered(self) -> float:
+        return self.met + self.missed + self.refused + self.broken
+
+    @property
+    def attained(self) -> float | None:
+        """Goodput over all that was offered."""
+        return self.met / self.offered if self.offered else None
+
+    @property
+    def refused_share(self) -> float | None:
+        return self.refused / self.offered if self.offered else None
+
+    def scaled(self, factor: float) -> "Outcomes":
+        return Outcomes(self.met * factor, self.missed * factor, self.refused * factor, self.broken * factor)
+
+
+def outcomes(values: Mapping[Labels, float] | None) -> Outcomes:
+    """Of what `baton_slo_requests_total` gained."""
+    sums = by_label(values, "outcome")
+    return Outcomes(
+        sums.get("met", 0.0),
+        sum(sums.get(name, 0.0) for name in MISSED),
+        sum(sums.get(name, 0.0) for name in REFUSED),
+        sum(sums.get(name, 0.0) for name in BROKEN),
+    )
+
+
+def outcome_rates(frame: Frame | None) -> Outcomes | None:
+    """Requests per second."""
+    if frame is None:
+        return None
+    return outcomes(frame.gained.get(c.SLO_REQUESTS.name)).scaled(1 / frame.span_s)
+
+
+class Attainment(msgspec.Struct, frozen=True):
+    slo_class: str
+    tenant: str
+    counts: Outcomes
+
+
+def attainment(frame: Frame | None) -> list[Attainment]:
+    """By class and tenant, those with most requests first."""
+    if frame is None:
+        return []
+    groups: dict[tuple[str, str], dict[Labels, float]] = {}
+    for labels, value in frame.gained.get(c.SLO_REQUESTS.name, {}).items():
+        of = dict(labels)
+        groups.setdefault((of.get("slo_class", ""), of.get("tenant", "")), {})[labels] = value
+    rows = [Attainment(*key, outcomes(values)) for key, values in groups.items()]
+    return sorted(
+        (r for r in rows if r.counts.offered), key=lambda r: (-r.counts.offered, r.slo_class, r.tenant)
+    )
+
+
+def buckets_of(frame: Frame | None, name: str) -> dict[float, float]:
+    """What a histogram's buckets gained, cumulative, by upper bound."""
+    if frame is None:
+        return {}
+    return {_bound(le): count for le, count in by_label(frame.gained.get(f"{name}_bucket"), "le").items()}
+
+
+def _bound(text: str) -> float:
+    return math.inf if text == "+Inf" else float(text)
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """As Prometheus' histogram_quantile: linear within a bucket. None: no observation."""
+    bounds = sorted(buckets)
+    if not bounds or buckets[bounds[-1]] <= 0:
+        return None
+    wanted = share * buckets[bounds[-1]]
+    lower, below = 0.0, 0.0
+    for bound in bounds:
+        upto = buckets[bound]
+        if upto >= wanted and upto > below:
+            if math.isinf(bound):
+                return lower  # all that is known is that it is more
+            return lower + (bound - lower) * (wanted - below) / (upto - below)
+        lower, below = bound, max(below, upto)
+    return lower
+
+
+def added(into: dict[float, float], buckets: Mapping[float, float], sign: float = 1.0) -> None:
+    for bound, count in buckets.items():
+        into[bound] = into.get(bound, 0.0) + sign * count
+
+
+def quantiles_over_time(
+    points: Sequence[Frame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
+) -> list[Series]:
+    """One list per share. Each point is of the `smooth_s` before its end."""
+    step_s = next((p.span_s for p in points if p is not None), 1.0)
+    width = max(1, round(smooth_s / max(step_s, 1e-9)))
+    each = [buckets_of(point, name) for point in points]
+    window: dict[float, float] = {}
+    lines: list[Series] = [[] for _ in shares]
+    for index, buckets in enumerate(each):
+        added(window, buckets)
+        if index >= width:
+            added(window, each[index - width], -1.0)
+        for line, share in zip(lines, shares, strict=True):
+            line.append(None if points[index] is None else quantile(window, share))
+    return lines
+
+
+def part_means(frame: Frame | None) -> dict[str, float]:
+    """Seconds per request by part, of requests that told them. Empty: none did."""
+    if frame is None:
+        return {}
+    sums = by_label(frame.gained.get(f"{c.TTFT_PART.name}_sum"), "part")
+    counts = by_label(frame.gained.get(f"{c.TTFT_PART.name}_count"), "part")
+    whole = max(counts.values(), default=0.0)
+    return {part: sums.get(part, 0.0) / whole for part in PARTS if part in sums} if whole else {}
+
+
+def share_of(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

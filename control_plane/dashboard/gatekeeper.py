@@ -1,0 +1,204 @@
+"""In front of everything the dashboard serves: who is not signed in gets the login page and nothing else.
+
+Plain ASGI, so that pages, files and WebSockets go through the same door.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from control_plane.dashboard.sessions import IDLE_S, Session, Sessions
+from control_plane.dashboard.sign_in import sign_in_page
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+SESSION_KEY = "baton.session"
+"""In the scope of what is let through."""
+
+LIVE_PATH = "/health/live"
+FORM_BYTES_MAX = 4096
+STYLE_PATH = "/sign-in.css"
+
+_COMMON: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+]
+_OWN = (
+    b"default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'; "
+    b"base-uri 'none'"
+)
+_APP = (
+    b"default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    b"img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; "
+    b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+"""NiceGUI's page has its elements and their code inline. What matters holds: nothing is loaded from
+elsewhere, and nothing is sent there."""
+
+
+class Gatekeeper:
+    def __init__(self, app: Any, sessions: Sessions, *, is_tls: bool, hint: str = "") -> None:
+        """`hint`: said on the login page, of where a token is to be had."""
+        self.app = app
+        self._sessions, self._is_tls, self._hint = sessions, is_tls, hint
+        self._cookie = "__Host-baton" if is_tls else "baton_session"
+        self._style = files("control_plane.dashboard").joinpath("assets/sign_in.css").read_bytes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "lifespan":
+                await self.app(scope, receive, send)
+            case "http":
+                await self._http(scope, receive, send)
+            case _:
+                await self._websocket(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path == LIVE_PATH:
+            await _respond(send, 200, b"", b"text/plain")
+        elif path == STYLE_PATH:
+            await _respond(send, 200, self._style, b"text/css")
+        elif path == "/login" and method == "POST":
+            await self._sign_in(scope, receive, send)
+        elif path == "/logout" and method == "POST" and _is_same_origin(scope):
+            self._sessions.sign_out(self._secret(scope))
+            await _redirect(send, "/login", cookie=self._set_cookie("", age_s=0))
+        elif (session := self._session(scope)) is None:
+            await self._turn_away(scope, send)
+        elif method not in ("GET", "HEAD") and not _is_same_origin(scope):
+            await _respond(send, 403, b"this request comes from another site\n", b"text/plain")
+        elif path == "/login":
+            await _redirect(send, "/")
+        else:
+            scope[SESSION_KEY] = session
+            await self.app(scope, receive, _guarded(send))
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session = self._session(scope)
+        if session is None or not _is_same_origin(scope):
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "sign in first"})
+            return
+        scope[SESSION_KEY] = session
+        await self.app(scope, receive, send)
+
+    async def _turn_away(self, scope: Scope, send: Send) -> None:
+        """A person's browser is shown where to sign in; anything else is told."""
+        wants_page = b"text/html" in _header(scope, b"accept")
+        if scope["path"] == "/login":
+            await self._page(send, 200, "")
+        elif wants_page and scope["method"] == "GET":
+            await _redirect(send, "/login")
+        else:
+            await _respond(send, 401, b"sign in first\n", b"text/plain")
+
+    async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_same_origin(scope):
+            await _respond(send, 403, b"this request comes from another site\n", b"text/plain")
+            return
+        form = await _body(receive)
+        if form is None:
+            await _respond(send, 413, b"too large\n", b"text/plain")
+            return
+        if self._sessions.is_shut:
+            await self._page(send, 429, "Too many wrong tokens. Try again in a minute.")
+            return
+        token = parse_qs(form.decode(errors="replace")).get("token", [""])[0].strip()
+        secret = self._sessions.sign_in(token)
+        if secret is None:
+            who = (scope.get("client") or ("somebody",))[0]
+            log.warning("a wrong token was shown at the dashboard by %s", who)
+            await self._page(send, 403, "No such token. It may have been revoked.")
+            return
+        await _redirect(send, "/", cookie=self._set_cookie(secret, age_s=int(IDLE_S)))
+
+    async def _page(self, send: Send, status: int, trouble: str) -> None:
+        page = sign_in_page(trouble, self._hint)
+        await _respond(send, status, page, b"text/html; charset=utf-8")
+
+    def _session(self, scope: Scope) -> Session | None:
+        secret = self._secret(scope)
+        return self._sessions.of(secret) if secret else None
+
+    def _secret(self, scope: Scope) -> str:
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(_header(scope, b"cookie").decode("latin-1"))
+        except CookieError:
+            return ""
+        return cookies[self._cookie].value if self._cookie in cookies else ""
+
+    def _set_cookie(self, secret: str, *, age_s: int) -> bytes:
+        flags = "; Secure" if self._is_tls else ""
+        text = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={age_s}{flags}"
+        return text.encode()
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _is_same_origin(scope: Scope) -> bool:
+    """Browsers say where a request comes from, whenever it could do harm. Programs need not."""
+    if _header(scope, b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
+        return False
+    origin = _header(scope, b"origin").decode("latin-1")
+    return not origin or urlsplit(origin).netloc == _header(scope, b"host").decode("latin-1")
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """None: too large."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        parts.append(message.get("body", b""))
+        if sum(map(len, parts)) > FORM_BYTES_MAX:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _guarded(send: Send) -> Send:
+    async def guarded(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            ours = [*_COMMON, (b"content-security-policy", _APP)]
+            names = {name for name, _ in ours}
+            kept = [(name, value) for name, value in message.get("headers", []) if name.lower() not in names]
+            message = {**message, "headers": [*kept, *ours]}
+        await send(message)
+
+    return guarded
+
+
+async def _respond(send: Send, status: int, body: bytes, kind: bytes, extra: Headers | None = None) -> None:
+    headers = [
+        (b"content-type", kind),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+        (b"content-security-policy", _OWN),
+        *_COMMON,
+        *(extra or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _redirect(send: Send, path: str, *, cookie: bytes = b"") -> None:
+    extra = [(b"location", path.encode()), *([(b"set-cookie", cookie)] if cookie else [])]
+    await _respond(send, 303, b"", b"text/plain", extra)

@@ -1,0 +1,75 @@
+"""What was seen, for as long as it is looked at: finely for minutes, coarsely for hours. Pure and bounded."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from control_plane.dashboard.samples import Frame, merged, summed
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Of time, as it can be chosen."""
+
+    key: str
+    text: str
+    step_s: float
+    """One point."""
+    count: int
+
+    @property
+    def length_s(self) -> float:
+        return self.step_s * self.count
+
+
+WINDOWS = (
+    Window("5m", "5 min", 2.0, 150),
+    Window("15m", "15 min", 5.0, 180),
+    Window("1h", "1 h", 20.0, 180),
+    Window("6h", "6 h", 120.0, 180),
+)
+DEFAULT_WINDOW = WINDOWS[1]
+
+
+class Ring:
+    """The latest steps of one window."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self._steps: deque[tuple[int, Frame]] = deque(maxlen=window.count + 1)
+
+    def add(self, frame: Frame) -> None:
+        """Not older than those before."""
+        index = int(frame.at_s // self.window.step_s)
+        if self._steps and self._steps[-1][0] == index:
+            frame = merged(self._steps.pop()[1], frame)
+        self._steps.append((index, frame))
+
+    def points(self, now_s: float) -> list[Frame | None]:
+        """As many as the window has, oldest first, up to the last whole step; None where nobody looked."""
+        last = int(now_s // self.window.step_s) - 1
+        found = dict(self._steps)
+        return [found.get(index) for index in range(last - self.window.count + 1, last + 1)]
+
+    def times(self, now_s: float) -> list[float]:
+        """Unix time of the end of each point."""
+        last = int(now_s // self.window.step_s) - 1
+        step_s = self.window.step_s
+        return [(index + 1) * step_s for index in range(last - self.window.count + 1, last + 1)]
+
+    def since(self, after_s: float) -> Frame | None:
+        """All that ended after this, in one, the step under way included; levels are the latest."""
+        return summed(frame for _, frame in self._steps if frame.at_s > after_s)
+
+
+class History:
+    def __init__(self, windows: Sequence[Window] = WINDOWS) -> None:
+        self.rings = {window.key: Ring(window) for window in windows}
+        self.latest: Frame | None = None
+
+    def add(self, frame: Frame) -> None:
+        if self.latest is not None and frame.at_s < self.latest.at_s:
+            return  # the clock was set back: until it has caught up there is nothing to draw
+        self.latest = frame
+        for ring in self.rings.values():
+            ring.add(frame)

@@ -1,0 +1,231 @@
+"""What the overview shows, from what was seen. Pure: no browser, no clock."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from baton.config import Config
+from baton.core.messages import Role
+from baton.core.operate import ClusterState, Decision, Outcome, ReplicaPhase
+from baton.telemetry import catalogue as c
+from control_plane.dashboard import charts
+from control_plane.dashboard.derive import (
+    PARTS,
+    Outcomes,
+    Series,
+    gained,
+    level,
+    outcome_rates,
+    part_means,
+    quantiles_over_time,
+    rate,
+    share_of,
+)
+from control_plane.dashboard.samples import Frame, by_label, total
+
+PERCENTILES = (0.5, 0.9, 0.99)
+PERCENTILE_COLORS = ("c-sky", "c-blue", "c-purple")
+ROLE_COLORS = {Role.PREFILL: "c-blue", Role.DECODE: "c-green", Role.BOTH: "c-purple"}
+OUTCOME_COLORS = {"met": "c-green", "missed": "c-yellow", "refused": "c-red", "failed": "c-ink"}
+MARKS_MAX = 30
+
+Points = Sequence[Frame | None]
+
+
+def objectives(config: Config, what: str) -> list[charts.Objective]:
+    """`what`: ttft_s or tpot_s. Of classes that have the same one, one line."""
+    names: dict[float, list[str]] = {}
+    for name, slo in config.slo.classes.items():
+        if value := getattr(slo, what):
+            names.setdefault(value, []).append(name)
+    return [charts.Objective(", ".join(sorted(of)), value) for value, of in sorted(names.items())]
+
+
+def load_chart(times: Sequence[float], points: Points) -> charts.Options:
+    rates = [outcome_rates(point) for point in points]
+
+    def line(name: str, attribute: str) -> charts.Line:
+        values: Series = [None if r is None else getattr(r, attribute) for r in rates]
+        return charts.Line(name, values, OUTCOME_COLORS[name], stack="offered")
+
+    lines = [
+        line("met", "met"),
+        line("missed", "missed"),
+        line("refused", "refused"),
+        line("failed", "broken"),
+    ]
+    return charts.timeline(times, lines, unit="rate")
+
+
+def latency_chart(
+    times: Sequence[float], points: Points, metric: c.Metric, lines: Sequence[charts.Objective]
+) -> charts.Options:
+    found = quantiles_over_time(points, metric.name, PERCENTILES)
+    drawn = [
+        charts.Line(f"p{share * 100:g}", values, color)
+        for share, values, color in zip(PERCENTILES, found, PERCENTILE_COLORS, strict=True)
+    ]
+    return charts.timeline(times, drawn, unit="seconds", objectives=lines)
+
+
+def replica_chart(times: Sequence[float], points: Points, decisions: Sequence[Decision]) -> charts.Options:
+    def serving(role: Role) -> Series:
+        # What is told is a mean over a step; there is no half a worker.
+        return [
+            None
+            if point is None or c.REPLICAS.name not in point.levels
+            else float(round(total(point.levels[c.REPLICAS.name], role=role.value, state="running")))
+            for point in points
+        ]
+
+    lines = [
+        charts.Line(role.value, values, color, is_step=True)
+        for role, color in ROLE_COLORS.items()
+        if any(values := serving(role))
+    ]
+    marks = [
+        charts.Mark(d.at_s, f"#{d.number}", decision_color(d.who))
+        for d in decisions
+        if d.outcome not in (Outcome.REFUSED, Outcome.ADVISED)
+    ]
+    return charts.timeline(times, lines, unit="count", marks=marks[-MARKS_MAX:])
+
+
+def decision_color(who: str) -> str:
+    return "c-red" if who.startswith("autoscaler") else "c-orange"
+
+
+def queue_chart(times: Sequence[float], points: Points) -> charts.Options:
+    lines = [
+        charts.Line("at routers", [level(p, c.QUEUED.name) for p in points], "c-red"),
+        charts.Line("at workers", [level(p, c.WAITING.name) for p in points], "c-orange"),
+        charts.Line("running", [level(p, c.RUNNING.name) for p in points], "c-blue"),
+    ]
+    return charts.timeline(times, lines, unit="count")
+
+
+BACKENDS = {"cma": "c-blue", "nixl": "c-green", "nccl": "c-purple", "tcp": "c-orange"}
+
+
+def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
+    found = {b for p in points if p for b in by_label(p.gained.get(c.TRANSFER_BYTES.name), "backend")}
+    lines = [
+        charts.Line(
+            backend,
+            [rate(p, c.TRANSFER_BYTES.name, backend=backend) for p in points],
+            color,
+            is_area=True,
+        )
+        for backend, color in BACKENDS.items()
+        if backend in found
+    ]
+    stored = [rate(p, c.STORE_LOADED_BYTES.name) for p in points]
+    if any(stored):
+        lines.append(charts.Line("from the store", stored, "c-sky"))
+    return charts.timeline(
+        times, lines or [charts.Line("none", [None] * len(times), "c-blue")], unit="bytes_rate"
+    )
+
+
+def hit_chart(times: Sequence[float], points: Points) -> charts.Options:
+    lines = [
+        charts.Line(
+            "prompt tokens from caches",
+            [
+                share_of(gained(p, c.CACHED_TOKENS.name), gained(p, c.PROMPT_TOKENS.name)) if p else None
+                for p in points
+            ],
+            "c-green",
+            is_area=True,
+        )
+    ]
+    return charts.timeline(times, lines, unit="share", most=1.0)
+
+
+TOKEN_COLORS = {"prompt": "c-blue", "from caches": "c-green", "generated": "c-orange"}
+
+
+def token_chart(times: Sequence[float], points: Points) -> charts.Options:
+    """Per second, of answered requests."""
+    metrics = (c.PROMPT_TOKENS, c.CACHED_TOKENS, c.GENERATED_TOKENS)
+    lines = [
+        charts.Line(name, [rate(p, metric.name) for p in points], color)
+        for (name, color), metric in zip(TOKEN_COLORS.items(), metrics, strict=True)
+    ]
+    return charts.timeline(times, lines, unit="rate")
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A part of the waterfall; seconds."""
+
+    name: str
+    begins_s: float
+    length_s: float
+    is_after: bool
+    """After the first token."""
+
+
+def waterfall(past: Frame | None) -> list[Bar]:
+    """Of the mean request. Empty: none told."""
+    bars: list[Bar] = []
+    at_s = 0.0
+    for part, length_s in part_means(past).items():
+        bars.append(Bar(part, at_s, length_s, is_after=PARTS.index(part) >= PARTS.index("transfer")))
+        at_s += length_s
+    return bars
+
+
+class Tier(msgspec.Struct, frozen=True):
+    name: str
+    used_bytes: float | None
+    limit_bytes: float | None
+    note: str
+    """What `used` is of."""
+    hit_share: float | None
+    """Of the blocks or tokens that were asked for."""
+
+
+def tiers(config: Config, now: Frame | None, past: Frame | None) -> list[Tier]:
+    """`now`: the latest frame; `past`: the window."""
+    if now is None:
+        return []
+    held, free = level(now, c.HELD_BLOCKS.name), level(now, c.FREE_BLOCKS.name)
+    found: list[Tier] = []
+    if held is not None and free is not None and held + free > 0:
+        workers = len(by_label(now.levels.get(c.FREE_BLOCKS.name), "worker"))
+        limit = float(config.engine.kv_bytes * workers)
+        hits = share_of(gained(past, c.PREFIX_HIT_TOKENS.name), gained(past, c.PROMPT_TOKENS.name))
+        found.append(Tier("KV pools", limit * held / (held + free), limit, "held by sequences", hits))
+    asked = gained(past, c.STORE_MISSES.name) + gained(past, c.STORE_HITS.name)
+    for tier, name in (("host", "host memory"), ("ssd", "SSD")):
+        limit = level(now, c.STORE_LIMIT_BYTES.name, tier=tier)
+        if limit:
+            used = level(now, c.STORE_BYTES.name, tier=tier)
+            hits = share_of(gained(past, c.STORE_HITS.name, tier=tier), asked)
+            found.append(Tier(name, used, limit, "filled", hits))
+    return found
+
+
+class Now(msgspec.Struct, frozen=True):
+    """The tiles. Rates and percentiles are of the last minute, attainment of the window."""
+
+    rates: Outcomes
+    attained: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p99_s: float | None
+    queued: float | None
+    waiting: float | None
+    running: float | None
+    hit_share: float | None
+    serving: int
+    wanted: int
+
+
+def counts(state: ClusterState | None) -> tuple[int, int]:
+    """Replicas that serve, and that are wanted."""
+    if state is None:
+        return 0, 0
+    serving = sum(r.phase is ReplicaPhase.RUNNING for r in state.replicas)
+    return serving, sum(pool.count(role) for pool in state.pools for role in Role)

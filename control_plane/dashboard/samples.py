@@ -1,0 +1,175 @@
+"""From a process's /metrics to numbers, and from two looks to what happened between them. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = tuple[tuple[str, str], ...]
+"""Sorted by name."""
+
+Table = dict[str, dict[Labels, float]]
+"""By name as the process says it (`…_bucket`, `…_sum`, `…_total`), then by labels."""
+
+KNOWN_MAX = 50_000
+"""Series whose text is remembered."""
+
+TEXT_BYTES_MAX = 8 * 2**20
+
+COUNTED = ("_total", "_bucket", "_sum", "_count")
+"""Ends of names that only rise."""
+
+
+class Reader:
+    """Reads the text format of Prometheus. A series' text is parsed the first time it is seen: from then on
+    it is looked up, which keeps reading many processes each second cheap."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names` of metrics that matter, as in the catalogue; others are passed over."""
+        self._names = frozenset(names)
+        self._known: dict[str, tuple[str, Labels] | None] = {}
+
+    def read(self, text: str) -> Table:
+        """Lines that are not numbers of known metrics are passed over."""
+        table: Table = {}
+        for line in text.splitlines():
+            head, _, value = line.rpartition(" ")
+            if not head or line[0] == "#":
+                continue
+            series = self._series(head)
+            if series is not None:
+                try:
+                    table.setdefault(series[0], {})[series[1]] = float(value)
+                except ValueError:
+                    continue
+        return table
+
+    def _series(self, head: str) -> tuple[str, Labels] | None:
+        try:
+            return self._known[head]
+        except KeyError:
+            pass
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        found = self._known[head] = self._parsed(head)
+        return found
+
+    def _parsed(self, head: str) -> tuple[str, Labels] | None:
+        try:
+            (family,) = text_string_to_metric_families(f"{head} 0\n")
+            (sample,) = family.samples
+        except ValueError:
+            return None
+        stem = sample.name
+        for end in ("_bucket", "_sum", "_count"):
+            stem = stem.removesuffix(end)
+        if sample.name not in self._names and stem not in self._names:
+            return None
+        return sample.name, tuple(sorted(sample.labels.items()))
+
+
+class Frame(msgspec.Struct):
+    """What happened in a span of time, and how things stood in it."""
+
+    at_s: float
+    """Unix time of its end."""
+    span_s: float
+    gained: Table
+    """By how much counters rose."""
+    levels: Table
+    """Gauges: the mean over the span."""
+
+
+def is_counted(name: str) -> bool:
+    return name.endswith(COUNTED)
+
+
+def frame_of(
+    at_s: float,
+    span_s: float,
+    looks: Iterable[tuple[Table | None, Table]],
+    levels: Mapping[str, Mapping[Labels, float]] | None = None,
+) -> Frame:
+    """`looks`: of each process what it said last time and what it says now. None: it was not asked before,
+    and its counters are of no use yet. Counters that fell began anew. `levels`: more of them, of our own."""
+    gained: Table = {}
+    gauges: Table = {}
+    for before, now in looks:
+        for name, values in now.items():
+            if is_counted(name):
+                if before is not None:
+                    _gain(gained.setdefault(name, {}), before.get(name, {}), values)
+            else:
+                _level(gauges.setdefault(name, {}), values, by_most=name.endswith("_ratio"))
+    for name, values in (levels or {}).items():
+        gauges[name] = dict(values)
+    return Frame(at_s, span_s, gained, gauges)
+
+
+def _gain(into: dict[Labels, float], before: Mapping[Labels, float], now: Mapping[Labels, float]) -> None:
+    for labels, value in now.items():
+        rise = value - before.get(labels, 0.0)
+        rise = value if rise < 0 else rise
+        if rise:
+            into[labels] = into.get(labels, 0.0) + rise
+
+
+def _level(into: dict[Labels, float], values: Mapping[Labels, float], *, by_most: bool) -> None:
+    """Several processes say it: they share a sum; what is a ratio holds for any."""
+    for labels, value in values.items():
+        if labels not in into:
+            into[labels] = value
+        else:
+            into[labels] = max(into[labels], value) if by_most else into[labels] + value
+
+
+def merged(first: Frame, second: Frame) -> Frame:
+    """Of two that follow one another."""
+    span_s = first.span_s + second.span_s
+    gained = {name: dict(values) for name, values in first.gained.items()}
+    for name, values in second.gained.items():
+        mine = gained.setdefault(name, {})
+        for labels, value in values.items():
+            mine[labels] = mine.get(labels, 0.0) + value
+    share = second.span_s / span_s if span_s else 1.0
+    levels: Table = {}
+    for name, values in second.levels.items():  # what is not said any more is gone
+        before = first.levels.get(name, {})
+        levels[name] = {
+            labels: value * share + before.get(labels, value) * (1 - share)
+            for labels, value in values.items()
+        }
+    return Frame(second.at_s, span_s, gained, levels)
+
+
+def summed(frames: Iterable[Frame]) -> Frame | None:
+    """All that was gained in them together, in order; levels are of the last one. None: there are none."""
+    gained: Table = {}
+    span_s, last = 0.0, None
+    for frame in frames:
+        span_s, last = span_s + frame.span_s, frame
+        for name, values in frame.gained.items():
+            mine = gained.setdefault(name, {})
+            for labels, value in values.items():
+                mine[labels] = mine.get(labels, 0.0) + value
+    return None if last is None else Frame(last.at_s, span_s, gained, last.levels)
+
+
+def total(values: Mapping[Labels, float] | None, **labels: str) -> float:
+    """Of those that have these labels."""
+    if not values:
+        return 0.0
+    if not labels:
+        return sum(values.values())
+    wanted = set(labels.items())
+    return sum(value for key, value in values.items() if wanted <= set(key))
+
+
+def by_label(values: Mapping[Labels, float] | None, label: str) -> dict[str, float]:
+    """Sums by the value of one label; those without it are left out."""
+    sums: dict[str, float] = {}
+    for labels, value in (values or {}).items():
+        for name, text in labels:
+            if name == label:
+                sums[text] = sums.get(text, 0.0) + value
+    return sums

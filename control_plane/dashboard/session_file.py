@@ -1,0 +1,47 @@
+"""Who is signed in, in a file: a dashboard that died and came back knows them; a screen on a wall goes on.
+
+It has digests and names, no secret and no token.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from control_plane.dashboard.sessions import Session
+
+log = logging.getLogger(__name__)
+
+_decoder = msgspec.json.Decoder(dict[str, Session])
+
+
+class SessionFile:
+    def __init__(self, path: Path | None) -> None:
+        """None: nothing is remembered."""
+        self._path = path
+
+    def read(self) -> dict[str, Session]:
+        if self._path is None:
+            return {}
+        try:
+            return _decoder.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("everybody has to sign in again, %s cannot be read: %s", self._path, error)
+            return {}
+
+    def write(self, sessions: Mapping[str, Session]) -> None:
+        """Whole or not at all, for its owner only."""
+        if self._path is None:
+            return
+        beside = self._path.with_suffix(".new")
+        try:
+            handle = os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(dict(sessions)))
+            os.replace(beside, self._path)
+        except OSError as error:
+            log.warning("who is signed in will be forgotten with this process: %s", error)

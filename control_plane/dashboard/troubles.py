@@ -1,0 +1,68 @@
+"""What somebody should look at now, in words. Pure."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from baton.core.operate import ClusterState, ReplicaPhase, ReplicaState
+from baton.telemetry import catalogue as c
+from control_plane.dashboard.derive import level
+from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.text import span
+
+SHOWN_MAX = 6
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    level: Literal["bad", "warn"]
+    text: str
+
+
+def troubles(
+    state: ClusterState | None, now: Frame | None, *, control: str, silent_s: float, deaf: Iterable[str]
+) -> list[Trouble]:
+    """`control`: what is wrong with the control plane, empty: nothing; `silent_s`: since it was heard.
+    `deaf`: processes whose metrics cannot be read."""
+    found: list[Trouble] = []
+    if control:
+        found.append(
+            Trouble(
+                "bad",
+                f"The control plane does not answer (last heard {span(silent_s)} ago). Workers and "
+                "routers go on; what is shown of replicas is from then.",
+            )
+        )
+    if state is not None and not control:
+        found += _replicas(state.replicas)
+        if not state.routers:
+            found.append(Trouble("bad", "No router follows this cluster: no request can arrive."))
+        found += [
+            Trouble("bad", f"Node {n.host or n.node[:12]} is lost.") for n in state.nodes if not n.is_alive
+        ]
+    if level(now, c.DEGRADED.name, pool="prefill"):
+        found.append(Trouble("bad", "Degraded: no worker of the prefill pool serves."))
+    if level(now, c.DEGRADED.name, pool="decode"):
+        found.append(Trouble("bad", "Degraded: no worker of the decode pool serves."))
+    if level(now, c.PREDICTOR_FALLBACK.name):
+        found.append(Trouble("warn", "Predictions are too far off: placement is by cached prefix."))
+    found += [Trouble("warn", f"No metrics from {name}.") for name in sorted(deaf)]
+    more = len(found) - SHOWN_MAX
+    return found if more <= 0 else [*found[:SHOWN_MAX], Trouble("warn", f"… and {more} more.")]
+
+
+def _replicas(replicas: Iterable[ReplicaState]) -> Iterator[Trouble]:
+    for r in replicas:
+        age = span(r.for_s)
+        match r.phase:
+            case ReplicaPhase.SUSPECT:
+                yield Trouble("bad", f"{r.name} missed heartbeats for {age}: it gets nothing new.")
+            case ReplicaPhase.WAITING:
+                why = f": {r.last_exit}" if r.last_exit else ""
+                yield Trouble("bad", f"{r.name} has no process, for {age}{why:.160}")
+            case ReplicaPhase.KILLING:
+                yield Trouble("bad", f"{r.name} is being killed: {r.why:.160}")
+            case ReplicaPhase.STARTING if r.deaths_in_a_row or r.last_exit:
+                yield Trouble("warn", f"{r.name} is started again, for {age}; it ended: {r.last_exit:.160}")
+            case _:
+                pass

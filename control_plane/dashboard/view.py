@@ -1,0 +1,170 @@
+"""What all open pages share: computed once for everybody who looks, and only while somebody does."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.config import Config
+from baton.telemetry import catalogue as c
+from control_plane.dashboard import charts, overview
+from control_plane.dashboard.checks import Check, checks
+from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.derive import (
+    Attainment,
+    Outcomes,
+    attainment,
+    buckets_of,
+    gained,
+    level,
+    outcomes,
+    quantile,
+    share_of,
+)
+from control_plane.dashboard.history import WINDOWS, Window
+from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.troubles import Trouble, troubles
+from control_plane.dashboard.worker_charts import fleet_charts, shown_workers, worker_charts
+
+RECENT_S = 60.0
+"""What tiles say is of so long."""
+
+PAST_S = 5.0
+"""Hours are added up anew after so long."""
+
+
+class WindowView(msgspec.Struct, frozen=True):
+    """Of one window, as of its last whole step."""
+
+    charts: dict[str, charts.Options]
+    attainment: list[Attainment]
+    waterfall: list[overview.Bar]
+    tiers: list[overview.Tier]
+    is_empty: bool
+    """No request in this time."""
+
+
+class Dashboard:
+    def __init__(
+        self, collector: Collector, sessions: Sessions, *, unix_s: Callable[[], float] = time.time
+    ) -> None:
+        self.collector, self.sessions = collector, sessions
+        self.config: Config = collector.config
+        self._unix_s = unix_s
+        self._views: dict[str, tuple[int, WindowView]] = {}
+        self._nows: dict[str, tuple[Frame | None, overview.Now]] = {}
+        self._pasts: dict[str, tuple[int, Frame | None]] = {}
+        self.attain = self.config.autoscale.attain
+
+    def step(self, window: Window) -> int:
+        """Changes whenever there is something new to draw."""
+        state = self.collector.state
+        decisions = state.decisions if state else ()
+        return hash((int(self._unix_s() // window.step_s), decisions[-1].number if decisions else 0))
+
+    def view(self, window: Window) -> WindowView:
+        step = self.step(window)
+        known = self._views.get(window.key)
+        if known is None or known[0] != step:
+            known = self._views[window.key] = (step, self._view(window))
+        return known[1]
+
+    def _view(self, window: Window) -> WindowView:
+        now_s, history, config = self._unix_s(), self.collector.history, self.config
+        ring = history.rings[window.key]
+        times, points = ring.times(now_s), ring.points(now_s)
+        past = self._past(window)
+        state = self.collector.state
+        decisions = state.decisions if state else ()
+        ttft, tpot = overview.objectives(config, "ttft_s"), overview.objectives(config, "tpot_s")
+        return WindowView(
+            charts={
+                "load": overview.load_chart(times, points),
+                "ttft": overview.latency_chart(times, points, c.TTFT, ttft),
+                "tpot": overview.latency_chart(times, points, c.TPOT, tpot),
+                "replicas": overview.replica_chart(times, points, decisions),
+                "queues": overview.queue_chart(times, points),
+                "transfer": overview.transfer_chart(times, points),
+                "tokens": overview.token_chart(times, points),
+                "hits": overview.hit_chart(times, points),
+            },
+            attainment=attainment(past),
+            waterfall=overview.waterfall(past),
+            tiers=overview.tiers(config, history.latest, past),
+            is_empty=not gained(past, c.SLO_REQUESTS.name),
+        )
+
+    def worker_charts(self, window: Window, worker_id: str) -> dict[str, charts.Options]:
+        now_s, ring = self._unix_s(), self.collector.history.rings[window.key]
+        return worker_charts(ring.times(now_s), ring.points(now_s), worker_id)
+
+    def fleet_charts(self, window: Window) -> tuple[dict[str, charts.Options], list[tuple[str, str, str]]]:
+        """And their legend, which is one for all."""
+        now_s, ring = self._unix_s(), self.collector.history.rings[window.key]
+        state = self.collector.state
+        shown = shown_workers(state.replicas if state else ())
+        drawn = fleet_charts(ring.times(now_s), ring.points(now_s), shown)
+        return drawn, [(name, color, "line") for name, _, color in shown]
+
+    def _past(self, window: Window) -> Frame | None:
+        """All of it, as of a few seconds ago."""
+        step, known = int(self._unix_s() // min(window.step_s, PAST_S)), self._pasts.get(window.key)
+        if known is None or known[0] != step:
+            ring = self.collector.history.rings[window.key]
+            known = self._pasts[window.key] = (step, ring.since(self._unix_s() - window.length_s))
+        return known[1]
+
+    def now(self, window: Window) -> overview.Now:
+        latest, known = self.collector.history.latest, self._nows.get(window.key)
+        if known is None or known[0] is not latest:
+            known = self._nows[window.key] = (latest, self._now(window))
+        return known[1]
+
+    def _now(self, window: Window) -> overview.Now:
+        history, now_s = self.collector.history, self._unix_s()
+        recent = history.rings[WINDOWS[0].key].since(now_s - RECENT_S)
+        past = self._past(window)
+        latest = history.latest
+        counted = outcomes(recent.gained.get(c.SLO_REQUESTS.name)) if recent else Outcomes()
+        span_s = recent.span_s if recent else 1.0
+        ttft, tpot = buckets_of(recent, c.TTFT.name), buckets_of(recent, c.TPOT.name)
+        serving, wanted = overview.counts(self.collector.state)
+        return overview.Now(
+            rates=counted.scaled(1 / span_s),
+            attained=outcomes(past.gained.get(c.SLO_REQUESTS.name)).attained if past else None,
+            ttft_p50_s=quantile(ttft, 0.5),
+            ttft_p99_s=quantile(ttft, 0.99),
+            tpot_p50_s=quantile(tpot, 0.5),
+            tpot_p99_s=quantile(tpot, 0.99),
+            queued=level(latest, c.QUEUED.name),
+            waiting=level(latest, c.WAITING.name),
+            running=level(latest, c.RUNNING.name),
+            hit_share=share_of(gained(past, c.CACHED_TOKENS.name), gained(past, c.PROMPT_TOKENS.name)),
+            serving=serving,
+            wanted=wanted,
+        )
+
+    def checks(self) -> list[Check]:
+        """Of all that is remembered."""
+        past = self._past(WINDOWS[-1])
+        latest: Frame | None = self.collector.history.latest
+        if past is not None and latest is not None:
+            past = Frame(past.at_s, past.span_s, past.gained, latest.levels)
+        return checks(self.config, self.collector.state, past)
+
+    def troubles(self) -> list[Trouble]:
+        collector = self.collector
+        deaf = [key for key, seen in collector.seen.items() if seen.trouble]
+        control = (collector.trouble or "silent") if collector.is_lost else ""
+        return troubles(
+            collector.state,
+            collector.history.latest,
+            control=control,
+            silent_s=collector.silent_s,
+            deaf=deaf,
+        )
+
+    def strictest(self, what: str) -> float | None:
+        found: Sequence[charts.Objective] = overview.objectives(self.config, what)
+        return min((objective.value for objective in found), default=None)

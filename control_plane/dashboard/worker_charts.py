@@ -1,0 +1,80 @@
+"""Charts of workers: of one, and of several beside one another. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from baton.core.operate import ReplicaState
+from baton.telemetry import catalogue as c
+from control_plane.dashboard import charts, tables
+from control_plane.dashboard.derive import quantiles_over_time
+from control_plane.dashboard.samples import Frame
+
+COLORS = ("c-blue", "c-orange", "c-green", "c-purple", "c-sky", "c-red", "c-yellow", "c-ink")
+"""As many lines as can be told apart."""
+
+
+def shown_workers(replicas: Iterable[ReplicaState]) -> list[tuple[str, str, str]]:
+    """Name, process and colour of those that are drawn: the first ones."""
+    there = [(r.name, r.worker_id) for r in replicas if r.worker_id]
+    return [(name, worker_id, color) for (name, worker_id), color in zip(there, COLORS, strict=False)]
+
+
+def fleet_charts(
+    times: Sequence[float], points: Sequence[Frame | None], shown: Sequence[tuple[str, str, str]]
+) -> dict[str, charts.Options]:
+    running: list[charts.Line] = []
+    steps: list[charts.Line] = []
+    blocks: list[charts.Line] = []
+    for name, worker_id, color in shown:
+        running.append(
+            charts.Line(name, [tables.of_worker(p, c.RUNNING.name, worker_id) for p in points], color)
+        )
+        own = [_only(point, c.STEP.name, worker_id) for point in points]
+        steps.append(charts.Line(name, quantiles_over_time(own, c.STEP.name, (0.99,))[0], color))
+        blocks.append(charts.Line(name, [tables.held_share(p, worker_id) for p in points], color))
+    return {
+        "running": charts.timeline(times, running, unit="count"),
+        "steps": charts.timeline(times, steps, unit="seconds"),
+        "blocks": charts.timeline(times, blocks, unit="share", most=1.0),
+    }
+
+
+def worker_charts(
+    times: Sequence[float], points: Sequence[Frame | None], worker_id: str
+) -> dict[str, charts.Options]:
+    """Of one worker's life."""
+
+    def gauge(name: str) -> list[float | None]:
+        return [tables.of_worker(point, name, worker_id) for point in points]
+
+    own = [_only(point, c.STEP.name, worker_id) for point in points]
+    p50, p99 = quantiles_over_time(own, c.STEP.name, (0.5, 0.99))
+    held = [tables.held_share(point, worker_id) for point in points]
+    return {
+        "sequences": charts.timeline(
+            times,
+            [
+                charts.Line("running", gauge(c.RUNNING.name), "c-blue"),
+                charts.Line("waiting", gauge(c.WAITING.name), "c-orange"),
+            ],
+            unit="count",
+        ),
+        "steps": charts.timeline(
+            times, [charts.Line("p50", p50, "c-sky"), charts.Line("p99", p99, "c-purple")], unit="seconds"
+        ),
+        "blocks": charts.timeline(
+            times, [charts.Line("held", held, "c-blue", is_area=True)], unit="share", most=1.0
+        ),
+    }
+
+
+def _only(point: Frame | None, name: str, worker_id: str) -> Frame | None:
+    if point is None:
+        return None
+    mine = {
+        f"{name}_bucket": {
+            labels: value
+            for labels, value in point.gained.get(f"{name}_bucket", {}).items()
+            if ("worker", worker_id) in labels
+        }
+    }
+    return Frame(point.at_s, point.span_s, mine, {})
