@@ -118,7 +118,7 @@ def test_data_advance_and_objectives_are_drawn(cluster, browser, ada):
         expect(card(ada, "Is it really on?")).to_contain_text("Remote prefill")
         expect(card(ada, "KV tiers")).to_contain_text("host memory")
     for title, names in (
-        ("Time to first token", ("interactive", "batch", "hurried")),
+        ("Time to first token", ("interactive", "batch")),
         ("Time per output token", ("interactive",)),
     ):
         for name in names:
