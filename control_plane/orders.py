@@ -37,6 +37,8 @@ class Record(msgspec.Struct, frozen=True):
     pools: tuple[Pool, ...]
     avoid: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    configured: tuple[Pool, ...] = ()
+    """What the configuration said then; orders for a model are kept while it says the same."""
     memory: Memory | None = None
     """The autoscaler's."""
 
@@ -56,22 +58,25 @@ class Orders:
     log: DecisionLog = field(default_factory=DecisionLog)
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
+    _configured: tuple[Pool, ...] = ()
     memory: Memory | None = None
     _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
 
     def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
-        """Before anything else. `record`: of an earlier life, whose word counts for the models that are
-        still there; what it had not finished is over."""
-        self.pools = tuple(pools)
+        """Before anything else. `pools`: as configured. `record`: of an earlier life, whose word counts
+        for the models of which the configuration has not changed; what it had not finished is over."""
+        self.pools = self._configured = tuple(pools)
         if record is not None:
-            kept = {pool.model: pool for pool in record.pools}
+            same = (pool for pool in record.pools if _is_as_configured(pool, record, self.pools))
+            kept = {pool.model: pool for pool in same}
             self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
             self.avoid, self.memory = frozenset(record.avoid), record.memory
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
     def record(self) -> Record:
-        return Record(self.pools, tuple(sorted(self.avoid)), self.log.entries, self.memory)
+        avoid, log = tuple(sorted(self.avoid)), self.log.entries
+        return Record(self.pools, avoid, log, self._configured, self.memory)
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float
@@ -136,6 +141,12 @@ class Orders:
             if decision := self.log.finish(number, *end, at_s=at_s):
                 ended.append(decision)
         return ended
+
+
+def _is_as_configured(pool: Pool, record: Record, configured: Iterable[Pool]) -> bool:
+    """Whoever changes the configuration means it: that is an order, too, and a later one."""
+    then = [p for p in record.configured if p.model == pool.model]
+    return not then or then == [p for p in configured if p.model == pool.model]
 
 
 _INTERRUPTED = "the control plane was started anew meanwhile: what is desired stays so"

@@ -11,6 +11,7 @@ from rich.table import Table
 from baton.bench import handover as handover_bench
 from baton.bench.autoscale_cli import autoscale
 from baton.bench.engine_cli import engine
+from baton.bench.faults_cli import faults
 from baton.bench.fidelity_cli import fidelity
 from baton.bench.goodput_cli import goodput
 from baton.bench.kernels_cli import kernels
@@ -35,6 +36,7 @@ app = typer.Typer(
 
 app.command("autoscale")(autoscale)
 app.command("engine")(engine)
+app.command("faults")(faults)
 app.command("fidelity")(fidelity)
 app.command("quality")(quality)
 app.command("goodput")(goodput)

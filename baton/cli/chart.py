@@ -26,6 +26,7 @@ OWNED = {
     "cluster": {
         *("prefill_workers", "decode_workers", "both_workers", "ray_address", "worker_host", "worker_port"),
         *("worker_metrics_port", "control_host", "control_port", "control_metrics_port"),
+        *("keep_workers", "record"),
     },
 }
 """Knobs that follow from other values of the chart, or that may hold a password: those come from Secrets."""

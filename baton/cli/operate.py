@@ -79,7 +79,8 @@ def scale(
 
     Example: baton scale decode 3 --why "evening peak"
     """
-    _order(control, lambda state: Scale(_role(role), count, model), why, advise, wait)
+    action = Scale(_role(role), count, model)
+    _order(control, lambda state: action, why, advise, wait)
 
 
 def flip(
@@ -94,7 +95,8 @@ def flip(
 
     Example: baton flip prefill-1 decode
     """
-    _order(control, lambda state: Flip(worker, _role(role)), why, advise, wait)
+    action = Flip(worker, _role(role))
+    _order(control, lambda state: action, why, advise, wait)
 
 
 def drain(

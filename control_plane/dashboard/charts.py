@@ -203,6 +203,7 @@ def _objectives(objectives: Sequence[Objective]) -> Options:
     return {
         "silent": True,
         "symbol": "none",
+        "precision": 9,  # of where the line is; its default of 2 draws 25 ms as 30
         "lineStyle": {"color": "var(--objective)", "type": "dashed", "width": 1.5},
         "label": {
             "position": "insideEndTop",

@@ -340,7 +340,12 @@ class _Look:
         if self._request.is_last_token:
             return _Option(first, None, 0.0, 0.0, 0.0, first.chance, first.chance, first.cost_s)
         raw_s = predictor.raw_tpot_s(
-            worker, want.tokens, starts_in_s=prefill.ttft_s, output_tokens=output, now_s=now_s
+            worker,
+            want.tokens,
+            starts_in_s=prefill.ttft_s,
+            output_tokens=output,
+            now_s=now_s,
+            slo_s=want.tpot_slo_s,
         )
         tpot_s = raw_s * predictor.look(worker).tpot_factor
         exposed_s = 0.0

@@ -126,7 +126,14 @@ class Predictor:
         return worker.outlook
 
     def raw_tpot_s(
-        self, worker: Worker, tokens: int, *, starts_in_s: float, output_tokens: float, now_s: float
+        self,
+        worker: Worker,
+        tokens: int,
+        *,
+        starts_in_s: float,
+        output_tokens: float,
+        now_s: float,
+        slo_s: float = 0.0,
     ) -> float:
         """Of a sequence of `tokens` that begins to decode there in `starts_in_s`, as the model says.
 
@@ -147,8 +154,13 @@ class Predictor:
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.base_s + costs.decode_s * count + costs.context_token_s * context
         behind = worker.backlog.tokens + worker.others_tokens
-        share = min(behind / max(1.0, output_tokens), ahead.chunk_tokens)
-        rho_s = step_s / (1.0 - worker.rho(now_s))
+        # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
+        # by the objectives of those that decode there.
+        chunk = ahead.chunk_tokens
+        if slo_s:
+            chunk = min(chunk, max(CHUNK_TOKENS_MIN, int((slo_s - step_s) / max(1e-9, costs.prompt_token_s))))
+        rho_s = min(step_s / (1.0 - worker.rho(now_s)), step_s + costs.prompt_token_s * chunk)
+        share = min(behind / max(1.0, output_tokens), chunk)
         return max(rho_s, step_s + costs.prompt_token_s * share) / speed.tokens_per_step
 
     def tpot_s(
@@ -185,6 +197,7 @@ class Predictor:
             starts_in_s=prefill.ttft_s,
             output_tokens=self.lengths.expected(want.tokens_max),
             now_s=now_s,
+            slo_s=want.tpot_slo_s,
         )
         exposed_s = 0.0
         if target is not None:

@@ -1,13 +1,12 @@
 """A Ray cluster of three nodes on this machine: workers spread, a node is drained, a node is lost."""
 
 import contextlib
-import os
 
 import psutil
 import pytest
 
+from baton.bench.faults_parts import ray_nodes
 from baton.core.operate import DrainNode
-from control_plane.ray_home import OBJECT_STORE_BYTES, ray_environment
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator, Streams
 from tests.models import make_model
@@ -18,18 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 @pytest.fixture
 def nodes():
     """Three that have room for workers, beside a head that has none."""
-    before = dict(os.environ)
-    os.environ.update(ray_environment(is_local=False))
-    from ray.cluster_utils import Cluster as RayCluster
-
-    common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    ray = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
-    try:
-        yield ray, [ray.add_node(num_cpus=4, **common) for _ in range(3)]
-    finally:
-        ray.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
+    with ray_nodes(3) as nodes:
+        yield nodes
 
 
 def worker_processes():
@@ -42,10 +31,10 @@ def worker_processes():
 
 
 def test_workers_spread_leave_a_drained_node_and_come_back_from_a_lost_one(nodes, tmp_path):
-    ray, (_, second, third) = nodes
+    _, second, third = nodes.nodes
     model = make_model(tmp_path / "tiny", "llama", seed=3)
     settings = {"engine__kv_bytes": 32 * 2**20, "engine__threads": 1, "router__migrate_after_s": 0.5}
-    with Cluster(model, prefill=1, decode=2, cluster__ray_address=ray.address, **settings) as cluster:
+    with Cluster(model, prefill=1, decode=2, cluster__ray_address=nodes.address, **settings) as cluster:
         operator = Operator(cluster)
         with Streams(cluster):
             state = operator.state()
@@ -57,7 +46,7 @@ def test_workers_spread_leave_a_drained_node_and_come_back_from_a_lost_one(nodes
             cluster.await_workers(prefill=1, decode=2)
         assert next(n for n in operator.state().nodes if n.node == second.node_id).is_drained
         operator.order(DrainNode(second.node_id, is_undone=True))
-        ray.remove_node(third, allow_graceful=False)
+        nodes.lose(third.node_id)
         state = eventually("all there without it", lambda: settled_without(operator, third), timeout_s=60)
         assert len(state.replicas) == 3
         assert cluster.complete("Once upon a time", max_tokens=4)["choices"][0]["text"]

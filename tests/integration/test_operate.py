@@ -48,6 +48,7 @@ def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights
     assert after[name].pid == before[name].pid
     assert after[name].accounts["weight_loads"] == 1
     ended = operator.order(Flip(name, Role.PREFILL))
+    print(f"flip of an idle worker: {ended.done_after_s:.3f} s")
     assert ended.done_after_s < FLIP_S, "an idle worker has nothing to drain"
     assert "stayed loaded" in ended.text
     cluster.await_workers(prefill=2, decode=1)

@@ -110,3 +110,20 @@ def test_an_order_that_another_overtakes_has_failed():
     world.orders.take(Order(Scale(Role.DECODE, 1), "me"), busy, at_s=3.0)
     (ended,) = world.orders.progress(ClusterState("x", world.orders.pools, (starting,)), at_s=4.0)
     assert (ended.number, ended.outcome, ended.done_after_s) == (first.number, Outcome.FAILED, 3.0)
+
+
+def test_orders_are_kept_while_the_configuration_says_the_same():
+    configured = Pool("m", {Role.DECODE: 2})
+    orders = Orders()
+    orders.begin([configured], None)
+    state = ClusterState("x", orders.pools, ())
+    orders.take(Order(Scale(Role.DECODE, 5), "me"), state, at_s=1.0)
+    record = orders.record()
+    again = Orders()
+    again.begin([configured], record)
+    assert again.pools == (Pool("m", {Role.DECODE: 5}),)
+    assert again.record().configured == (configured,)
+    changed = Orders()
+    changed.begin([Pool("m", {Role.DECODE: 3})], record)
+    assert changed.pools == (Pool("m", {Role.DECODE: 3}),)
+    assert changed.log.entries[0].number == 1

@@ -301,6 +301,7 @@ def test_an_objective_is_a_line_and_equal_ones_are_one():
     )
     (series,) = options["series"]
     assert [line["yAxis"] for line in series["markLine"]["data"]] == [1.0, 5.0]
+    assert series["markLine"]["precision"] >= 6, "an objective of milliseconds is drawn where it is"
     assert series["data"] == [[1000, 0.1], [2000, None]], "a gap stays a gap"
 
 

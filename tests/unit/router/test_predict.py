@@ -105,6 +105,25 @@ def test_who_is_on_the_way_decodes_by_then_and_who_decodes_may_have_ended():
     assert tpot_s(there, starts_in_s=5.0) < 0.6 * tpot_s(on_the_way, starts_in_s=5.0)
 
 
+def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_allow():
+    """However busy the worker is with prompts."""
+    worker = cluster_of("w")["w"]
+    predictor = Predictor(error_max=1.0)
+
+    def raw_s(slo_s):
+        return predictor.raw_tpot_s(worker, 500, starts_in_s=0.0, output_tokens=100, now_s=0.0, slo_s=slo_s)
+
+    alone_s = raw_s(0.0)
+    for number in range(40):
+        sends(worker, number, 4000)
+        worker.placed(1.0, 0.0)
+    assert worker.rho(0.0) == 0.95
+    chunk_s = worker.hello.step_tokens_max * COSTS.prompt_token_s
+    assert raw_s(0.0) <= alone_s + chunk_s
+    assert raw_s(0.0) > 2 * alone_s
+    assert raw_s(alone_s + chunk_s / 2) == pytest.approx(alone_s + chunk_s / 2, rel=0.05)
+
+
 def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():
     cluster = cluster_of("a", "b", costs=COSTS)
     hello = WorkerHello(WorkerId("c"), Role.BOTH, "f", "m", 16, 4000, 100_000)
