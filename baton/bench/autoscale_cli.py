@@ -19,7 +19,7 @@ def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
     seconds = 3600 * hours
     drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
     shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
-    slow = msgspec.structs.replace(shift, name="shift, slow start", start_s=600.0)
+    slow = msgspec.structs.replace(shift, name="slow shift", start_s=600.0)
     return [
         *drawn,
         shift,

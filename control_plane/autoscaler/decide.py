@@ -35,7 +35,8 @@ from control_plane.autoscaler.values import (
 SLACK = 1.08
 """A replica less must be enough for so much more demand than forecast."""
 FLIP_PATIENCE_S = 60.0
-"""For so long a role must have had more than it needs before it gives to another that lacks."""
+"""For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
+patience is, after mistakes."""
 LEARNT_MAX = 8
 """Starts, drains and flips remembered."""
 NOTHING_KNOWN = "none"
@@ -177,8 +178,10 @@ class Autoscaler:
             needed = max(seen.of(role).have, 1 if seen.queued else 0)
             return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
         signal = self._demand.decode if role is Role.DECODE else self._demand.prefill
-        near, far = signal.predict(1), signal.predict(self._steps(self.start_s))
-        upper = max(near.upper, far.upper, signal.surge) if signal.is_ready else signal.least
+        # For the moment at which a start helps. Of what will be over by then only a surge counts: sizing for
+        # the mean of now as well would follow chance, and keep what it asks for as long as the patience.
+        far = signal.predict(self._steps(self.start_s))
+        upper = max(far.upper, signal.surge) if signal.is_ready else signal.least
         if role is Role.DECODE:
             upper = max(upper, self._demand.made_per_s)
         factor = self._attainment[role].factor
@@ -187,8 +190,7 @@ class Autoscaler:
         floor = self._patience[role].floor(
             max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
         )
-        chosen = far if far.upper >= near.upper else near
-        return Sized(signal.mean, upper, chosen.error, chosen.model, factor, needed, floor)
+        return Sized(signal.mean, upper, far.error, far.model, factor, needed, floor)
 
     def _needed(self, role: Role, seen: Observation, kind: Traits, demand: float) -> int:
         ask = self._demand
@@ -218,7 +220,7 @@ class Autoscaler:
         if sized.floor is not None and sized.floor < have:
             # Half at once at most: what is drained cannot be called back.
             wanted = max(sized.floor, have // 2)
-            patience_s = self._patience[role].seconds(self.start_s + self.drain_s)
+            patience_s = self._patience[role].waited_s
             reasons.append(
                 f"{role}: no more than {sized.floor} of {have} were needed for {patience_s:.0f} s "
                 f"({sized.forecast:.3g} {unit} forecast)"
@@ -269,7 +271,8 @@ class Autoscaler:
             return ()
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             lacking = wanted[target] - have[target]
-            lately = self._patience[source].most(seen.at_s, FLIP_PATIENCE_S)
+            patience = self._patience[source]
+            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor)
             keep = min(max(lately, self.settings.bounds[source].least, 1), wanted[source])
             spare = min(have[source] - keep, seen.of(source).serving - 1)
             count = min(lacking, spare)

@@ -19,36 +19,50 @@ class Patience:
         self.factor = 1.0
         self._needs: deque[tuple[float, int]] = deque()
         """(instant, replicas needed), falling: an entry is dropped when a later one needs more."""
-        self._kept: deque[tuple[float, int]] = deque()
         self._since_s: float | None = None
+        self.waited_s = 0.0
+        """For so long no more than the latest floor was needed."""
         self._down_at_s = self._eased_at_s = float("-inf")
 
     def seconds(self, mistake_s: float) -> float:
-        return min(PATIENCE_MAX_S, self.factor * max(self._base_s, MISTAKES * mistake_s))
+        return min(PATIENCE_MAX_S, self.factor * self._first_s(mistake_s))
+
+    def _first_s(self, mistake_s: float) -> float:
+        """Before any mistake."""
+        return max(self._base_s, MISTAKES * mistake_s)
 
     def floor(self, needed: int, at_s: float, *, mistake_s: float) -> int | None:
         """The most that was needed within the patience, `needed` now included. None until it has
-        watched for so long. `mistake_s`: what a step down costs that was wrong."""
+        watched for so long. `mistake_s`: what a step down costs that was wrong.
+
+        Mistakes are made at the border between n and n + 1 replicas. What they add to the patience holds back
+        so many only: after a peak all others go when the patience one begins with has passed."""
         if self._since_s is None:
             self._since_s = at_s
         while self._needs and self._needs[-1][1] <= needed:
             self._needs.pop()
         self._needs.append((at_s, needed))
-        self._kept.append((at_s, needed))
-        span_s = self.seconds(mistake_s)
         while self._needs[0][0] < at_s - PATIENCE_MAX_S:
             self._needs.popleft()
-        while self._kept[0][0] < at_s - 600.0:
-            self._kept.popleft()
-        if at_s - self._since_s < span_s:
+        span_s = self.seconds(mistake_s)
+        first_s = min(span_s, self._first_s(mistake_s))
+        if at_s - self._since_s < first_s:
             return None
-        return max(count for when, count in self._needs if when >= at_s - span_s)
+        lately, long = self._most_needed(at_s - first_s), self._most_needed(at_s - span_s)
+        if at_s - self._since_s < span_s:
+            long = 1 << 30
+        held = lately + max(1, int(SMALL_SHARE * lately))
+        self.waited_s = span_s if long <= held else first_s
+        return min(long, held)
+
+    def _most_needed(self, since_s: float) -> int:
+        return max(count for when, count in self._needs if when >= since_s)
 
     def most(self, at_s: float, span_s: float) -> int:
-        """Needed within the last `span_s`, which is at most 600 s."""
+        """Needed within the last `span_s`, which is at most `PATIENCE_MAX_S`."""
         if self._since_s is None or at_s - self._since_s < span_s:
             return 1 << 30
-        return max((count for when, count in self._kept if when >= at_s - span_s), default=1 << 30)
+        return self._most_needed(at_s - span_s)
 
     def decided(self, change: int, have: int, at_s: float) -> None:
         """By how much the count of `have` changes. A small step up soon after one down says that the step
