@@ -245,8 +245,11 @@ def _cause(error: Exception) -> BaseException | str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
-    if "died" in type(error).__name__.lower() or "ActorDied" in type(error).__name__:
+    name = type(error).__name__
+    if "died" in name.lower():
         return "its process died"
+    if name == "ActorUnavailableError":  # what Ray says first when a whole node is lost
+        return "its process cannot be reached"
     return error
 
 

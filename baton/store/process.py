@@ -59,6 +59,8 @@ DIAL_S = 3.0
 """Between attempts at those that are not open."""
 CLEAR_S = 4.0
 """For the disk, when an operator clears; then the answer says that it goes on."""
+DIRECTORY_STARTS_S = 60.0
+"""A control plane may be started together with its stores, and takes longer."""
 DRAIN_LOOK_S = 0.1
 """Between two looks whether the peers have taken what they want."""
 
@@ -149,6 +151,7 @@ class StoreProcess:
             post=post,
             spawn=self._spawn,
             lease_s=self._config.cluster.member_lease_s,
+            patience_s=DIRECTORY_STARTS_S,
         )
         self._driver.ports = self
 

@@ -42,7 +42,12 @@ class StoreRegistration:
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
         lease_s: float,
         changes_max: int = CHANGES_MAX,
+        patience_s: float = 0.0,
     ) -> None:
+        """`patience_s`: one that starts together with this node may take so long before it is missed."""
+        self._patience_s = patience_s
+        self._missing_since_s: float | None = None
+        """That nobody was told of."""
         self._directory, self._member, self._post, self._spawn = directory, member, post, spawn
         self._lease_s = lease_s
         self._backlog = Backlog(changes_max=changes_max)
@@ -119,8 +124,10 @@ class StoreRegistration:
             self._lost(error)
             return
         if self.trouble:
-            log.info("the directory answers again")
+            if self._missing_since_s is None:
+                log.info("the directory answers again")
             self.trouble = ""
+        self._patience_s, self._missing_since_s = 0.0, None
         if self._backlog.needs_snapshot or not (is_known or self._backlog.begins_with_snapshot):
             self._tell_all()
         self._peers_are(members)
@@ -133,10 +140,14 @@ class StoreRegistration:
             self._post(PeersChanged(peers))
 
     def _lost(self, error: DirectoryLost) -> None:
+        now_s = asyncio.get_running_loop().time()
         if not self.trouble:
+            self._missing_since_s = now_s
+        if self._missing_since_s is not None and now_s >= self._missing_since_s + self._patience_s:
+            self._missing_since_s = None
             log.warning("the directory does not answer, going on without: %s", error)
         self.trouble = str(error) or "no answer"
-        retry_s = asyncio.get_running_loop().time() + min(self._lease_s / 3, RETRY_S)
+        retry_s = now_s + min(self._lease_s / 3, RETRY_S)
         self._renewal_s = min(self._renewal_s, retry_s)
         self._wake.set()
 

@@ -92,6 +92,22 @@ async def test_what_happens_while_the_directory_is_away_is_told_when_it_is_back(
     assert "the directory answers again" in caplog.text
 
 
+async def test_a_directory_that_starts_together_with_the_node_is_not_missed(caplog):
+    caplog.set_level("INFO")
+    directory = Moody()
+    directory.is_away = True
+    async with running(directory, lease_s=60, patience_s=60.0) as node:
+        await until(lambda: node.registration.trouble)
+        directory.is_away = False
+        node.store(1)
+        await until(listed(directory, node))
+        assert caplog.text == ""
+        directory.is_away = True  # from now on it is
+        node.store(2)
+        await until(lambda: node.registration.trouble)
+    assert "going on without: away" in caplog.text
+
+
 async def test_a_message_whose_answer_was_lost_is_told_again_and_does_no_harm():
     directory = Moody()
     async with running(directory) as node:
