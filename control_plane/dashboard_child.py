@@ -16,6 +16,9 @@ DashboardCommand = Callable[[str], Sequence[str]]
 
 END_S = 3.0
 
+SILENCE_S = 60.0
+"""Nobody's request depends on it, and killed it forgets what was seen: on a busy machine it is waited for."""
+
 
 class DashboardChild(Child):
     """Its ready line: its URL, and how to sign in."""
@@ -31,7 +34,7 @@ class DashboardChild(Child):
             command(control_address),
             environment=child_environment(config),
             policy=restart_policy(config.cluster),
-            silence_s=config.cluster.router_silence_s,
+            silence_s=max(SILENCE_S, config.cluster.router_silence_s),
         )
 
     async def run_beside(self, tell: Callable[[str], None]) -> None:

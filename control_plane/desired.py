@@ -121,6 +121,10 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
             assert_never(action)
 
 
+NOT_OF_WORKERS = frozenset({"router", "slo", "autoscale", "dashboard", "access"})
+"""Sections of the configuration that other processes read."""
+
+
 def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
     if wrong := {role: n for role, n in counts.items() if not 0 <= n <= REPLICAS_MAX}:
         raise Refused(f"replicas of a role: 0 to {REPLICAS_MAX}, not {_counts(wrong)}")
@@ -131,6 +135,8 @@ def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
 def _rolled(pool: Pool, version: Version, surge_max: int, unavailable_max: int) -> Pool:
     if not version.name:
         raise Refused("a version needs a name")
+    if unread := [one for one in version.sets if one.split(".", 1)[0] in NOT_OF_WORKERS]:
+        raise Refused(f"{unread[0]}: no worker reads that; it is of the processes that were started with it")
     if version.name == pool.version.name and version != pool.version:
         raise Refused(f"version {version.name} is something else already: choose another name")
     if surge_max < 0 or unavailable_max < 0 or surge_max + unavailable_max == 0:
@@ -182,7 +188,8 @@ def describe(action: Action) -> str:
         case DrainNode(node, is_undone):
             return f"use node {node} again" if is_undone else f"drain node {node}"
         case RollOut(version, model):
-            return f"roll out version {version.name}{_of(model)}"
+            with_sets = f" with {', '.join(version.sets)}" if version.sets else ""
+            return f"roll out version {version.name}{_of(model)}{with_sets}"
         case _:
             assert_never(action)
 

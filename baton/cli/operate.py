@@ -118,6 +118,11 @@ def drain(
     def action(state: ClusterState) -> Action:
         if state.replica(target) is not None:
             return Drain(target, replace)
+        if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
+            names = ", ".join(
+                [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
+            )
+            raise SetupError(f"no worker and no node {target!r} here: there is {names}")
         return DrainNode(target, undo)
 
     _order(control, action, why, advise, wait)

@@ -57,6 +57,15 @@ class Ring:
         step_s = self.window.step_s
         return [(index + 1) * step_s for index in range(last - self.window.count + 1, last + 1)]
 
+    def begins_s(self, now_s: float) -> float | None:
+        """Unix time of the first look, if that is within the window; None: all of it was looked at."""
+        if (
+            not self._steps
+            or (first_s := self._steps[0][0] * self.window.step_s) <= now_s - self.window.length_s
+        ):
+            return None
+        return first_s
+
     def since(self, after_s: float) -> Frame | None:
         """All that ended after this, in one, the step under way included; levels are the latest."""
         return summed(frame for _, frame in self._steps if frame.at_s > after_s)

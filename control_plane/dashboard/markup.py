@@ -58,14 +58,14 @@ def _held(value: float | None, objective: float | None) -> str:
 
 
 def tiles(now: Now, ttft_slo_s: float | None, tpot_slo_s: float | None, *, window: str, attain: float) -> str:
-    """`…_slo_s`: the strictest objective; None: there is none."""
+    """`…_slo_s`: the strictest objective; None: there is none. `window`: "last 15 min"."""
     rates = now.rates
     refused = "of offered" if rates.refused_share is None else f"{share(rates.refused_share)} of offered"
     missing = now.wanted - now.serving
     held = "" if now.attained is None else "bad" if now.attained < attain else "good"
     parts = [
         tile("Goodput", rate(rates.met), f"of {rate(rates.offered)} offered"),
-        tile("SLO attainment", share(now.attained), f"last {window}", held),
+        tile("SLO attainment", share(now.attained), window, held),
         tile("Refused", rate(rates.refused), refused, "bad" if rates.refused else ""),
         tile(
             "TTFT p99", seconds(now.ttft_p99_s), _objective(ttft_slo_s), _held(now.ttft_p99_s, ttft_slo_s),

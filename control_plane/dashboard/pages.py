@@ -137,7 +137,9 @@ class OverviewPage:
         window = shell.window
         now = dash.now(window)
         ttft, tpot = dash.strictest("ttft_s"), dash.strictest("tpot_s")
-        shell.put(self._tiles, markup.tiles(now, ttft, tpot, window=window.text, attain=dash.attain))
+        shell.put(
+            self._tiles, markup.tiles(now, ttft, tpot, window=dash.looked_at(window), attain=dash.attain)
+        )
         state = dash.collector.state
         shell.put(self._log, markup.decision_log(state.decisions if state else (), DECISIONS_SHOWN))
         step = (window.key, dash.step(window))

@@ -35,6 +35,12 @@ LOCAL_NAME = "operator"
 """Whose the token is that was made for this start."""
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a browser left before its page was there, which Starlette's middleware takes for a defect."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
+
+
 class Server(uvicorn.Server):
     """Without uvicorn's own signal handling."""
 
@@ -119,6 +125,7 @@ def _server(app: Any, config: Config) -> Server:
             ssl_keyfile=knobs.tls_key or None,
         )
         uvicorn_config.load()
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
     except OSError as error:
         raise SetupError(f"dashboard.tls_cert, dashboard.tls_key: {error}") from None
     return Server(uvicorn_config)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+from baton.core.ids import WorkerId, replica_name
 from baton.core.operate import AutoscaleState, ClusterState, NodeState, ReplicaPhase, ReplicaState
 from baton.core.stories import Moment, Story
 from baton.telemetry import catalogue as c
@@ -34,7 +35,8 @@ def of_worker(frame: Frame | None, name: str, worker_id: str | None) -> float | 
     """A gauge of this worker; None: it does not say."""
     if frame is None or worker_id is None:
         return None
-    values = {k: v for k, v in frame.levels.get(name, {}).items() if ("worker", worker_id) in k}
+    label = ("worker", replica_name(WorkerId(worker_id)))
+    values = {k: v for k, v in frame.levels.get(name, {}).items() if label in k}
     return total(values) if values else None
 
 

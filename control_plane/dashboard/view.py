@@ -24,6 +24,7 @@ from control_plane.dashboard.derive import (
 from control_plane.dashboard.history import WINDOWS, Window
 from control_plane.dashboard.samples import Frame
 from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.text import clock
 from control_plane.dashboard.troubles import Trouble, troubles
 from control_plane.dashboard.worker_charts import fleet_charts, shown_workers, worker_charts
 
@@ -56,6 +57,11 @@ class Dashboard:
         self._nows: dict[str, tuple[Frame | None, overview.Now]] = {}
         self._pasts: dict[str, tuple[int, Frame | None]] = {}
         self.attain = self.config.autoscale.attain
+
+    def looked_at(self, window: Window) -> str:
+        """The time that figures of the window are of, in words."""
+        begins_s = self.collector.history.rings[window.key].begins_s(self._unix_s())
+        return f"last {window.text}" if begins_s is None else f"since {clock(begins_s)}"
 
     def step(self, window: Window) -> int:
         """Changes whenever there is something new to draw."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from baton.core.ids import WorkerId, replica_name
 from baton.core.operate import ReplicaState
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, tables
@@ -70,11 +71,12 @@ def worker_charts(
 def _only(point: Frame | None, name: str, worker_id: str) -> Frame | None:
     if point is None:
         return None
+    label = ("worker", replica_name(WorkerId(worker_id)))
     mine = {
         f"{name}_bucket": {
             labels: value
             for labels, value in point.gained.get(f"{name}_bucket", {}).items()
-            if ("worker", worker_id) in labels
+            if label in labels
         }
     }
     return Frame(point.at_s, point.span_s, mine, {})

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from baton.core.operate import (
     Scale,
     Version,
 )
+from control_plane.desired import Refused, describe, pool_after
 from control_plane.orders import Orders, has_all
 from control_plane.reconcile import Reconciler
 from control_plane.reconcile_events import (
@@ -127,3 +129,14 @@ def test_orders_are_kept_while_the_configuration_says_the_same():
     changed.begin([Pool("m", {Role.DECODE: 3})], record)
     assert changed.pools == (Pool("m", {Role.DECODE: 3}),)
     assert changed.log.entries[0].number == 1
+
+
+def test_a_version_of_what_no_worker_reads_is_refused():
+    pool = Pool("m", {Role.BOTH: 1})
+    state = ClusterState(life="l", pools=(pool,), replicas=())
+    with pytest.raises(Refused, match="router.port=99: no worker reads"):
+        pool_after(RollOut(Version("2", ("engine.threads=1", "router.port=99"))), state)
+    version = Version("2", ("engine.threads=1",))
+    after = pool_after(RollOut(version), state)
+    assert after is not None and after.version == version
+    assert describe(RollOut(version)) == "roll out version 2 with engine.threads=1"

@@ -79,6 +79,8 @@ def test_a_ring_has_a_point_per_step_a_gap_where_nobody_looked_and_a_bound():
     assert [p and p.gained["x"][()] for p in points] == [10.0, 1.0, None, 9.0, 10.0]
     assert ring.times(1070.0) == [1030.0, 1040.0, 1050.0, 1060.0, 1070.0]
     assert len(points) == len(ring.times(1070.0)) == 5
+    assert ring.begins_s(1030.0) is not None, "less than the window was looked at, and that is said"
+    assert ring.begins_s(1200.0) is None
     for at_s in range(1070, 3000):
         ring.add(Frame(float(at_s), 1.0, {"x": {(): 1.0}}, {}))
     assert len(ring._steps) == 6

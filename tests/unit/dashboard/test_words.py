@@ -321,6 +321,12 @@ def test_tiers_tell_how_full_they_are():
     assert (host.used_bytes, host.limit_bytes, host.hit_share) == (400.0, 1000.0, 0.75)
 
 
+def test_a_worker_is_found_by_the_name_that_its_metrics_have():
+    now = past(levels=[(c.RUNNING.name, {"worker": "decode-0"}, 3.0), (c.RUNNING.name, {"worker": "w"}, 1.0)])
+    assert tables.of_worker(now, c.RUNNING.name, "decode-0.ab") == 3.0
+    assert tables.of_worker(now, c.WAITING.name, "decode-0.ab") is None
+
+
 def test_whom_to_ask_and_how_many_there_are():
     cluster = state(replica(metrics_address="h:9"), replica("decode-1", ReplicaPhase.WAITING, worker_id=None))
     assert [(t.kind, t.name, t.address) for t in _targets(cluster, ())] == [
