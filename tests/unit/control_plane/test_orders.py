@@ -134,9 +134,10 @@ def test_orders_are_kept_while_the_configuration_says_the_same():
 def test_a_version_of_what_no_worker_reads_is_refused():
     pool = Pool("m", {Role.BOTH: 1})
     state = ClusterState(life="l", pools=(pool,), replicas=())
-    with pytest.raises(Refused, match="router.port=99: no worker reads"):
+    with pytest.raises(Refused, match=r"router\.port=99: no worker reads"):
         pool_after(RollOut(Version("2", ("engine.threads=1", "router.port=99"))), state)
     version = Version("2", ("engine.threads=1",))
     after = pool_after(RollOut(version), state)
-    assert after is not None and after.version == version
+    assert after is not None
+    assert after.version == version
     assert describe(RollOut(version)) == "roll out version 2 with engine.threads=1"
