@@ -1,7 +1,11 @@
 """The `baton` command: `python -m baton` is the same."""
 
 import logging
+import os
 import sys
+
+# gRPC's own remarks (a peer that ends says goodbye) are not for whoever reads what a command says.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def test_a_pool_grows_with_the_load_and_shrinks_after_it_and_no_request_is_lost(
         with Load(cluster, 6):
             cluster.await_workers(prefill=1, decode=2, timeout_s=120)
         (first, *_) = resizes(operator.state())
-        assert re.search(r"decode: .* forecast .* takes [23], there are 1", first.why), first
+        assert re.search(r"decode: .* forecast .* takes \d+, there are 1", first.why), first
         assert first.action.counts["decode"] == 2
         cluster.await_workers(prefill=1, decode=1, timeout_s=120)
         last = resizes(operator.state())[-1]
