@@ -53,6 +53,6 @@ def _meanwhile(leaving: list[ReplicaState], state: ClusterState) -> Loss | None:
 def _text(model: str, gone: Iterable[Role], left: list[Role], when: str = "") -> str:
     names = " and no ".join(gone)
     if not left:
-        return f"{model} has no worker left{when}: requests wait, and are refused with 503."
+        return f"{model} will have no worker left{when}: requests wait, and are refused with 503."
     others = " and ".join(left)
-    return f"{model} has no {names} worker left{when}: its {others} workers serve everything, slower."
+    return f"{model} will have no {names} worker left{when}: its {others} workers serve everything, slower."

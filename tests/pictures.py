@@ -21,9 +21,11 @@ from pathlib import Path
 
 import psutil
 
+from baton.config import AccessConfig, Config
 from baton.core.messages import Role
 from baton.core.operate import ReplicaPhase, Scale
 from baton.core.tokens import digest_of, new_token
+from baton.wire.transport import secure
 from tests.integration.browser import chromium, sign_in
 from tests.integration.cluster import ROOT, Cluster, eventually, free_port
 from tests.integration.operating import Operator
@@ -196,6 +198,7 @@ def take(folder, *, minutes, rate, over, every_size):
         )
         book, keys = _keys(home)
         settings = {**_settings(home, token), "router__keys": book}
+        secure(Config().tls, AccessConfig(token=str(settings["access__token"])))
         cluster = stack.enter_context(Cluster(model, prefill=1, decode=2, **settings))
         url = eventually(
             "the dashboard says where it is",

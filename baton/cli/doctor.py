@@ -53,7 +53,7 @@ def examine(url: str) -> int:
     console = Console()
     for finding in findings:
         mark, style = MARKS[finding.level]
-        console.print(Text(mark, style), Text(finding.text))
+        console.print(Text(mark, style), Text(finding.text), soft_wrap=True)
     return int(any(finding.level == "bad" for finding in findings))
 
 

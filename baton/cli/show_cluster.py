@@ -6,17 +6,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from baton.cli.console import console as standard_console
 from baton.core.messages import Role
 from baton.core.operate import AutoscaleState, ClusterState, Outcome, ReplicaPhase
 
 DECISIONS_SHOWN = 10
-PIPE_COLUMNS = 400
 _STYLES = {ReplicaPhase.RUNNING: "green", ReplicaPhase.WAITING: "red", ReplicaPhase.KILLING: "red"}
 _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red"}
 
 
 def show(state: ClusterState, console: Console | None = None) -> None:
-    console = console or _console()
+    console = console or standard_console()
     for pool in state.pools:
         counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
         is_there = "all there" if state.is_settled else "on its way"
@@ -30,12 +30,6 @@ def show(state: ClusterState, console: Console | None = None) -> None:
         console.print(_nodes(state))
     if state.decisions:
         console.print(_decisions(state))
-
-
-def _console() -> Console:
-    """A terminal has its width; a file or a pipe takes lines as long as they are."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def _replicas(state: ClusterState) -> Table:

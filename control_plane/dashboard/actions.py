@@ -1,6 +1,7 @@
 """Orders from the dashboard: each is asked about before it is given, and may be tried without doing it."""
 
 from collections.abc import Callable
+from typing import Any
 
 from nicegui import ui
 from nicegui.elements.mixins.value_element import ValueElement
@@ -50,7 +51,7 @@ class Ask:
             self._confirm.props["disabled"] = True
             self._answer.set_content('<div class="answer">Your token may look, not operate.</div>')
 
-    def open(self, action: Callable[[], Action], *choices: ValueElement) -> "Ask":
+    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "Ask":
         """`action`: what is ordered, once it is confirmed; what it would cost is said, and said anew whenever
         one of the `choices` changes."""
         self._action = action

@@ -38,13 +38,13 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
 @pytest.mark.parametrize(
     ("action", "is_lasting", "said"),
     [
-        (Scale(Role.DECODE, 0), True, "m has no decode worker left: its prefill workers serve everything"),
-        (Resize({Role.DECODE: 0, Role.PREFILL: 0}), True, "m has no worker left: requests wait"),
+        (Scale(Role.DECODE, 0), True, "m will have no decode worker left: its prefill workers serve everything"),
+        (Resize({Role.DECODE: 0, Role.PREFILL: 0}), True, "m will have no worker left: requests wait"),
         (Flip("prefill-0", Role.DECODE), True, "no prefill worker left"),
         (Flip("decode-0", Role.BOTH), True, "no decode worker left: its prefill and both workers"),
         (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
         (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),
-        (DrainNode("host-a"), False, "m has no worker left meanwhile"),
+        (DrainNode("host-a"), False, "m will have no worker left meanwhile"),
     ],
 )
 def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
