@@ -40,7 +40,7 @@ class WorkerActor:
         role = spec.role if self._process is None else self._process.role
         host, pid = socket.gethostname(), os.getpid()
         age_s = time.monotonic() - self._made_s
-        return WorkerIdentity(host, pid, spec.model, role, spec.version, spec.control_address, age_s)
+        return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s)
 
     async def serve(self) -> str:
         """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was
