@@ -38,7 +38,7 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
 @pytest.mark.parametrize(
     ("action", "is_lasting", "said"),
     [
-        (Scale(Role.DECODE, 0), True, "m will have no decode worker left: its prefill workers serve everything"),
+        (Scale(Role.DECODE, 0), True, "m will have no decode worker left: its prefill workers"),
         (Resize({Role.DECODE: 0, Role.PREFILL: 0}), True, "m will have no worker left: requests wait"),
         (Flip("prefill-0", Role.DECODE), True, "no prefill worker left"),
         (Flip("decode-0", Role.BOTH), True, "no decode worker left: its prefill and both workers"),
