@@ -33,7 +33,7 @@ from control_plane.autoscaler.values import (
 )
 
 SLACK = 1.08
-"""A replica less must be enough for so much more demand than forecast."""
+"""A replica less must be enough for so much more demand than forecast; for more where few requests say so."""
 FLIP_PATIENCE_S = 60.0
 """For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
 patience is, after mistakes."""
@@ -181,12 +181,12 @@ class Autoscaler:
         # For the moment at which a start helps. Of what will be over by then only a surge counts: sizing for
         # the mean of now as well would follow chance, and keep what it asks for as long as the patience.
         far = signal.predict(self._steps(self.start_s))
-        upper = max(far.upper, signal.surge) if signal.is_ready else signal.least
+        upper = max(far.upper, signal.surge, signal.jumped) if signal.is_ready else signal.least
         if role is Role.DECODE:
             upper = max(upper, self._demand.made_per_s)
         factor = self._attainment[role].factor
         needed = self._needed(role, seen, kind, upper * factor)
-        slack = self._needed(role, seen, kind, SLACK * upper * factor)
+        slack = self._needed(role, seen, kind, max(SLACK, 1 + signal.doubt) * upper * factor)
         floor = self._patience[role].floor(
             max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
         )

@@ -1,0 +1,114 @@
+"""One rate over time: its mean over a window, its forecast, and jumps."""
+
+from collections import deque
+from math import sqrt
+
+from control_plane.autoscaler.forecast import Forecast, Forecaster
+from control_plane.autoscaler.jumps import Jumps
+from control_plane.autoscaler.values import Settings
+
+SURGE_SIGMAS = 3.0
+SURGE_STEPS = (1, 3)
+"""Intervals whose mean lies further above the window's than chance explains count at once, less so much."""
+JUMP_SIGMAS = 0.5
+"""Standard deviations above the mean of what came since a jump, that there are workers for until a whole
+window was seen: too few are missed for as long as a start takes."""
+
+BASIS_STEPS = 32
+"""Intervals that the forecast's slow mean rests on."""
+
+
+class Rate:
+    """Of work that requests bring. `observe` once per interval."""
+
+    def __init__(self, settings: Settings) -> None:
+        # What varies faster than this window is the queueing model's, or a jump.
+        steps = max(1, round(settings.window_s / settings.interval_s))
+        self._recent: deque[tuple[float, int]] = deque(maxlen=steps)
+        """(value, requests) of intervals at the present rate."""
+        season = round(settings.season_s / settings.interval_s)
+        self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
+        self._of_requests, self._of_work = Jumps(), Jumps()
+        self.surge = 0.0
+        self._variation = 1.0
+        self._basis: deque[int] = deque(maxlen=BASIS_STEPS)
+        """Requests of intervals since a jump."""
+        self._has_jumped = False
+        self.is_ready = False
+        """A whole window was seen once, or a jump. Before, chance looks like load."""
+
+    def observe(self, value: float, *, requests: int, variation: float) -> None:
+        """`variation`: squared coefficient of variation of what one request brings."""
+        self._variation = variation
+        usual = self.mean if self._recent else value
+        each = self._each
+        self._recent.append((value, requests))
+        self._basis.append(requests)
+        self._has_jumped &= len(self._recent) < (self._recent.maxlen or 0)
+        self.is_ready |= len(self._recent) == self._recent.maxlen
+        self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
+        self._find_jump(value, requests, each)
+        self._forecaster.observe(self.mean)
+
+    def _find_jump(self, value: float, requests: int, each: float) -> None:
+        """`each`: what one request brought until now."""
+        steps = self._of_requests.observe(requests)
+        # So scaled that its variance is its mean, as that of requests is.
+        unit = each * (1 + self._variation)
+        longer = self._of_work.observe(value / unit) if unit else 0
+        if not (found := steps or longer):
+            return
+        self._of_requests.keep(found)
+        self._of_work.keep(found)
+        kept = list(self._recent)[-found:]
+        self._recent.clear()
+        self._recent.extend(kept)
+        self._basis = deque((n for _, n in kept), maxlen=BASIS_STEPS)
+        self._has_jumped = len(kept) < (self._recent.maxlen or 0)
+        self.is_ready = True
+        self._forecaster.restart()
+
+    def _sure(self, steps: int, usual: float, variation: float) -> float:
+        """What the latest steps are at the least; 0: no more than usual."""
+        latest = [self._recent[-1 - n] for n in range(min(steps, len(self._recent)))]
+        value = sum(v for v, _ in latest) / len(latest)
+        # Of a Poisson number of requests, each of random size; as many as are usual, and one at the least.
+        requests = max(1, sum(n for _, n in latest))
+        chance = sqrt(max(usual, value / requests) * value * (1 + variation) / requests)
+        sure = value - SURGE_SIGMAS * chance
+        return sure if sure > usual else 0.0
+
+    @property
+    def _requests(self) -> int:
+        return max(1, sum(n for _, n in self._recent))
+
+    @property
+    def _each(self) -> float:
+        return sum(v for v, _ in self._recent) / self._requests
+
+    @property
+    def mean(self) -> float:
+        return sum(v for v, _ in self._recent) / len(self._recent) if self._recent else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the mean, as a share of it."""
+        return sqrt((1 + self._variation) / self._requests)
+
+    @property
+    def doubt(self) -> float:
+        """The same of the mean of all that is remembered of this rate: what a forecast rests on at best."""
+        return sqrt((1 + self._variation) / max(1, sum(self._basis)))
+
+    @property
+    def least(self) -> float:
+        """What the mean is at the least, one standard deviation below it."""
+        return max(0.0, self.mean * (1 - self.deviation))
+
+    @property
+    def jumped(self) -> float:
+        """Since a jump that is no older than the window: what it may have jumped to; else 0."""
+        return self.mean * (1 + JUMP_SIGMAS * self.deviation) if self._has_jumped else 0.0
+
+    def predict(self, steps: int) -> Forecast:
+        return self._forecaster.predict(steps)
