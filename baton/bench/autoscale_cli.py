@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.bench.autoscale import Case, Lengths, Load, Result, measure_all
+from baton.bench.autoscale import Result, measure_all
+from baton.bench.autoscale_loads import Lengths, Load
+from baton.bench.autoscale_runs import Case, Run
 from baton.core.errors import SetupError
 
 PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
@@ -53,6 +55,8 @@ def autoscale(
 ) -> None:
     """The autoscaler beside static clusters, Kubernetes' rule and a queue-depth rule, in the simulator.
 
+    `--hours` shorter costs less, and what starts miss at a jump is then a larger share of all.
+
     Example: baton bench autoscale mooncake_conversation.jsonl azure_2023_conv.csv --jobs 2
     """
     notes = Console(stderr=True, highlight=False)
@@ -70,43 +74,51 @@ def autoscale(
     results: list[Result] = []
     for result in measure_all(cases, jobs=jobs, searches=search, progress=notes.print):
         results.append(result)
-        if not as_json:
-            show(result, Console(highlight=False))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
+    else:
+        Console(highlight=False).print(table_of(results))
 
 
-def show(result: Result, console: Console) -> None:
-    """One row per rule."""
-    over = result.over_best
-    beside = (
-        "no static cluster that was tried attains as much" if over is None else f"{over:+.0%} of the best"
-    )
-    table = Table(
-        title=f"{result.case.load.name}: {beside}, {-result.below_peak:+.0%} of the peak's GPU-hours"
-    )
-    for name in (
-        "rule",
-        "met",
-        "GPU-hours",
-        "TTFT missed",
-        "TPOT missed",
-        "starts",
-        "stops",
-        "flips",
-        "turns",
-    ):
-        table.add_column(name, justify="left" if name == "rule" else "right")
-    for run in result.runs:
-        table.add_row(
-            f"{run.rule} {run.replicas}".strip(),
-            f"{run.met:.1%}",
-            f"{run.gpu_hours:.1f}",
-            f"{run.ttft_missed:.1%}",
-            f"{run.tpot_missed:.1%}",
-            str(run.starts),
-            str(run.stops),
-            str(run.flips),
-            f"{run.reversals} ({run.reversals_later})",
-        )
-    console.print(table)
+COLUMNS = (
+    "load",
+    "rule",
+    "met",
+    "GPU-hours",
+    "of best static's",
+    "of peak's",
+    "TTFT missed",
+    "TPOT missed",
+    "starts",
+    "flips",
+    "turns/h",
+)
+
+
+def table_of(results: list[Result]) -> Table:
+    """A row per load and rule. Turns: reversals per hour of prefill and of decode, once it is warm."""
+    table = Table()
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("load", "rule") else "right")
+    for result in results:
+        for number, run in enumerate(result.runs):
+            table.add_row(*_row(result, run, is_first=number == 0))
+        table.add_section()
+    return table
+
+
+def _row(result: Result, run: Run, *, is_first: bool) -> list[str]:
+    best, is_ours = result.best, run.rule.startswith("baton")
+    return [
+        result.case.load.name if is_first else "",
+        f"{run.rule} {run.replicas}".strip(),
+        f"{run.met:.1%}",
+        f"{run.gpu_hours:.1f}",
+        f"{run.gpu_hours / best.gpu_hours - 1:+.0%}" if best and is_ours else "",
+        f"{run.gpu_hours / result.peak.gpu_hours - 1:+.0%}" if is_ours else "",
+        f"{run.ttft_missed + run.refused / max(1, run.requests):.1%}",
+        f"{run.tpot_missed:.1%}",
+        str(run.starts),
+        str(run.flips),
+        ", ".join(f"{run.turns_per_hour.get(role, 0.0):.1f}" for role in ("prefill", "decode")),
+    ]

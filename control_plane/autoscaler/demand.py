@@ -163,10 +163,14 @@ class Demand:
         strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
         return Decoding(tokens_per_s, context, strict)
 
+    @property
+    def ttft_s(self) -> float:
+        """The strictest objective; 0: none."""
+        return min((o.ttft_s for o in self._settings.objectives.values() if o.ttft_s), default=0.0)
+
     def backlog_rate(self, *, servers: int, start_s: float) -> float:
         """Seconds of prompts per second, on top of what arrives, to be rid of what waits beyond the usual."""
-        ttfts = [o.ttft_s for o in self._settings.objectives.values() if o.ttft_s]
-        usual_s = servers * min(ttfts, default=1.0) / 2
+        usual_s = servers * (self.ttft_s or 1.0) / 2
         return max(0.0, self._backlog_s - usual_s) / max(BACKLOG_S, start_s)
 
 

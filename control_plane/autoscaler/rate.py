@@ -2,6 +2,7 @@
 
 from collections import deque
 from math import sqrt
+from statistics import median
 
 from control_plane.autoscaler.forecast import Forecast, Forecaster
 from control_plane.autoscaler.jumps import Jumps
@@ -14,6 +15,8 @@ JUMP_SIGMAS = 0.5
 """Standard deviations above the mean of what came since a jump, that there are workers for until a whole
 window was seen: too few are missed for as long as a start takes."""
 
+USUAL_S = 3600.0
+"""What was so for most of this time is usual, and a spike is not."""
 BASIS_STEPS = 32
 """Intervals that the forecast's slow mean rests on."""
 
@@ -33,6 +36,7 @@ class Rate:
         self._variation = 1.0
         self._basis: deque[int] = deque(maxlen=BASIS_STEPS)
         """Requests of intervals since a jump."""
+        self._means: deque[float] = deque(maxlen=max(1, round(USUAL_S / settings.interval_s)))
         self._has_jumped = False
         self.is_ready = False
         """A whole window was seen once, or a jump. Before, chance looks like load."""
@@ -49,6 +53,7 @@ class Rate:
         self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
         self._find_jump(value, requests, each)
         self._forecaster.observe(self.mean)
+        self._means.append(self.mean)
 
     def _find_jump(self, value: float, requests: int, each: float) -> None:
         """`each`: what one request brought until now."""
@@ -109,6 +114,10 @@ class Rate:
     def jumped(self) -> float:
         """Since a jump that is no older than the window: what it may have jumped to; else 0."""
         return self.mean * (1 + JUMP_SIGMAS * self.deviation) if self._has_jumped else 0.0
+
+    @property
+    def usual(self) -> float:
+        return median(self._means) if self._means else 0.0
 
     def predict(self, steps: int) -> Forecast:
         return self._forecaster.predict(steps)
