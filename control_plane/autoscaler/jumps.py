@@ -12,6 +12,8 @@ from math import log
 
 THRESHOLD = 7.0
 """Of the logarithm of the likelihood ratio: by chance about once in ten hours of intervals of 15 s."""
+COUNT_MIN = 5.0
+"""On one side at least. Two requests after an idle hour are no rate."""
 AFTER_MAX = 12
 """A rate that changed longer ago is the window's matter."""
 BEFORE_MIN = 4
@@ -39,7 +41,7 @@ class Jumps:
         for k in range(1, min(AFTER_MAX, len(listed) - BEFORE_MIN) + 1):
             after += listed[-k]
             ratio = _likelihood_ratio(after, k, total - after, len(listed) - k)
-            if ratio > best:
+            if ratio > best and max(after, total - after) >= COUNT_MIN:
                 best, steps = ratio, k
         if best <= THRESHOLD * self.spread:
             return 0

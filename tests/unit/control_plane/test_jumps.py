@@ -55,6 +55,7 @@ def test_arrivals_in_bursts_take_more_to_be_a_change():
 def test_nothing_at_all_is_no_change():
     assert found([0] * 50) == []
     assert found([0] * 50 + [1, 0, 0]) == []
+    assert found([0] * 50 + [2, 1, 0]) == []
 
 
 def test_forecasts_begin_anew_after_a_jump_and_its_size_is_no_error_of_theirs():
