@@ -11,7 +11,7 @@ from control_plane.autoscaler.values import Settings
 SURGE_SIGMAS = 3.0
 SURGE_STEPS = (1, 3)
 """Intervals whose mean lies further above the window's than chance explains count at once, less so much."""
-JUMP_SIGMAS = 0.5
+JUMP_SIGMAS = 1.0
 """Standard deviations above the mean of what came since a jump, that there are workers for until a whole
 window was seen: too few are missed for as long as a start takes."""
 
