@@ -13,27 +13,32 @@ from baton.bench.autoscale_loads import Lengths, Load
 from baton.bench.autoscale_runs import Case, Run
 from baton.core.errors import SetupError
 
+SLOW_STARTS = 5.0
+"""Times as long as of the other loads."""
 PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
 
 
-def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
+def loads(
+    *, hours: float, traces: tuple[Path, ...], rate: float, start_s: float = 120.0, keep: int = 1
+) -> list[Load]:
     """Those that are compared. `rate`: requests per second of the drawn ones where the profile is 1."""
     seconds = 3600 * hours
     drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
     shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
-    slow = msgspec.structs.replace(shift, name="slow shift", start_s=600.0)
-    return [
+    found = [
         *drawn,
         shift,
-        slow,
-        *(_of_trace(trace, seconds, profile) for trace in traces for profile in ("steady", "day")),
+        *(_of_trace(trace, seconds, profile, keep) for trace in traces for profile in ("steady", "day")),
     ]
+    slow = msgspec.structs.replace(shift, name="slow shift", start_s=SLOW_STARTS * start_s)
+    return [*(msgspec.structs.replace(load, start_s=start_s) for load in found), slow]
 
 
-def _of_trace(trace: Path, seconds: float, profile: str) -> Load:
+def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> Load:
     """Short prompts are made longer, so that few requests keep several workers busy."""
     scale = 4.0 if "azure" in trace.name else 1.0
-    return Load(f"{trace.stem} {profile}", seconds, 0.0, profile, trace=str(trace), length_scale=scale)
+    name = f"{trace.stem} {profile}"
+    return Load(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
 
 
 def autoscale(
@@ -42,6 +47,8 @@ def autoscale(
     ] = None,
     only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
     hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 3.0,
+    start_up: Annotated[float, typer.Option(min=1, help="Seconds until a worker serves.")] = 120.0,
+    keep: Annotated[int, typer.Option(min=1, help="One conversation of a trace in so many.")] = 1,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 0.6,
     model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
@@ -60,7 +67,7 @@ def autoscale(
     Example: baton bench autoscale mooncake_conversation.jsonl azure_2023_conv.csv --jobs 2
     """
     notes = Console(stderr=True, highlight=False)
-    found = loads(hours=hours, traces=tuple(traces or ()), rate=rate)
+    found = loads(hours=hours, traces=tuple(traces or ()), rate=rate, start_s=start_up, keep=keep)
     names = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in {load.name for load in found}]:
         raise SetupError(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import msgspec
 
@@ -34,6 +35,8 @@ class Load(msgspec.Struct, frozen=True):
     profile: str
     trace: str = ""
     length_scale: float = 1.0
+    keep: int = 1
+    """One conversation of a trace in so many: the same arrivals and sharing on a smaller cluster."""
     lengths: Lengths = Lengths(8000, 3000)
     later: Lengths | None = None
     """From the middle of the run on."""
@@ -89,10 +92,12 @@ def drawn(load: Load) -> Iterator[Demand]:
 
 def of_trace(load: Load) -> tuple[list[Demand], Plan]:
     """The trace's requests in their order, with its gaps divided by the profile; begun again, sharing nothing
-    with before, until the time is over."""
+    with before, until the time is over. Raises SetupError when none is kept."""
     scale = Fraction(load.length_scale).limit_denominator(64)
     plan = make_plan(read_trace(Path(load.trace)), Scaling(scale, scale, Fraction(1)), spread=True, seed=0)
-    requests = list(of_plan(plan))
+    requests = [request for request in of_plan(plan) if _is_kept(request, load.keep)]
+    if len(requests) < 2:
+        raise SetupError(f"--keep {load.keep} leaves {len(requests)} requests of {load.trace}: keep more")
     span_s = requests[-1].at_s - requests[0].at_s
     own = (len(requests) - 1) / span_s
     factor = load.rate / own if load.rate else 1.0
@@ -108,3 +113,9 @@ def of_trace(load: Load) -> tuple[list[Demand], Plan]:
             return found, plan
         found.append(request._replace(number=number, at_s=at_s, copy=copy))
         number += 1
+
+
+def _is_kept(request: Demand, keep: int) -> bool:
+    """Turns of one conversation share their second block."""
+    ids = request.hash_ids
+    return crc32(f"{ids[1] if len(ids) > 1 else request.number}".encode()) % keep == 0

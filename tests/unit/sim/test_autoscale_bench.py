@@ -1,13 +1,15 @@
 """Loads, rules and searches that the autoscaler is compared by."""
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from baton.bench.autoscale import measure
 from baton.bench.autoscale_cli import COLUMNS, table_of
-from baton.bench.autoscale_loads import Lengths, Load
+from baton.bench.autoscale_loads import Lengths, Load, of_trace
 from baton.bench.autoscale_runs import Case, cached_tokens, stage
 from baton.bench.autoscale_static import Clairvoyant, peak_pools, sized_pools
+from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.sim.fleet.scaling import traits_of
 from baton.sim.fleet.setup import Pools
@@ -28,6 +30,21 @@ def test_cached_is_what_an_earlier_prompt_of_the_same_copy_began_with():
     ]
     # Block 2 of the first prompt is its partial one: nobody finds it.
     assert cached_tokens(demands, 512) == [0, 512, 512, 0, 511]
+
+
+def test_of_a_trace_whole_conversations_are_kept(tmp_path):
+    lines = [
+        f'{{"timestamp": {1000 * i}, "input_length": 1000, "output_length": 5, "hash_ids": [0, {i % 40}]}}'
+        for i in range(400)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    load = Load("t", 390.0, 0.0, "steady", trace=str(tmp_path / "t.jsonl"), keep=4)
+    demands, _ = of_trace(load)
+    conversations = {demand.hash_ids[1] for demand in demands if demand.copy == 0}
+    assert 3 <= len(conversations) <= 20
+    assert len(demands) >= 9 * len(conversations)
+    with pytest.raises(SetupError, match="keep more"):
+        of_trace(msgspec.structs.replace(load, keep=10**9))
 
 
 def test_a_cache_makes_the_peak_smaller():
