@@ -410,8 +410,8 @@ class AutoscaleConfig(Section):
     caution: Annotated[float, Field(ge=0.5, le=0.99)] = 0.75
     """Which quantile of the forecast, by its own recent errors, there are workers for."""
     headroom: Annotated[float, Field(ge=1, le=10)] = 1.0
-    """How many times what was usual in the last hour may come at once, before workers could be started, without
-    requests being late for that. Above 1 there are workers for it all the time; 1: none."""
+    """How many times what was usual in the last hour may come at once, sooner than workers could be started,
+    and still be served in time. Above 1 there are workers for it all the time; 1: none."""
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
     """Workers are stopped when fewer would have been enough for so long; longer where starting takes long,
     and after a step down that was a mistake."""
