@@ -277,7 +277,8 @@ class Autoscaler:
                     reasons.append(f"zero: nothing to do for {idle_s:.0f} s")
                 return dict.fromkeys(wanted, 0)
             reasons.append(f"not to zero: {refused}")
-        if may and not any(wanted.values()) and seen.is_idle:
+        sleeps = not any(wanted.values()) and not any(seen.of(role).have for role in wanted)
+        if may and sleeps and seen.is_idle:
             return wanted
         for role, count in wanted.items():
             if count < 1:
