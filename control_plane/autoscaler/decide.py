@@ -13,7 +13,7 @@ from baton.core.messages import Role
 from control_plane.autoscaler.attainment import Attainment
 from control_plane.autoscaler.demand import Demand, learnt
 from control_plane.autoscaler.limits import Hours, within
-from control_plane.autoscaler.patience import SMALL_SHARE, Patience
+from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
 from control_plane.autoscaler.rate import Rate
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
@@ -107,7 +107,7 @@ class Autoscaler:
             self._learnt[name].extend(values)
         for role in self.settings.bounds:
             self._attainment[role].factor = memory.corrections.get(role, 1.0)
-            self._patience[role].factor = memory.patience.get(role, 1.0)
+            self._patience[role].factor = memory.patience.get(role, FACTOR_MIN)
         self._hours.restore([(ago_s + away_s, hours) for ago_s, hours in memory.spent], at_s)
 
     def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
@@ -310,7 +310,7 @@ class Autoscaler:
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             lacking = wanted[target] - have[target]
             patience = self._patience[source]
-            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor)
+            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor / FACTOR_MIN)
             keep = min(max(lately, self.settings.bounds[source].least, 1), wanted[source])
             spare = min(have[source] - keep, seen.of(source).serving - 1)
             count = min(lacking, spare)

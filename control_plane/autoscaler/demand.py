@@ -9,7 +9,7 @@ from control_plane.autoscaler.rate import Rate
 from control_plane.autoscaler.sizing import Decoding, Prompt
 from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
 
-MIX_WINDOWS = 1.5
+MIX_WINDOWS = 4.0
 """Over how many windows lengths and cached shares are averaged."""
 ENDED_S = 900.0
 """Over how long lengths of answers are averaged. When more requests come than before, the first of them to
@@ -22,7 +22,7 @@ OUTPUT_TOKENS = 200.0
 """Of an answer, while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the usual are to be computed, at the least; else in as long as a start
+"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a start
 takes: what is started for them comes only then, and stays for the patience."""
 ENDED_MIN = 10.0
 """Answers that must have ended before their mean length is believed: the first to end are short ones."""
@@ -169,9 +169,10 @@ class Demand:
         return min((o.ttft_s for o in self._settings.objectives.values() if o.ttft_s), default=0.0)
 
     def backlog_rate(self, *, servers: int, start_s: float) -> float:
-        """Seconds of prompts per second, on top of what arrives, to be rid of what waits beyond the usual."""
-        usual_s = servers * (self.ttft_s or 1.0) / 2
-        return max(0.0, self._backlog_s - usual_s) / max(BACKLOG_S, start_s)
+        """Seconds of prompts per second, on top of what arrives, to be rid of what waits for longer than the
+        objective."""
+        within_s = servers * (self.ttft_s or 1.0)
+        return max(0.0, self._backlog_s - within_s) / max(BACKLOG_S, start_s)
 
 
 def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> float:
