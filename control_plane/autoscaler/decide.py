@@ -220,7 +220,7 @@ class Autoscaler:
         border between n and n + 1 replicas chance would cross it again and again."""
         kind, have, signal = traits.get(role), seen.of(role).have, self._signal(role)
         little = max(1, int(SMALL_SHARE * have))
-        if kind is None or not have < sized.needed <= have + little:
+        if kind is None or not 0 < have < sized.needed <= have + little:
             return False
         if signal.jumped or signal.surge or self._for_a_jump(role, seen, kind) > have:
             return False

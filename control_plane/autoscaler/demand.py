@@ -22,8 +22,8 @@ OUTPUT_TOKENS = 200.0
 """Of an answer, while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a start
-takes: what is started for them comes only then, and stays for the patience."""
+"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a
+start takes: what is started for them comes only then, and stays for the patience."""
 ENDED_MIN = 10.0
 """Answers that must have ended before their mean length is believed: the first to end are short ones."""
 RUNNING_MORE = 1.1
