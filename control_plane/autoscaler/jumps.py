@@ -23,14 +23,14 @@ SPREAD_STEPS = 120
 
 
 class Jumps:
-    """Of one stream of counts, or of anything scaled so that its variance is its mean."""
+    """Of one stream of counts."""
 
     def __init__(self) -> None:
-        self._counts: deque[float] = deque(maxlen=AFTER_MAX + BEFORE_MAX)
+        self._counts: deque[int] = deque(maxlen=AFTER_MAX + BEFORE_MAX)
         """Since the last jump."""
-        self._all: deque[float] = deque(maxlen=SPREAD_STEPS)
+        self._all: deque[int] = deque(maxlen=SPREAD_STEPS)
 
-    def observe(self, count: float) -> int:
+    def observe(self, count: int) -> int:
         """How many of the latest intervals are at a new rate; 0: no change is sure."""
         self._counts.append(count)
         self._all.append(count)
@@ -45,12 +45,8 @@ class Jumps:
                 best, steps = ratio, k
         if best <= THRESHOLD * self.spread:
             return 0
-        self.keep(steps)
+        self._counts = deque(listed[-steps:], maxlen=self._counts.maxlen)
         return steps
-
-    def keep(self, steps: int) -> None:
-        """What was before these is of another rate."""
-        self._counts = deque(list(self._counts)[-steps:], maxlen=self._counts.maxlen)
 
     @property
     def spread(self) -> float:

@@ -31,7 +31,7 @@ class Rate:
         """(value, requests) of intervals at the present rate."""
         season = round(settings.season_s / settings.interval_s)
         self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
-        self._of_requests, self._of_work = Jumps(), Jumps()
+        self._jumps = Jumps()
         self.surge = 0.0
         self._variation = 1.0
         self._basis: deque[int] = deque(maxlen=BASIS_STEPS)
@@ -45,27 +45,20 @@ class Rate:
         """`variation`: squared coefficient of variation of what one request brings."""
         self._variation = variation
         usual = self.mean if self._recent else value
-        each = self._each
         self._recent.append((value, requests))
         self._basis.append(requests)
         self._has_jumped &= len(self._recent) < (self._recent.maxlen or 0)
         self.is_ready |= len(self._recent) == self._recent.maxlen
         self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
-        self._find_jump(value, requests, each)
+        if steps := self._jumps.observe(requests):
+            self._begin_anew(steps)
         self._forecaster.observe(self.mean)
         self._means.append(self.mean)
 
-    def _find_jump(self, value: float, requests: int, each: float) -> None:
-        """`each`: what one request brought until now."""
-        steps = self._of_requests.observe(requests)
-        # So scaled that its variance is its mean, as that of requests is.
-        unit = each * (1 + self._variation)
-        longer = self._of_work.observe(value / unit) if unit else 0
-        if not (found := steps or longer):
-            return
-        self._of_requests.keep(found)
-        self._of_work.keep(found)
-        kept = list(self._recent)[-found:]
+    def _begin_anew(self, steps: int) -> None:
+        """So many of the latest intervals are at another rate. Of requests: one prompt may be the work of a
+        hundred others, and is no jump."""
+        kept = list(self._recent)[-steps:]
         self._recent.clear()
         self._recent.extend(kept)
         self._basis = deque((n for _, n in kept), maxlen=BASIS_STEPS)
@@ -86,10 +79,6 @@ class Rate:
     @property
     def _requests(self) -> int:
         return max(1, sum(n for _, n in self._recent))
-
-    @property
-    def _each(self) -> float:
-        return sum(v for v, _ in self._recent) / self._requests
 
     @property
     def mean(self) -> float:
