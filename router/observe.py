@@ -9,6 +9,7 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.events import Note
 from router.openai_response import Usage
+from router.request_log import RequestLog
 from router.slo import Objectives, Verdict
 from router.stories import Stories
 from router.streaming import Exchange
@@ -31,9 +32,9 @@ def request_of(seq_id: SequenceId) -> str:
 
 
 class Observer:
-    def __init__(self, meter: Meter, spans: Spans, *, model: str) -> None:
+    def __init__(self, meter: Meter, spans: Spans, request_log: RequestLog, *, model: str) -> None:
         self.meter, self.spans = meter, spans
-        self.stories = Stories()
+        self.stories = Stories(request_log)
         self._model = model
         self._tenants: set[str] = set()
 
@@ -62,10 +63,16 @@ class Observer:
             case _:
                 pass
 
-    def open(self, request_id: str, traceparent: str) -> str:
+    def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
         """Returns the traceparent for what this request causes elsewhere."""
-        self.stories.begin(request_id)
-        return self.spans.open(request_id, "request", parent=traceparent, model=self._model)
+        self.stories.begin(request_id, client_request_id=client_request_id)
+        return self.spans.open(
+            request_id,
+            "request",
+            parent=traceparent,
+            model=self._model,
+            **{"request.id": request_id, "client.request_id": client_request_id},
+        )
 
     def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
         self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)

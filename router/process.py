@@ -39,6 +39,7 @@ from router.peers.following import Following
 from router.peers.sharer import Sharer
 from router.public_tls import PublicTls
 from router.reporting import Reporting
+from router.request_log import RequestLog
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.store_lookup import StoreLookup
@@ -204,7 +205,7 @@ class RouterProcess:
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
         model = served_name(config)
         self._spans = spans_for(router_id, config.telemetry)
-        observer = Observer(Meter(), self._spans, model=model)
+        observer = Observer(Meter(), self._spans, RequestLog(config.telemetry.log_requests), model=model)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         self.driver = Driver(core, on_note=observer.on_note)

@@ -9,6 +9,7 @@ from baton.core.ids import RequestId, new_id
 from router import slo
 from router.asgi import (
     JSON,
+    REQUEST_ID,
     ClientGone,
     Headers,
     Receive,
@@ -59,6 +60,7 @@ class RequestFrame(ABC):
             record=client.tenant,
             model=call.model,
         )
+        self.service.observer.stories.is_of(self.request_id, self.objectives, client.name)
         if client.salt and call.priority is not None and call.priority < self.objectives.priority:
             raise ClientError(
                 f"priority must be at least {self.objectives.priority}, that of the request's class: a lower "
@@ -115,7 +117,8 @@ class Handler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         observer = self._service.observer
         request_id = RequestId(self._id_prefix + new_id())
-        traceparent = observer.open(request_id, (header(scope, b"traceparent") or b"").decode("latin-1"))
+        parent = (header(scope, b"traceparent") or b"").decode("latin-1")
+        traceparent = observer.open(request_id, parent, scope.get(REQUEST_ID, ""))
         outcome: Outcome = "failed"
         message = ""
         frame = self._kind(self._service, request_id, traceparent)

@@ -13,6 +13,7 @@ from baton.core.ids import RouterId
 from baton.core.stories import Moment, StoriesTold, StoriesWanted, Story
 from router.events import Note, Served, Waterfall
 from router.openai_response import Usage
+from router.request_log import RequestLog
 from router.slo import NO_OBJECTIVES, Objectives, Verdict
 from router.timings import PARTS, EdgeTimes
 
@@ -32,6 +33,7 @@ class Draft:
 
     __slots__ = (
         "began_s",
+        "client_request_id",
         "edge",
         "ended_s",
         "error",
@@ -48,8 +50,8 @@ class Draft:
         "waterfall",
     )
 
-    def __init__(self, request_id: str, now_s: float) -> None:
-        self.request_id, self.began_s = request_id, now_s
+    def __init__(self, request_id: str, now_s: float, client_request_id: str) -> None:
+        self.request_id, self.began_s, self.client_request_id = request_id, now_s, client_request_id
         self.ended_s: float | None = None
         self.notes: list[tuple[float, Note]] = []
         self.outcome, self.error, self.tenant = "running", "", ""
@@ -74,16 +76,27 @@ class Stories:
     """One per router."""
 
     def __init__(
-        self, *, now_s: Callable[[], float] = time.monotonic, unix_s: Callable[[], float] = time.time
+        self,
+        request_log: RequestLog | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
+        self._request_log = request_log or RequestLog()
         self._now_s, self._unix_s = now_s, unix_s
         self._running: dict[str, Draft] = {}
         self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
         self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
 
-    def begin(self, request_id: str) -> None:
+    def begin(self, request_id: str, *, client_request_id: str = "") -> None:
         if len(self._running) < RUNNING_MAX:
-            self._running[request_id] = Draft(request_id, self._now_s())
+            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id)
+
+    def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
+        """Its class and whose it is, known once its body was read."""
+        draft = self._running.get(request_id)
+        if draft is not None:
+            draft.objectives, draft.tenant = objectives, tenant
 
     def note(self, request_id: str, note: Note) -> None:
         draft = self._running.get(request_id)
@@ -123,6 +136,7 @@ class Stories:
         draft.outcome, draft.error, draft.verdict = outcome, error, verdict
         draft.objectives, draft.tenant = objectives, tenant
         (self._troubled if draft.is_trouble else self._recent).append(draft)
+        self._request_log.ended(is_trouble=draft.is_trouble, story=lambda: self._story(draft))
 
     def told(self, wanted: StoriesWanted, router_id: RouterId) -> StoriesTold:
         drafts = self._found(wanted)
@@ -131,7 +145,8 @@ class Stories:
     def _found(self, wanted: StoriesWanted) -> Iterator[Draft]:
         if wanted.request_id:
             found = chain(self._running.values(), self._recent, self._troubled)
-            yield from (draft for draft in found if draft.request_id == wanted.request_id)
+            named = wanted.request_id
+            yield from (d for d in found if named in (d.request_id, d.client_request_id))
             return
         running = sorted(self._running.values(), key=lambda draft: -draft.began_s)
         ended = sorted(chain(self._recent, self._troubled), key=lambda draft: -(draft.ended_s or 0.0))
@@ -142,6 +157,7 @@ class Stories:
         served, objectives, usage = draft.served, draft.objectives, draft.usage
         return Story(
             request_id=draft.request_id,
+            client_request_id=draft.client_request_id,
             arrived_s=self._unix_s() - (now_s - draft.began_s),
             took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,
             outcome=draft.outcome,

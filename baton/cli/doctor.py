@@ -53,7 +53,7 @@ def examine(url: str) -> int:
     console = Console()
     for finding in findings:
         mark, style = MARKS[finding.level]
-        console.print(Text(mark, style), Text(finding.text))
+        console.print(Text(mark, style), Text(finding.text), soft_wrap=True)
     return int(any(finding.level == "bad" for finding in findings))
 
 
@@ -108,12 +108,27 @@ def _machine() -> Iterator[Finding]:
 def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
     level: Level = {"ok": "ok", "degraded": "note", "asleep": "note"}.get(str(health.get("status")), "bad")  # pyright: ignore
     yield Finding(level, f"router: {health.get('status')}, model {health.get('model')}")
+    yield from _peers(health)
     directory = health.get("directory", "none")
     if directory == "none":
         yield Finding("note", "directory: none, workers are named by hand")
     else:
         text = f"directory: {directory}"
         yield Finding("ok", text) if directory == "current" else Finding("bad", text)
+
+
+def _peers(health: Mapping[str, Any]) -> Iterator[Finding]:
+    """Routers that tell this one of their load. One that is alone has none; it cannot know of those that it
+    does not hear."""
+    count = int(health.get("peers", 0))
+    if count:
+        others = "another router" if count == 1 else f"{count} other routers"
+        yield Finding("ok", f"peers: {others} counted, so that load and budgets are of all")
+    else:
+        yield Finding(
+            "note",
+            "peers: none heard; right for one router, with several their load is not known to this one",
+        )
 
 
 def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Finding]:

@@ -100,7 +100,7 @@ async def test_choices_have_seeds_of_their_own(folder, ids):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_is_not_sent_and_ends_the_work(folder, ids, stream):
-    async with cluster(folder, FakeWorker(reply=ids(), endless=True)) as c:
+    async with cluster(folder, FakeWorker(reply=ids(), endless=True, pauses_at=150)) as c:
         answer = await c.openai().chat.completions.create(
             **ASK, stop=["nowhere", "capital of"], stream=stream, max_tokens=200
         )
@@ -226,10 +226,15 @@ async def test_one_pool_empty_is_served_and_shown_as_degraded(folder, ids):
         assert health["degraded"]["prefill_pool_empty"]
 
 
-async def test_every_response_has_a_request_id(folder, ids):
-    async with cluster(folder, FakeWorker(reply=ids())) as c, c.http() as http:
+async def test_every_response_has_a_request_id_and_the_log_both_of_them(folder, ids, caplog):
+    caplog.set_level("INFO", "baton.requests")
+    logged = {"log_requests": "all"}
+    async with cluster(folder, FakeWorker(reply=ids()), telemetry=logged) as c, c.http() as http:
         mine = await http.post("/v1/chat/completions", json=ASK, headers={"x-request-id": "mine-1"})
         assert mine.headers["x-request-id"] == "mine-1"
+        (line,) = [r for r in caplog.records if r.name == "baton.requests"]
+        assert line.fields["client_request_id"] == "mine-1"
+        assert line.fields["request_id"] == mine.json()["id"]
         for path in ("/health", "/v1/models", "/nowhere"):
             assert (await http.get(path)).headers["x-request-id"]
 
