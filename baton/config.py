@@ -412,7 +412,7 @@ class AutoscaleConfig(Section):
     headroom: Annotated[float, Field(ge=1, le=10)] = 1.0
     """Times what was usual in the last hour there are workers for at all times: for jumps. 1: none."""
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
-    """Workers are stopped when fewer were enough for so long; longer where starts take long or that was wrong."""
+    """Workers are stopped when fewer were enough for so long; longer with slow starts, or after a mistake."""
     zero_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Without a request for so long all workers are stopped, if no role has a minimum; 0: never. Routers hold
     what comes then for `router.queue_wait_s`: no zero where starts take more than four fifths of that."""
