@@ -84,9 +84,13 @@ def autoscale(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        Console(highlight=False).print(table_of(results))
+        out = Console(highlight=False)
+        wide = out if out.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+        wide.print(table_of(results))
 
 
+PIPE_COLUMNS = 200
+"""A file or a pipe takes lines as long as they are."""
 COLUMNS = (
     "load",
     "rule",
