@@ -14,7 +14,6 @@ import msgspec
 
 from baton.bench.autoscale_runs import HPA_TARGET, Case, Run, stage
 from baton.bench.autoscale_static import FIRST_S, Clairvoyant, best_static, peak_pools, sized_pools
-from baton.sim.fleet.scaling import Rule
 from baton.sim.fleet.scaling_rules import RuleName
 from baton.sim.fleet.setup import Pools
 
@@ -51,11 +50,13 @@ def measure(case: Case, *, progress: Callable[[str], None], searches: bool = Tru
     first = Pools(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
     runs: list[Run] = []
 
-    def run(rule: RuleName | Rule, name: str, pools: Pools = first, **more: Any) -> Run:
-        made = _named(ready.run(rule, pools, **more), name)
+    def note(made: Run, name: str, pools: Pools) -> Run:
         progress(f"{case.load.name}: {name} from {pools}: {made.met:.1%}, {made.gpu_hours:.1f} GPU-hours")
-        runs.append(made)
-        return made
+        runs.append(_named(made, name))
+        return runs[-1]
+
+    def run(rule: RuleName, name: str, pools: Pools = first, **more: Any) -> Run:
+        return note(ready.run(rule, pools, **more), name, pools)
 
     progress(f"{case.load.name}: {len(ready.demands)} requests")
     ours = run("baton", "baton")
@@ -63,7 +64,8 @@ def measure(case: Case, *, progress: Callable[[str], None], searches: bool = Tru
         run("baton", f"baton, headroom {HEADROOM:g}", headroom=HEADROOM)
     if case.load.later is not None:
         run("baton", "baton, no flips", can_flip=False)
-    run(Clairvoyant(ready, ready.settings()), "clairvoyant")
+    foresight = Clairvoyant(ready, ready.settings())
+    note(ready.run_rule(foresight, "clairvoyant", first), "clairvoyant", first)
     run("hpa", f"hpa {HPA_TARGET:g}")
     run("queue-depth", "queue-depth")
     peak = run("static", "peak", peak_pools(ready))

@@ -110,17 +110,20 @@ class Stage:
             flip_s=20.0 if can_flip else math.inf,
         )
 
-    def run(self, rule: RuleName | Rule, pools: Pools, *, goal: float = 0.0, **more: Any) -> Run:
-        """`more`: see `settings`. Stops as soon as `goal` is out of reach: then only its misses say
-        something."""
+    def run(self, rule: RuleName, pools: Pools, *, goal: float = 0.0, **more: Any) -> Run:
+        """`more`: see `settings`."""
+        made = make_rule(rule, self.settings(**more), target=HPA_TARGET)
+        return self.run_rule(made, rule, pools, goal=goal)
+
+    def run_rule(self, rule: Rule, name: str, pools: Pools, *, goal: float = 0.0) -> Run:
+        """Stops as soon as `goal` is out of reach: then only its misses say something."""
         fleet = Fleet(self.spec(pools), trace_block_tokens=self.trace_block_tokens)
-        made = make_rule(rule, self.settings(**more), target=HPA_TARGET) if isinstance(rule, str) else rule
         spec = ScalingSpec(start_s=self.case.load.start_s, gpus_per_worker=self.case.tensor)
-        scaling = FleetScaling(fleet, spec, made)
+        scaling = FleetScaling(fleet, spec, rule)
         scaling.begin()
         missed_max = (1 - goal) * len(self.demands)
         fleet.run(iter(self.demands), observer=lambda f: len(f.tally) - f.met <= missed_max)
-        return self._told(fleet, scaling, rule if isinstance(rule, str) else "", pools)
+        return self._told(fleet, scaling, name, pools)
 
     def _told(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: Pools) -> Run:
         case = self.case
