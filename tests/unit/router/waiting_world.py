@@ -81,7 +81,10 @@ class World:
                 worker_id=WorkerId(f"w{i}"),
                 in_flight=SimpleNamespace(sequences=0),
                 free_blocks=self.blocks,
-                hello=SimpleNamespace(block_count=self.blocks, block_tokens=BLOCK_TOKENS),
+                free_seats=64,
+                hello=SimpleNamespace(
+                    block_count=self.blocks, block_tokens=BLOCK_TOKENS, batch_sequences_max=64
+                ),
             )
             for i in range(self.workers)
         }
