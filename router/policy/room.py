@@ -8,8 +8,8 @@ from baton.core.ids import WorkerId
 from router.cluster_view import Worker
 
 KEPT_SHARE = 0.25
-"""Of a worker's blocks and of the seats in its batch, for one long prompt or a few usual ones. What ends makes
-room anew every second."""
+"""Of a worker's blocks and of the seats in its batch, for one long prompt or a few usual ones. What ends
+makes room anew every second."""
 KEPT_EVERY = 2
 """One of so many workers that decode keeps room."""
 
