@@ -208,12 +208,6 @@ class Worker:
         return self._reported_decodes + (self.elsewhere.sequences if self.role.decodes else 0)
 
     @property
-    def free_seats(self) -> float:
-        """In its batch, for sequences that will decode there; negative when more were sent than it seats. Who
-        has no seat waits for one, with its first token out."""
-        return self.hello.batch_sequences_max - self.decode_count - self.others_decodes
-
-    @property
     def others_context(self) -> float:
         """Their tokens, of those that the last report has."""
         return self._reported_context

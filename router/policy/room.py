@@ -8,8 +8,7 @@ from baton.core.ids import WorkerId
 from router.cluster_view import Worker
 
 KEPT_SHARE = 0.25
-"""Of a worker's blocks and of the seats in its batch, for one long prompt or a few usual ones. What ends
-makes room anew every second."""
+"""Of a worker's blocks, for one long prompt or a few usual ones. What ends makes room anew every second."""
 KEPT_EVERY = 2
 """One of so many workers that decode keeps room."""
 
@@ -27,12 +26,10 @@ def kept_for_others(pool: Sequence[Worker], tokens: int) -> frozenset[WorkerId]:
 
 
 def _free_share(worker: Worker) -> float:
-    hello = worker.hello
-    return min(worker.free_blocks / hello.block_count, worker.free_seats / hello.batch_sequences_max)
+    return worker.free_blocks / worker.hello.block_count
 
 
 def _left(worker: Worker, tokens: int) -> float:
     # One more than known: the place of the token that is sampled next.
     need = blocks_for(tokens + 1, worker.hello.block_tokens)
-    seats = (worker.free_seats - 1.0) / worker.hello.batch_sequences_max
-    return min((worker.free_blocks - need) / worker.hello.block_count, seats)
+    return (worker.free_blocks - need) / worker.hello.block_count

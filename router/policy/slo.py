@@ -261,8 +261,7 @@ class _Look:
 
     def _takes_both(self, worker: Worker) -> bool:
         may = not worker.is_draining and worker.worker_id not in self._left_out
-        has_seat = self._request.is_last_token or worker.free_seats >= 1.0
-        return may and has_seat and self.fits(worker) and self.has_room(worker)
+        return may and self.fits(worker) and self.has_room(worker)
 
     def _rank(self, worker: Worker) -> int:
         """Lower first; a higher rank is used only when there is nothing else. A stream goes on with the

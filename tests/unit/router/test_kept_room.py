@@ -11,15 +11,9 @@ BLOCKS = 100
 
 
 def pool(*free):
-    hello = SimpleNamespace(block_count=BLOCKS, block_tokens=1, batch_sequences_max=64)
+    hello = SimpleNamespace(block_count=BLOCKS, block_tokens=1)
     return [
-        SimpleNamespace(
-            worker_id=f"w{i}",
-            free_blocks=n,
-            free_seats=64,
-            hello=hello,
-            in_flight=SimpleNamespace(sequences=1),
-        )
+        SimpleNamespace(worker_id=f"w{i}", free_blocks=n, hello=hello, in_flight=SimpleNamespace(sequences=1))
         for i, n in enumerate(free)
     ]
 
@@ -61,11 +55,3 @@ def test_a_worker_that_has_nothing_to_do_takes_anything():
     assert kept_for_others(workers, tokens=90) == {"w0"}
     workers[0].in_flight.sequences = 0
     assert kept_for_others(workers, tokens=90) == frozenset()
-
-
-def test_seats_in_the_batch_are_room_too():
-    workers = pool(90, 90)
-    workers[0].free_seats, workers[1].free_seats = 16, 2
-    assert kept_for_others(workers, tokens=1) == {"w0"}
-    workers[1].free_seats = 30
-    assert kept_for_others(workers, tokens=1) == frozenset()

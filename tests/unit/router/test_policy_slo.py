@@ -284,11 +284,3 @@ def test_a_pair_goes_round_the_worker_that_keeps_room():
         assert isinstance(found, Placement)
         assert found.decode is not None
         assert found.decode.worker_id != kept
-
-
-def test_a_decode_worker_whose_batch_is_full_gets_nothing():
-    cluster = Cluster(p="prefill", d="decode")
-    assert isinstance(cluster.place(any_role=False), Placement)
-    for _ in range(cluster.worker("d").hello.batch_sequences_max):
-        cluster.busy("d", 100, leg=Leg.DECODE)
-    assert isinstance(cluster.place(any_role=False), NoPlace)

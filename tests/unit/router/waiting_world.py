@@ -81,10 +81,7 @@ class World:
                 worker_id=WorkerId(f"w{i}"),
                 in_flight=SimpleNamespace(sequences=0),
                 free_blocks=self.blocks,
-                free_seats=64,
-                hello=SimpleNamespace(
-                    block_count=self.blocks, block_tokens=BLOCK_TOKENS, batch_sequences_max=64
-                ),
+                hello=SimpleNamespace(block_count=self.blocks, block_tokens=BLOCK_TOKENS),
             )
             for i in range(self.workers)
         }
