@@ -53,6 +53,10 @@ app.command("working-set")(working_set)
 app.command("store-cost")(store_cost)
 
 
+def _interrupt(signum: int, frame: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
 @app.callback()
 def bench() -> None:
     """Parts of Baton against their limits, as ratios measured in one run.
@@ -60,7 +64,7 @@ def bench() -> None:
     Example: baton bench handover --model models/baton-demo
     """
     # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     config = Config()  # of the environment: the processes that a benchmark starts have the same
     secure(config.tls, config.access)
 
