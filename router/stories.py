@@ -35,6 +35,7 @@ class Draft:
         "edge",
         "ended_s",
         "error",
+        "model",
         "notes",
         "objectives",
         "outcome",
@@ -48,8 +49,8 @@ class Draft:
         "waterfall",
     )
 
-    def __init__(self, request_id: str, now_s: float) -> None:
-        self.request_id, self.began_s = request_id, now_s
+    def __init__(self, request_id: str, now_s: float, model: str) -> None:
+        self.request_id, self.began_s, self.model = request_id, now_s, model
         self.ended_s: float | None = None
         self.notes: list[tuple[float, Note]] = []
         self.outcome, self.error, self.tenant = "running", "", ""
@@ -81,9 +82,9 @@ class Stories:
         self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
         self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
 
-    def begin(self, request_id: str) -> None:
+    def begin(self, request_id: str, model: str = "") -> None:
         if len(self._running) < RUNNING_MAX:
-            self._running[request_id] = Draft(request_id, self._now_s())
+            self._running[request_id] = Draft(request_id, self._now_s(), model)
 
     def note(self, request_id: str, note: Note) -> None:
         draft = self._running.get(request_id)
@@ -142,6 +143,7 @@ class Stories:
         served, objectives, usage = draft.served, draft.objectives, draft.usage
         return Story(
             request_id=draft.request_id,
+            model=draft.model,
             arrived_s=self._unix_s() - (now_s - draft.began_s),
             took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,
             outcome=draft.outcome,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import Config
+from baton.config import sections as knob_sections
 from baton.config_base import SECRET
 from baton.core.messages import Role
 from baton.telemetry.alerts import OBJECTIVE_MIN
@@ -111,8 +112,8 @@ def config_schema() -> Schema:
     whole_schema = Config.model_json_schema()
     kinds = whole_schema.get("$defs", {})
     sections: dict[str, Schema] = {}
-    for name, section in whole_schema["properties"].items():
-        schema = _inlined(section, kinds)
+    for name in knob_sections():
+        schema = _inlined(whole_schema["properties"][name], kinds)
         owned = OWNED.get(name, set[str]())
         fields = {
             field: _without(kind, SECRET)
