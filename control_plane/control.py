@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from baton.core.ids import WorkerId
 from baton.core.operate import NodeState
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
+from baton.wire.background import Background
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
@@ -52,13 +53,13 @@ class Control:
         )
         self._workers = RayWorkers(self._ray, config, overlay=overlay)
         self._record = RecordFile(record)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._broke)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._plane = ControlPlane(
             config.cluster,
             life=secrets.token_hex(2),
             replicas=self._workers,
-            spawn=self._spawn,
+            spawn=self._background.spawn,
             remember=self._record.write,
             check=self._workers.check,
         )
@@ -75,7 +76,7 @@ class Control:
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
-            self._spawn(self._dashboard.run_beside(tell))
+            self._background.spawn(self._dashboard.run_beside(tell))
 
         self._show = start
 
@@ -113,10 +114,10 @@ class Control:
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
         await self._adopt(address)
         self._plane.want([first_pool(self._config)], record=record)
-        self._spawn(self._follow_nodes())
+        self._background.spawn(self._follow_nodes())
         self._show(address)
         if self._scaling.is_on:
-            self._spawn(self._scaling.run())
+            self._background.spawn(self._scaling.run())
         return f"{address} {self._metrics.address}"
 
     async def _adopt(self, address: str) -> None:
@@ -153,9 +154,7 @@ class Control:
         if self._dashboard is not None:
             await self._dashboard.stop(END_S)
         await self._ray.close(leaves_workers=leaves_workers)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
         await self._metrics.close()
         if self._server is not None:
             await self._server.stop(0)
@@ -175,15 +174,8 @@ class Control:
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         self._plane.exited(worker_id, reason)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self._crash.done():
+    def _broke(self, error: BaseException) -> None:
+        if not self._crash.done():
             self._crash.set_exception(error)
 
 

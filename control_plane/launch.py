@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -19,6 +18,7 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.engine.model_check import check_machine, check_model, check_tokenizer
 from baton.engine.model_files import default_name, local_folder
 from baton.wire.address import host_port, reachable_host
+from baton.wire.background import Background
 from control_plane.child import child_environment
 from control_plane.control_child import ControlChild
 from control_plane.plane import restart_policy
@@ -147,7 +147,7 @@ class _Cluster:
         self._config, self._shutdown = config, shutdown
         self._control_command, self._router_command = control_command, router_command
         self._store, self._folder = store, folder
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._broke)
         self._ray = RayHome(config.cluster.ray_address)
         self._control: ControlChild | None = None
         self._control_port: socket.socket | None = None
@@ -168,7 +168,7 @@ class _Cluster:
         control = self._start_control()
         self._folder.tell_address(self._address)
         if (node := self._store.start(self._address)) is not None:
-            self._spawn(node.run())
+            self._background.spawn(node.run())
         if self._router_command is not None:
             self._start_router(self._router_command(self._address))
         return await self._until_ready(control)
@@ -193,7 +193,7 @@ class _Cluster:
             policy=restart_policy(cluster),
             silence_s=cluster.router_silence_s,
         )
-        self._spawn(self._control.run())
+        self._background.spawn(self._control.run())
         return self._control
 
     def _dashboard_config(self) -> DashboardConfig:
@@ -223,7 +223,7 @@ class _Cluster:
             policy=restart_policy(self._config.cluster),
             silence_s=self._config.cluster.router_silence_s,
         )
-        self._spawn(self._router.run())
+        self._background.spawn(self._router.run())
 
     async def _until_ready(self, control: ControlChild) -> bool:
         """Raises what keeps the cluster from becoming ready."""
@@ -312,8 +312,7 @@ class _Cluster:
         self._ray.is_lost = True
         if self._control is not None:
             self._control.kill()
-        if not self._crash.done():
-            self._crash.set_exception(PlatformLost(text))
+        self._broke(PlatformLost(text))
 
     async def close(self) -> None:
         self._ray_watch.close()
@@ -328,20 +327,11 @@ class _Cluster:
         children = psutil.Process().children(recursive=True) if self._ray.is_ours else []
         if self._ray.is_ours:
             await self._ray.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
         await asyncio.to_thread(_end_all, children)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self._crash.done():
+    def _broke(self, error: BaseException) -> None:
+        if not self._crash.done():
             self._crash.set_exception(error)
 
 

@@ -40,10 +40,15 @@ LOCAL_ENVIRONMENT = {
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
 
 NAMESPACE = "baton"
-"""Of our actors, in a Ray that others may use too."""
+"""Of our drivers, in a Ray that others may use too."""
 
 SHUTDOWN_S = 10.0
 """For Ray's own orderly end; whatever is left then is killed."""
+
+
+def namespace_of(control_address: str) -> str:
+    """Of the workers of one control plane: all that is there is its own, whoever else uses this Ray."""
+    return f"{NAMESPACE} {control_address}"
 
 
 def ray_environment(*, is_local: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ import psutil
 from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.ray_home import NAMESPACE, RayHome, first_line
+from control_plane.ray_home import RayHome, first_line, namespace_of
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     role: Role
     """The one it has now."""
     version: str
-    control_address: str
 
 
 def worker_environment(threads: int) -> dict[str, str]:
@@ -107,7 +106,7 @@ class RayReplicas:
         """Does not wait. How it went is told by the directory, or by `on_exit`. `avoid`: nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
-            "namespace": NAMESPACE,
+            "namespace": namespace_of(spec.control_address),
             "lifetime": "detached",
             "num_cpus": 0 if self.is_local else max(1, threads),
             "num_gpus": self._gpu_share(),
@@ -127,20 +126,19 @@ class RayReplicas:
 
     async def survivors(self, control_address: str) -> list[tuple[WorkerId, WorkerIdentity]]:
         """Workers that an earlier control plane at this address started. They are followed from now on. One
-        that does not answer is killed; those of other addresses are somebody else's."""
+        that does not answer is killed."""
+        namespace = namespace_of(control_address)
         named: list[dict[str, str]] = await asyncio.to_thread(
             self._home.ray.util.list_named_actors, all_namespaces=True
         )
-        names = [WorkerId(actor["name"]) for actor in named if actor["namespace"] == NAMESPACE]
-        found = await asyncio.gather(*(self._identify(name, control_address) for name in names))
+        names = [WorkerId(actor["name"]) for actor in named if actor["namespace"] == namespace]
+        found = await asyncio.gather(*(self._identify(name, namespace) for name in names))
         return [survivor for survivor in found if survivor is not None]
 
-    async def _identify(
-        self, worker_id: WorkerId, control_address: str
-    ) -> tuple[WorkerId, WorkerIdentity] | None:
+    async def _identify(self, worker_id: WorkerId, namespace: str) -> tuple[WorkerId, WorkerIdentity] | None:
         handle: Any = None
         try:
-            handle = await asyncio.to_thread(self._home.ray.get_actor, worker_id, NAMESPACE)
+            handle = await asyncio.to_thread(self._home.ray.get_actor, worker_id, namespace)
             async with asyncio.timeout(IDENTIFY_S):
                 identity: WorkerIdentity = await handle.identity.remote()
         except TimeoutError:
@@ -149,8 +147,6 @@ class RayReplicas:
             return None
         except Exception as error:  # it died since it was listed
             log.info("%s, which was there before, is gone: %s", worker_id, first_line(error))
-            return None
-        if identity.control_address != control_address:
             return None
         self._follow(worker_id, handle)
         return worker_id, identity

@@ -87,7 +87,7 @@ class Waiting:
         """Somebody is held, and time alone may end that by then."""
         self._is_short_of_room = False
         """The last look passed sequences for want of room."""
-        self._look_after_s = -math.inf
+        self._look_after_s = 0.0
         self.wants_look = False
         """Something changed since the last look along the line."""
         self.waits_for = "no worker takes new sequences"

@@ -102,9 +102,10 @@ class Watch:
                     self._changed.set()
                     self._changed = asyncio.Event()
             except LinkBroken:
-                await asyncio.sleep(ASK_AGAIN_S)
+                pass
             finally:
                 await client.close()
+            await asyncio.sleep(ASK_AGAIN_S)
 
     async def until(self, holds: Callable[[ClusterState], bool], what: str) -> ClusterState:
         """Raises SetupError after HEAL_S."""

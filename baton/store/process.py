@@ -5,10 +5,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine, MutableSequence
+from collections.abc import Callable, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import cast
 
 import grpc.aio
 import numpy as np
@@ -39,6 +39,7 @@ from baton.store.ssd import Disks, within_disk
 from baton.store.transfer import transfer_manager
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
+from baton.wire.background import Background
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.store_nodes import NodeEnd
@@ -80,7 +81,7 @@ class StoreProcess:
         self._towards = towards
         self._began_s = time.monotonic()
         self._is_draining = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background(self._broke)
         self._spaces: dict[int, Space] = {}
         self._generations: dict[int, npt.NDArray[np.uint64]] = {}
         self._answering = Answering(post=lambda event: self._driver.post(event))
@@ -101,19 +102,22 @@ class StoreProcess:
             await self._open_doors(stack)
             self._assemble()
             stack.push_async_callback(self._disks.close)
-            stack.push_async_callback(self._cancel_tasks)
+            stack.push_async_callback(self._background.cancel)
             stack.callback(self._driver.close)
             stack.callback(self._asking.close)
             local = LocalServer(
-                self._config.store.socket, sessions=self._workers, answer=self.answer, spawn=self._spawn
+                self._config.store.socket,
+                sessions=self._workers,
+                answer=self.answer,
+                spawn=self._background.spawn,
             )
             local.open()
             stack.callback(local.close)
             self._disks.open_found()
-            self._spawn(local.run())
+            self._background.spawn(local.run())
             stack.push_async_callback(self._registration.leave)
-            stack.callback(self._spawn(self._registration.run()).cancel)
-            stack.callback(self._spawn(self._keep_peers_open()).cancel)
+            stack.callback(self._background.spawn(self._registration.run()).cancel)
+            stack.callback(self._background.spawn(self._keep_peers_open()).cancel)
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()
@@ -141,15 +145,15 @@ class StoreProcess:
         post = self._driver.post
         self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
-            store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._spawn
+            store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._background.spawn
         )
-        self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
-        self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._spawn)
+        self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
+        self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
         self._registration = StoreRegistration(
             self._directory,
             member=self._member,
             post=post,
-            spawn=self._spawn,
+            spawn=self._background.spawn,
             lease_s=self._config.cluster.member_lease_s,
             patience_s=DIRECTORY_STARTS_S,
         )
@@ -220,7 +224,7 @@ class StoreProcess:
             is_first=not self._spaces,
             make_transfer=self._make_transfer,
             threads=self._threads,
-            spawn=self._spawn,
+            spawn=self._background.spawn,
         )
         self._disks.open(action)
 
@@ -368,22 +372,8 @@ class StoreProcess:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._driver.crash(error)
-
-    async def _cancel_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _broke(self, error: BaseException) -> None:
+        self._driver.crash(error)
 
     async def _close_spaces(self) -> None:
         for space in self._spaces.values():

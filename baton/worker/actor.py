@@ -38,7 +38,7 @@ class WorkerActor:
         spec = self._spec
         role = spec.role if self._process is None else self._process.role
         host, pid = socket.gethostname(), os.getpid()
-        return WorkerIdentity(host, pid, spec.model, role, spec.version, spec.control_address)
+        return WorkerIdentity(host, pid, spec.model, role, spec.version)
 
     async def serve(self) -> str:
         """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was

@@ -6,7 +6,7 @@ import os
 import socket
 import textwrap
 import time
-from collections.abc import Callable, Coroutine, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -31,6 +31,7 @@ from baton.engine.executor import Executor
 from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
+from baton.wire.background import Background
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
@@ -92,7 +93,7 @@ class WorkerProcess:
         self._worker_id, self._role, self._config = worker_id, role, config
         self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._broke)
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._compiling = compiling_threads()
@@ -126,7 +127,7 @@ class WorkerProcess:
             stack.push_async_callback(asyncio.to_thread, self._spans.shutdown)
             self._assemble(executor, transfer)
             stack.callback(self._store.close)
-            stack.push_async_callback(self._cancel_tasks)
+            stack.push_async_callback(self._background.cancel)
             stack.callback(self._driver.close)
             stack.callback(self._puller.close)
             member = await self._open_doors(stack, executor)
@@ -141,13 +142,13 @@ class WorkerProcess:
         self._driver = CoreDriver(
             self._core,
             step=self._step,
-            spawn=self._spawn,
+            spawn=self._background.spawn,
             step_timeout_s=self._config.engine.step_timeout_s,
             observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
-        self._role_flip = RoleFlip(self._driver.post, self._driver.idle, spawn=self._spawn)
+        self._role_flip = RoleFlip(self._driver.post, self._driver.idle, spawn=self._background.spawn)
         self._routers = RouterSessions(sink=preparation, status=self._status, set_role=self._role_flip.ask)
         preparation.answer = self._routers.send
         self._askers = AskerSessions(hello=self._hello, sink=sink)
@@ -155,11 +156,11 @@ class WorkerProcess:
             hello=self._hello,
             transfer=transfer,
             sink=sink,
-            spawn=self._spawn,
+            spawn=self._background.spawn,
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._store = self._make_store(executor)
-        to_asker = grant_sender(executor.kv, self._config, self._askers.send, spawn=self._spawn)
+        to_asker = grant_sender(executor.kv, self._config, self._askers.send, spawn=self._background.spawn)
         self._driver.ports = _Ports(self._routers, to_asker, self._puller, self._store)
 
     def _make_store(self, executor: Executor) -> WorkerStore:
@@ -181,7 +182,7 @@ class WorkerProcess:
         return Preparation(
             core,
             (Grammars(executor.grammars, self._compiling), adapters),
-            spawn=self._spawn,
+            spawn=self._background.spawn,
             prepare_s=engine.prepare_s,
             pending_max=engine.waiting_sequences_max,
         )
@@ -233,9 +234,9 @@ class WorkerProcess:
                 self._control_address, self._current_member, period_s=self._config.cluster.heartbeat_s
             )
             stack.push_async_callback(registration.leave)
-            stack.callback(self._spawn(registration.run()).cancel)
+            stack.callback(self._background.spawn(registration.run()).cancel)
         if self._store.is_configured:
-            self._spawn(self._store.run())
+            self._background.spawn(self._store.run())
         return self._member
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -322,22 +323,8 @@ class WorkerProcess:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._driver.crash(error)
-
-    async def _cancel_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _broke(self, error: BaseException) -> None:
+        self._driver.crash(error)
 
     async def _stop_server(self, server: grpc.aio.Server) -> None:
         """What was said last is still delivered, for at most FLUSH_S."""

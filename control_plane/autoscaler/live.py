@@ -3,6 +3,7 @@
 `control_plane.scaling` gives it a clock and carries its orders out; nothing here waits or reads one.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 
@@ -27,6 +28,8 @@ from control_plane.autoscaler.values import Decision, Memory, Observation, RoleS
 
 SILENT_S = 10.0
 """A router that watches and has reported nothing for so long is not known to be idle."""
+KEPT_MAX = 64
+"""Starts, drains and flips that ended while nothing could be decided."""
 UNITS = {Role.PREFILL: "s of prompts per s", Role.DECODE: "tokens/s", Role.BOTH: "s of prompts per s"}
 
 
@@ -88,9 +91,7 @@ class PhaseWatch:
     def __init__(self) -> None:
         self._known: dict[str, tuple[ReplicaState, float]] = {}
         """By name: as it was, and since when."""
-        self.start_s: list[float] = []
-        self.drain_s: list[float] = []
-        self.flip_s: list[float] = []
+        self.start_s, self.drain_s, self.flip_s = (deque[float](maxlen=KEPT_MAX) for _ in range(3))
 
     def saw(self, replicas: Iterable[ReplicaState], *, life: str, now_s: float) -> None:
         """`life`: of the control plane. Workers of an earlier one seem to start when they are found."""
@@ -112,7 +113,8 @@ class PhaseWatch:
     def take(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         """Starts, drains and flips that ended since the last time."""
         taken = tuple(self.start_s), tuple(self.drain_s), tuple(self.flip_s)
-        self.start_s, self.drain_s, self.flip_s = [], [], []
+        for one in (self.start_s, self.drain_s, self.flip_s):
+            one.clear()
         return taken
 
 
@@ -151,10 +153,6 @@ class LiveAutoscaler:
     def saw(self, state: ClusterState, *, now_s: float) -> None:
         mine = [r for r in state.replicas if r.model == self.model]
         self._phases.saw(mine, life=state.life, now_s=now_s)
-
-    @property
-    def queued(self) -> int:
-        return self._loads.queued[0]
 
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)

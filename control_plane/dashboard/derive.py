@@ -23,9 +23,6 @@ PARTS = (
 )
 """Of the time to first token, in order, and the two after it; see `baton_ttft_part_seconds`."""
 
-UNOFFERED = "cancelled"
-"""Says nothing of the server."""
-
 REFUSED = ("refused_queue", "refused_slo", "refused_capacity", "refused_quota")
 MISSED = ("missed_ttft", "missed_tpot", "missed_both")
 BROKEN = ("failed", "deadline")

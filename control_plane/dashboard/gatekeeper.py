@@ -3,6 +3,7 @@
 Plain ASGI, so that pages, files and WebSockets go through the same door.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -26,6 +27,7 @@ SESSION_KEY = "baton.session"
 
 LIVE_PATH = "/health/live"
 FORM_BYTES_MAX = 4096
+FORM_S = 10.0
 STYLE_PATH = "/sign-in.css"
 
 _COMMON: Headers = [
@@ -110,7 +112,12 @@ class Gatekeeper:
         if not _is_same_origin(scope):
             await _respond(send, 403, b"this request comes from another site\n", b"text/plain")
             return
-        form = await _body(receive)
+        try:
+            async with asyncio.timeout(FORM_S):
+                form = await _body(receive)
+        except TimeoutError:
+            await _respond(send, 408, b"the form did not arrive\n", b"text/plain")
+            return
         if form is None:
             await _respond(send, 413, b"too large\n", b"text/plain")
             return

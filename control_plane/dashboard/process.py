@@ -31,6 +31,8 @@ NICENESS = 5
 """Whoever serves goes first."""
 
 CLOSE_S = 1.0
+CONNECTIONS_MAX = 512
+"""Browsers open a handful each."""
 LOCAL_NAME = "operator"
 """Whose the token is that was made for this start."""
 
@@ -121,6 +123,7 @@ def _server(app: Any, config: Config) -> Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_S),
+            limit_concurrency=CONNECTIONS_MAX,
             ssl_certfile=knobs.tls_cert or None,
             ssl_keyfile=knobs.tls_key or None,
         )

@@ -38,7 +38,6 @@ OTHERS_WEIGHT = 0.5
 """A second that somebody else waits against one of one's own."""
 QUEUE_MAX = 4.0
 """Future arrivals that a second of work delays, at most: rho / (1 - rho) in a queue."""
-REFERENCE_TOKENS = 512
 
 
 class Request(NamedTuple):

@@ -1,6 +1,7 @@
 """What happens around an actor, with a stand-in for Ray."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.child import child_environment
-from control_plane.ray_home import RayHome, ray_environment
+from control_plane.ray_home import RayHome, namespace_of, ray_environment
 from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 
@@ -31,7 +32,7 @@ class Handle:
         self.identity, self.serve = Method(self._identity), Method(self._serve)
 
     async def _identity(self):
-        return WorkerIdentity("another-host", 1, "m", Role.DECODE, "1", "h:1")
+        return WorkerIdentity("another-host", 1, "m", Role.DECODE, "1")
 
     async def _serve(self):
         await self.died.wait()
@@ -100,6 +101,20 @@ async def test_workers_spread_over_nodes_with_their_labels_and_resources_and_avo
     replicas.start(WorkerSpec(WorkerId("prefill-0.1"), Role.PREFILL, "", {}), threads=2)
     assert "label_selector" not in ray.chosen
     await replicas.close()
+
+
+async def test_only_workers_of_this_control_planes_address_are_adopted_or_killed():
+    home = RayHome("h:1")
+    ray = home._ray = Ray(Handle(RuntimeError()))
+    found = {"decode-0.1": "h:7", "decode-0.2": "h:8"}
+    listed = [{"name": name, "namespace": namespace_of(address)} for name, address in found.items()]
+    ray.util = SimpleNamespace(list_named_actors=lambda all_namespaces: listed)
+    asked = []
+    ray.get_actor = lambda name, namespace: asked.append((name, namespace)) or Handle(RuntimeError())
+    replicas = RayReplicas(object, config=Config(), home=home, is_local=False, on_exit=lambda *_: None)
+    assert [worker_id for worker_id, _ in await replicas.survivors("h:7")] == ["decode-0.1"]
+    assert asked == [("decode-0.1", namespace_of("h:7"))], "others on this Ray are not even asked"
+    await replicas.close(leaves_workers=True)
 
 
 @pytest.fixture
