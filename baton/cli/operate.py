@@ -43,6 +43,9 @@ Control = Annotated[
 ]
 Why = Annotated[str, typer.Option(help="Kept in the log of decisions.", show_default=False)]
 ModelName = Annotated[str, typer.Option("--model", help="As clients name it; default: the only one.")]
+OneModel = Annotated[
+    str, typer.Option("--model", help="Only its workers, by their names with or without the model's.")
+]
 Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: not at all.")]
 
@@ -50,6 +53,7 @@ WAIT_S = 600.0
 
 
 def status(
+    model: OneModel = "",
     control: Control = "",
     as_json: Annotated[bool, typer.Option("--json", help="All of it, for programs.")] = False,
 ) -> None:
@@ -57,7 +61,7 @@ def status(
 
     Example: baton status --control 127.0.0.1:7000
     """
-    state = _with(control, lambda client: client.state())
+    state = _of_model(_with(control, lambda client: client.state()), model)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(state), indent=2).decode())
         return
@@ -86,6 +90,7 @@ def scale(
 def flip(
     worker: Annotated[str, typer.Argument(help="Name or id, as `baton status` shows it.")],
     role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    model: OneModel = "",
     control: Control = "",
     why: Why = "",
     advise: Advise = False,
@@ -95,8 +100,8 @@ def flip(
 
     Example: baton flip prefill-1 decode
     """
-    action = Flip(worker, _role(role))
-    _order(control, lambda state: action, why, advise, wait)
+    asked = _role(role)
+    _order(control, lambda state: Flip(_worker(state, worker, model), asked), why, advise, wait)
 
 
 def drain(
@@ -105,6 +110,7 @@ def drain(
         bool, typer.Option(help="Start another worker in its place, or make the pool one smaller.")
     ] = True,
     undo: Annotated[bool, typer.Option("--undo", help="Of a node: use it again.")] = False,
+    model: OneModel = "",
     control: Control = "",
     why: Why = "",
     advise: Advise = False,
@@ -116,8 +122,8 @@ def drain(
     """
 
     def action(state: ClusterState) -> Action:
-        if state.replica(target) is not None:
-            return Drain(target, replace)
+        if model or state.replica(target) is not None:
+            return Drain(_worker(state, target, model), replace)
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(
                 [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
@@ -154,6 +160,40 @@ def rollout(
 def mount(app: typer.Typer) -> None:
     for command in (status, scale, flip, drain, rollout):
         app.command()(command)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _known(state: ClusterState, model: str) -> None:
+    """Raises SetupError if there is no such model."""
+    if model and state.pool(model) is None:
+        names = ", ".join(pool.model for pool in state.pools) or "none"
+        raise SetupError(f"no model {model!r} here: there is {names}")
+
+
+def _of_model(state: ClusterState, model: str) -> ClusterState:
+    """As if there were no other. Raises SetupError."""
+    _known(state, model)
+    if not model:
+        return state
+    return msgspec.structs.replace(
+        state,
+        pools=tuple(pool for pool in state.pools if pool.model == model),
+        replicas=tuple(replica for replica in state.replicas if replica.model == model),
+        autoscale=tuple(one for one in state.autoscale if one.model == model),
+    )
+
+
+def _worker(state: ClusterState, worker: str, model: str) -> str:
+    """What the control plane calls it. Raises SetupError if the model has no such worker."""
+    _known(state, model)
+    if not model:
+        return worker
+    if (replica := state.replica(worker, model=model)) is None:
+        names = ", ".join(r.name for r in state.replicas if r.model == model) or "none"
+        raise SetupError(f"{model} has no worker {worker!r}: there is {names}")
+    return replica.name
 
 
 # --- how ------------------------------------------------------------------------------------------

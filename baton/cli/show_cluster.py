@@ -14,15 +14,17 @@ _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red
 
 
 def show(state: ClusterState, console: Console | None = None) -> None:
+    from control_plane.orders import has_all
+
     console = console or Console()
     for pool in state.pools:
         counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
-        is_there = "all there" if state.is_settled else "on its way"
+        is_there = "all there" if has_all(pool, state) else "on its way"
         console.print(f"[bold]{pool.model}[/bold] version {pool.version.name}: {counts} wanted, {is_there}")
     console.print(_replicas(state))
-    if state.autoscale is not None:
-        console.print(_learnt(state.autoscale))
-        console.print(_outlook(state.autoscale))
+    for one in state.autoscale:
+        console.print(_learnt(one, named=len(state.autoscale) > 1))
+        console.print(_outlook(one))
     if state.nodes:
         console.print(_nodes(state))
     if state.decisions:
@@ -30,21 +32,25 @@ def show(state: ClusterState, console: Console | None = None) -> None:
 
 
 def _replicas(state: ClusterState) -> Table:
-    table = Table("worker", "role", "phase", "since", "version", "node", "deaths", "why")
+    columns = ("worker", "role", "phase", "since", "version", "node", "deaths", "why")
+    has_several = len(state.pools) > 1
+    table = Table(*(("model", *columns) if has_several else columns))
     for r in state.replicas:
         style = _STYLES.get(r.phase, "yellow")
         phase = f"[{style}]{r.phase}[/{style}]"
         name = r.worker_id or r.name
         why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
         deaths = str(r.deaths_in_a_row or "")
-        table.add_row(name, r.role, phase, span(r.for_s), r.version, r.node[:12], deaths, why[:60])
+        row = (name, r.role, phase, span(r.for_s), r.version, r.node[:12], deaths, why[:60])
+        table.add_row(*((r.model, *row) if has_several else row))
     return table
 
 
-def _learnt(state: AutoscaleState) -> str:
+def _learnt(state: AutoscaleState, *, named: bool) -> str:
     what = "only advises" if state.mode == "advise" else "orders"
     learnt = f"starts take {span(state.start_s)}, flips {span(state.flip_s)}, drains {span(state.drain_s)}"
-    return f"autoscaler {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
+    of = f" of {state.model}" if named else ""
+    return f"autoscaler{of} {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
 
 
 def _outlook(state: AutoscaleState) -> Table:

@@ -110,6 +110,8 @@ def autoscaler(found: AutoscaleState | None) -> str:
     said = (
         f'<p style="margin:0 0 6px">{tag(found.mode, "good" if found.mode == "on" else "warn")} It {mode}. '
     )
+    if found.model:
+        said = f"<h3>{h(found.model)}</h3>{said}"
     said += f'<span class="dim">Times it reckons with: {h(times)}.</span> {h(found.text)}</p>'
     if not found.roles:
         return said

@@ -32,7 +32,7 @@ class World:
         self.plane.want([Pool("m", counts)], record=record)
         for worker_id, role in self.replicas.started:
             self.plane.renew(member(worker_id, role))
-        self.scaling = Scaling(scales, self.plane, model="m", clock=lambda: self.now_s)
+        self.scaling = Scaling({"m": scales} if scales else {}, self.plane, clock=lambda: self.now_s)
 
     async def watched(self):
         self.watch = self.plane.watch(RouterMember(RouterId(R1), address="h:2"))
@@ -41,7 +41,8 @@ class World:
     def step(self, requests, **more):
         self.now_s += 15.0
         heard = self.scaling.report(report(R1, requests, up_s=self.now_s, workers=WORKERS, **more))
-        return heard, self.scaling.look()
+        decisions = self.scaling.look()
+        return heard, decisions[0] if decisions else None
 
 
 async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
@@ -56,10 +57,10 @@ async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
     assert (decision.who, decision.outcome) == ("autoscaler", Outcome.ACCEPTED)
     assert "forecast" in decision.why
     assert world.plane.state().pools[0].count(P) > 1
-    assert world.plane.state().autoscale.mode == "on"
+    assert [(one.model, one.mode) for one in world.plane.state().autoscale] == [("m", "on")]
     rendered = world.plane.meter.render().decode()
-    assert 'baton_autoscale_decisions_total{kind="ordered"} 1.0' in rendered
-    assert 'baton_autoscale_needed_workers{role="prefill"}' in rendered
+    assert 'baton_autoscale_decisions_total{kind="ordered",model="m"} 1.0' in rendered
+    assert 'baton_autoscale_needed_workers{model="m",role="prefill"}' in rendered
     world.plane.close()
 
 
@@ -81,11 +82,10 @@ async def test_what_it_learnt_is_remembered_for_the_next_life():
     await world.watched()
     for step in range(1, 6):
         world.step(10 * step)
-    memory = world.records[-1].memory
-    assert memory is not None
+    memory = world.records[-1].memories["m"]
     assert memory.traits.keys() == {P, D}
     again = World({P: 1, D: 1}, settings(), record=world.records[-1])
-    assert again.plane.memory == memory
+    assert again.plane.memories == {"m": memory}
     for one in (world, again):
         one.plane.close()
 
@@ -113,5 +113,5 @@ async def test_without_settings_reports_are_heard_and_nothing_is_decided():
     world = World({P: 1, D: 1}, None)
     assert not world.scaling.is_on
     assert world.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
-    assert world.plane.state().autoscale is None
+    assert world.plane.state().autoscale == ()
     world.plane.close()

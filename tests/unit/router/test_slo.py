@@ -114,7 +114,7 @@ SLO = {"classes": {"fast": {"ttft_s": 15, "tpot_s": 5, "priority": 7}, "never": 
 
 def count(c, slo_class, outcome, tenant="default"):
     meter = c.router.models.first.observer.meter
-    return meter.value(SLO_REQUESTS, slo_class=slo_class, tenant=tenant, outcome=outcome)
+    return meter.value(SLO_REQUESTS, model=MODEL, slo_class=slo_class, tenant=tenant, outcome=outcome)
 
 
 async def test_objectives_reach_the_worker_and_the_outcome_is_counted(folder):
