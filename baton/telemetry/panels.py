@@ -168,7 +168,9 @@ def _pools() -> Row:
             measured(cat.REPLICAS, "Replicas", "sum", "model", "role", "state"),
             measured(cat.AUTOSCALE_NEEDED, "Forecast takes", "max", "model", "role", quiet=WITH_AUTOSCALER),
             measured(cat.AUTOSCALE_WANTED, "Autoscaler wants", "max", "model", "role", quiet=WITH_AUTOSCALER),
-            measured(cat.AUTOSCALE_CORRECTION, "Its correction", "max", "model", "role", quiet=WITH_AUTOSCALER),
+            measured(
+                cat.AUTOSCALE_CORRECTION, "Its correction", "max", "model", "role", quiet=WITH_AUTOSCALER
+            ),
             counted(cat.AUTOSCALE_DECISIONS, "Its orders", "kind", quiet=WITH_AUTOSCALER),
             counted(cat.AUTOSCALE_LOOKS, "Its looks", "outcome", quiet=WITH_AUTOSCALER),
             measured(cat.KNOWN_WORKERS, "Workers that routers know", "max", "model", "role"),
