@@ -91,9 +91,9 @@ def _burn_alerts() -> Iterator[Alert]:
             f"{recorded(burn.long)} > {threshold} and {recorded(burn.short)} > {threshold}",
             burn.hold,
             burn.severity,
-            f"Class {{{{ $labels.slo_class }}}} of {{{{ $labels.model }}}}: {{{{ $value | humanizePercentage }}}} "
-            f"of requests missed their objectives in {burn.long}, {burn.factor:g} times what the budget "
-            "allows",
+            f"Class {{{{ $labels.slo_class }}}} of {{{{ $labels.model }}}}: "
+            f"{{{{ $value | humanizePercentage }}}} of requests missed their objectives in {burn.long}, "
+            f"{burn.factor:g} times what the budget allows",
             window=burn.long,
         )
 

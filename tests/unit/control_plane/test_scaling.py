@@ -2,14 +2,16 @@
 
 import asyncio
 
+import msgspec
+
 from baton.config import ClusterConfig
 from baton.core.ids import RouterId
 from baton.core.messages import Role
-from baton.core.operate import Outcome, Pool
+from baton.core.operate import ClusterState, Outcome, Pool
 from baton.core.sharing import RouterMember
 from control_plane.autoscaler.values import Bounds
 from control_plane.plane import ControlPlane
-from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling
+from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling, room_for
 from tests.unit.control_plane.autoscale_world import settings
 from tests.unit.control_plane.test_autoscale_live import R1, WORKERS, report
 from tests.unit.control_plane.test_plane import Replicas, member
@@ -115,3 +117,50 @@ async def test_without_settings_reports_are_heard_and_nothing_is_decided():
     assert world.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
     assert world.plane.state().autoscale == ()
     world.plane.close()
+
+
+async def test_models_are_scaled_each_by_its_own_reports():
+    world = World({P: 1, D: 1}, settings())
+    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    world.scaling = Scaling({"m": settings(), "n": settings()}, world.plane, clock=lambda: world.now_s)
+    await world.watched()
+    for step in range(1, 6):
+        world.now_s += 15.0
+        for model, requests in (("m", 2 * step), ("n", 150 * step)):
+            told = report(R1, requests, up_s=world.now_s, workers=WORKERS)
+            world.scaling.report(msgspec.structs.replace(told, model=model))
+        world.scaling.look()
+    counts = {pool.model: pool.count(P) for pool in world.plane.state().pools}
+    assert counts["m"] == 1
+    assert counts["n"] > 1
+    assert [one.model for one in world.plane.state().autoscale] == ["m", "n"]
+    assert set(world.plane.memories) == {"m", "n"}
+    unknown = msgspec.structs.replace(report(R1, 1), model="gone")
+    assert world.scaling.report(unknown).every_s == EVERY_S_MAX
+    world.plane.close()
+
+
+async def test_a_bound_on_all_models_is_what_the_others_leave():
+    world = World({P: 1, D: 1}, settings())
+    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    scales = {"m": settings(), "n": settings()}
+    world.scaling = Scaling(scales, world.plane, workers_max=5, clock=lambda: world.now_s)
+    await world.watched()
+    for step in range(1, 9):
+        world.now_s += 15.0
+        for model in scales:
+            told = report(R1, 150 * step, up_s=world.now_s, workers=WORKERS)
+            world.scaling.report(msgspec.structs.replace(told, model=model))
+        world.scaling.look()
+        pools = world.plane.state().pools
+        assert sum(sum(pool.counts.values()) for pool in pools) <= 5
+    assert sum(sum(pool.counts.values()) for pool in pools) == 5
+    world.plane.close()
+
+
+def test_room_is_never_nothing_and_never_more_than_a_models_own_bound():
+    state = ClusterState("x", (Pool("m", {P: 1, D: 2}), Pool("n", {P: 4})), ())
+    assert room_for("m", state, 10, own_max=0) == 6
+    assert room_for("m", state, 10, own_max=4) == 4
+    assert room_for("n", state, 10, own_max=0) == 7
+    assert room_for("m", state, 3, own_max=0) == 1
