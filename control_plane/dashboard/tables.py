@@ -191,6 +191,7 @@ def story_facts(s: Story) -> str:
             f"{tag(s.outcome, OUTCOME_TAGS.get(s.outcome, 'bad'))} {_verdict(s) if s.verdict else ''}",
         ),
         ("arrived", f"{clock(s.arrived_s)}, took {h(seconds(s.took_s))}"),
+        ("model", h(s.model or NOTHING)),
         ("class and tenant", f"{h(s.slo_class or 'none')}, {h(s.tenant or NOTHING)}"),
         ("tokens", f"{s.prompt_tokens} prompt ({s.cached_tokens} cached), {s.completion_tokens} answer"),
         ("TTFT", f"{ttft}, predicted {h(seconds(s.predicted_ttft_s))}{_objective(s.ttft_slo_s)}"),
