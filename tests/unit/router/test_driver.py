@@ -64,7 +64,7 @@ def make_driver(**config):
 
 
 @contextlib.asynccontextmanager
-async def with_workers(*workers, roster=None, silence_s=60.0, model="m", **config):
+async def with_workers(*workers, roster=None, silence_s=60.0, model="tiny", **config):
     driver = make_driver(worker_silence_s=silence_s, **config)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
