@@ -11,10 +11,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 def main() -> None:
     """A SetupError, wherever it comes from, is one line and exit status 2."""
     from baton.cli.app import app
+    from baton.cli.run import run_app
     from baton.core.errors import SetupError
 
     try:
-        app(prog_name="baton")
+        run_app(app, name="baton")
     except SetupError as error:
         print(f"baton: {error}", file=sys.stderr)
         logging.shutdown()

@@ -124,7 +124,7 @@ class Control:
 
     async def _adopt(self, address: str) -> None:
         for worker_id, identity in await self._ray.survivors(address):
-            adopted = Adopted(worker_id, identity.model, identity.role, identity.version)
+            adopted = Adopted(worker_id, identity.model, identity.role, identity.version, identity.age_s)
             self._plane.adopt(adopted)
 
     async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:

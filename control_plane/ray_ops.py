@@ -57,6 +57,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     role: Role
     """The one it has now."""
     version: str
+    age_s: float = 0.0
+    """Since it was made."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -68,6 +68,8 @@ class _Replica:
     member: Member | None = None
     """As it said last."""
     serving_since_s: float | None = None
+    adopted_since_s: float | None = None
+    """It was started then, by an earlier control plane, and nothing has befallen it since it was adopted."""
     deaths_in_a_row: int = 0
     is_wanted: bool = True
     flips_to: Role | None = None
@@ -116,6 +118,8 @@ class Reconciler:
 
     def _state(self, r: _Replica, now_s: float) -> ReplicaState:
         since_s, _, why = r.life.story[-1]
+        if r.phase is _P.RUNNING and r.adopted_since_s is not None:
+            since_s = r.adopted_since_s
         return ReplicaState(
             name=r.name,
             model=r.model,
@@ -151,6 +155,7 @@ class Reconciler:
             case MemberSilent(worker_id):
                 replica = self._of(worker_id)
                 if replica and replica.phase is _P.RUNNING:
+                    replica.adopted_since_s = None
                     replica.life.to(_P.SUSPECT, now_s=now_s, cause="it missed heartbeats")
             case MemberSeen(member):
                 if replica := self._of(member.worker_id):
@@ -186,7 +191,8 @@ class Reconciler:
         match replica.phase:
             case _P.STARTING:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause="first heartbeat")
-                replica.due_s, replica.serving_since_s = None, now_s
+                began_s = replica.adopted_since_s
+                replica.due_s, replica.serving_since_s = None, now_s if began_s is None else began_s
             case _P.SUSPECT:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause="it is heard again")
             case _P.FLIPPING if member.role is replica.role and not member.is_draining:
@@ -214,6 +220,7 @@ class Reconciler:
             life,
             due_s=now_s + self.policy.start_timeout_s,
             worker_id=event.worker_id,
+            adopted_since_s=now_s - event.age_s,
         )
 
     def _exited(self, replica: _Replica, reason: str, now_s: float) -> None:
@@ -225,6 +232,7 @@ class Reconciler:
         replica.life.to(_P.WAITING, now_s=now_s, cause=reason)
         delay_s = self.policy.delay_s(replica.deaths_in_a_row) if replica.deaths_in_a_row else 0.0
         replica.worker_id, replica.serving_since_s, replica.last_exit = None, None, reason
+        replica.adopted_since_s = None
         replica.member, replica.is_excused, replica.due_s = None, False, now_s + delay_s
         if not replica.is_wanted:
             del self._replicas[replica.name]
@@ -267,6 +275,7 @@ class Reconciler:
             return
         because = f"a {replica.role} worker is wanted more than a {member.role} worker"
         if replica.phase is _P.RUNNING:
+            replica.adopted_since_s = None
             replica.life.to(_P.FLIPPING, now_s=now_s, cause=because)
         replica.flips_to = replica.role
         replica.due_s = now_s + self.policy.drain_timeout_s + KILL_CONFIRM_S

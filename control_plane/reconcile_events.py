@@ -30,6 +30,8 @@ class Adopted(msgspec.Struct, frozen=True):
     model: str
     role: Role
     version: str
+    age_s: float = 0.0
+    """Since it was started."""
 
 
 class ReplicaExited(msgspec.Struct, frozen=True):

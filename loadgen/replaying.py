@@ -13,6 +13,7 @@ from loadgen.answers import check_answers
 from loadgen.client import parse_url
 from loadgen.expected_cache import expected_cache
 from loadgen.files import read_records
+from loadgen.first_answers import FirstAnswers
 from loadgen.lengths import Plan, PlannedRequest, time_scale_for
 from loadgen.options import SendingOptions, TrafficOptions
 from loadgen.outlook import Outlook
@@ -161,11 +162,16 @@ class Replayer:
         number: int = 0,
     ) -> Sent:
         planned = len(plan.requests)
+        first = FirstAnswers()
         with live_progress(self._console, planned=planned, objectives=objectives, name=name) as progress:
             observer = progress if outlook is None else _watched(progress, outlook)
             sent = send_plan(
-                self._job(plan, seed=self.asked.seed + number), observer, clients=self.asked.clients
+                self._job(plan, seed=self.asked.seed + number),
+                _stopped_by(observer, first),
+                clients=self.asked.clients,
             )
+        if first.complaint:
+            raise SetupError(f"stopped, since every request was answered so: {first.complaint}")
         self._warn(sent)
         return sent
 
@@ -249,6 +255,14 @@ def _factor_text(factor: Fraction) -> str:
 
 
 _SILENT = Observer(lambda record: None, lambda record: None)
+
+
+def _stopped_by(observer: Observer, first: FirstAnswers) -> Observer:
+    def on_ended(record: Record) -> None:
+        first.ended(record)
+        observer.on_ended(record)
+
+    return Observer(observer.on_sent, on_ended, lambda: bool(first.complaint) or observer.wants_stop())
 
 
 def _watched(progress: Observer, outlook: Outlook) -> Observer:

@@ -86,6 +86,12 @@ class Stories:
         if len(self._running) < RUNNING_MAX:
             self._running[request_id] = Draft(request_id, self._now_s(), model)
 
+    def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
+        """Its class and whose it is, known once its body was read."""
+        draft = self._running.get(request_id)
+        if draft is not None:
+            draft.objectives, draft.tenant = objectives, tenant
+
     def note(self, request_id: str, note: Note) -> None:
         draft = self._running.get(request_id)
         if draft is not None and len(draft.notes) < MOMENTS_MAX:

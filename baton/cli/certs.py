@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from baton.cli.console import console
 from baton.config import TlsConfig
 from baton.core.errors import SetupError
 from baton.wire.parties import Party
@@ -134,7 +134,7 @@ def list_certificates(
             parties = ", ".join(one.parties) or one.subject
             ends = f"{one.ends:%Y-%m-%d %H:%M}" + (" ended" if one.ends <= now else "")
             table.add_row(one.name, parties, one.domain, ", ".join(one.hosts), ends)
-        Console().print(table)
+        console().print(table)
     raise typer.Exit(int(any(one.ends <= now for one in found)))
 
 

@@ -54,7 +54,7 @@ def examine(url: str) -> int:
     console = Console()
     for finding in findings:
         mark, style = MARKS[finding.level]
-        console.print(Text(mark, style), Text(finding.text))
+        console.print(Text(mark, style), Text(finding.text), soft_wrap=True)
     return int(any(finding.level == "bad" for finding in findings))
 
 
@@ -118,6 +118,7 @@ def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
     if len(models) > 1:
         for name, status in models.items():
             yield Finding(_level(status), f"model {name}: {status}")
+    yield from _peers(health)
     directory = health.get("directory", "none")
     if directory == "none":
         yield Finding("note", "directory: none, workers are named by hand")
@@ -140,6 +141,20 @@ def _of(model: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 def _level(status: object) -> Level:
     levels: dict[str, Level] = {"ok": "ok", "degraded": "note", "asleep": "note"}
     return levels.get(str(status), "bad")
+
+
+def _peers(health: Mapping[str, Any]) -> Iterator[Finding]:
+    """Routers that tell this one of their load. One that is alone has none; it cannot know of those that it
+    does not hear."""
+    count = int(health.get("peers", 0))
+    if count:
+        others = "another router" if count == 1 else f"{count} other routers"
+        yield Finding("ok", f"peers: {others} counted, so that load and budgets are of all")
+    else:
+        yield Finding(
+            "note",
+            "peers: none heard; right for one router, with several their load is not known to this one",
+        )
 
 
 def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from baton.cli.console import console
 from baton.config import Config
 from baton.core.errors import SetupError
 from kv_store.directory.interface import DirectoryLost
@@ -80,7 +80,7 @@ def list_keys(
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("tenant", "id", "created", "note", "limits"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "created"))
     for name, tenant in book.tenants.items():
         limits = ", ".join(f"{k}={v}" for k, v in msgspec.to_builtins(tenant).items() if k != "salt")
         own = [r for r in book.keys if r.tenant == name]
@@ -88,7 +88,7 @@ def list_keys(
             table.add_row(name, record.key_id, record.created, record.note, limits)
         if not own:
             table.add_row(name, "no key", "", "", limits)
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()

@@ -5,7 +5,9 @@ import getpass
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,8 +50,11 @@ OneModel = Annotated[
 ]
 Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: not at all.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever is lost by it.")]
 
 WAIT_S = 600.0
+ASK_S = 2.0
+"""For the name of a cluster that is only mentioned."""
 
 
 def status(
@@ -78,13 +83,14 @@ def scale(
     why: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
+    yes: Yes = False,
 ) -> None:
     """So many workers of a role. What is too many is drained, what is missing is started.
 
     Example: baton scale decode 3 --why "evening peak"
     """
     action = Scale(_role(role), count, model)
-    _order(control, lambda state: action, why, advise, wait)
+    _order(control, lambda state: action, _How(why, advise, wait, yes))
 
 
 def flip(
@@ -95,13 +101,14 @@ def flip(
     why: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
+    yes: Yes = False,
 ) -> None:
     """Give a running worker another role: it finishes what it holds, its weights stay loaded.
 
     Example: baton flip prefill-1 decode
     """
     asked = _role(role)
-    _order(control, lambda state: Flip(_worker(state, worker, model), asked), why, advise, wait)
+    _order(control, lambda state: Flip(_worker(state, worker, model), asked), _How(why, advise, wait, yes))
 
 
 def drain(
@@ -115,8 +122,10 @@ def drain(
     why: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
+    yes: Yes = False,
 ) -> None:
     """Empty a worker, or all workers of a node: they get nothing new, and streams finish or go on elsewhere.
+    Waits until those started in their place serve.
 
     Example: baton drain decode-1 --why "it is slow"
     """
@@ -131,7 +140,7 @@ def drain(
             raise SetupError(f"no worker and no node {target!r} here: there is {names}")
         return DrainNode(target, undo)
 
-    _order(control, action, why, advise, wait)
+    _order(control, action, _How(why, advise, wait, yes))
 
 
 def rollout(
@@ -154,7 +163,7 @@ def rollout(
     Example: baton rollout v2 --set engine.kv_bytes=1073741824 --unavailable 1 --surge 0
     """
     action = RollOut(Version(version, tuple(sets)), model, surge, unavailable)
-    _order(control, lambda state: action, why, advise, wait)
+    _order(control, lambda state: action, _How(why, advise, wait))
 
 
 def mount(app: typer.Typer) -> None:
@@ -206,26 +215,64 @@ def _role(name: str) -> Role:
         raise SetupError(f"{name} is no role: choose prefill, decode or both") from None
 
 
-def _order(
-    control: str, action: Callable[[ClusterState], Action], why: str, is_advice: bool, wait_s: float
-) -> None:
-    async def act(client: OperateClient) -> Decision:
+@dataclass(frozen=True)
+class _How:
+    """An order is given."""
+
+    why: str
+    is_advice: bool
+    wait_s: float
+    is_sure: bool = False
+
+
+def _order(control: str, action: Callable[[ClusterState], Action], how: _How) -> None:
+    async def act(client: OperateClient) -> tuple[Decision, str]:
+        state = await client.state()
+        wanted = action(state)
+        _mind_losses(wanted, state, how)
         who = f"operator {getpass.getuser()}"
-        decision = await client.order(Order(action(await client.state()), who, why, is_advice))
-        if decision.outcome is not Outcome.ACCEPTED or not wait_s:
-            return decision
+        decision = await client.order(Order(wanted, who, how.why, how.is_advice))
+        if decision.outcome is not Outcome.ACCEPTED or not how.wait_s:
+            return decision, ""
         print(f"{decision.text}: accepted", file=sys.stderr)
         try:
-            async with asyncio.timeout(wait_s):
-                return await _until_over(client, decision)
+            async with asyncio.timeout(how.wait_s):
+                ended = await _until_over(client, decision)
+                if ended.outcome is Outcome.DONE and _is_replaced(wanted):
+                    print(f"{ended.text}; waiting for what is started instead", file=sys.stderr)
+                    return ended, await _until_all_there(client, _model_of(wanted, state))
+                return ended, ""
         except TimeoutError:
-            raise SetupError(f"not done within {wait_s:g} s; it goes on: see `baton status`") from None
+            raise SetupError(f"not done within {how.wait_s:g} s; it goes on: see `baton status`") from None
 
-    decision = _with(control, act)
+    decision, then = _with(control, act)
     took = "" if decision.done_after_s is None else f" after {decision.done_after_s:.2f} s"
-    typer.echo(f"{decision.outcome}{took}: {decision.text}")
+    typer.echo(f"{decision.outcome}{took}: {decision.text}{then}")
     if decision.outcome in (Outcome.REFUSED, Outcome.FAILED):
         raise typer.Exit(1)
+
+
+def _mind_losses(action: Action, state: ClusterState, how: _How) -> None:
+    """A person is asked whether a role may lose its last worker. Raises SetupError if nobody is there to ask,
+    or the answer is no."""
+    from control_plane.losses import loss_of
+
+    loss = loss_of(action, state)
+    if loss is None:
+        return
+    print(f"baton: warning: {loss.text}", file=sys.stderr)
+    if not loss.is_lasting or how.is_advice or how.is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise SetupError("nothing was ordered: --yes says that it is meant")
+    if not typer.confirm("Do it?", err=True):
+        raise SetupError("nothing was ordered")
+
+
+def _is_replaced(action: Action) -> bool:
+    return (isinstance(action, Drain) and action.is_replaced) or (
+        isinstance(action, DrainNode) and not action.is_undone
+    )
 
 
 async def _until_over(client: OperateClient, decision: Decision) -> Decision:
@@ -240,12 +287,34 @@ async def _until_over(client: OperateClient, decision: Decision) -> Decision:
             await asyncio.sleep(1.0)
 
 
+def _model_of(action: Action, state: ClusterState) -> str:
+    """Whose worker is drained; empty: of any model."""
+    replica = state.replica(action.worker) if isinstance(action, Drain) else None
+    return replica.model if replica is not None else ""
+
+
+async def _until_all_there(client: OperateClient, model: str) -> str:
+    """What is wanted of this model, or of all, is there again. In words."""
+    from control_plane.orders import has_all
+
+    began_s = time.monotonic()
+    while True:
+        try:
+            async for state in client.changes():
+                pool = state.pool(model) if len(state.pools) > 1 else None
+                if state.is_settled or (pool is not None and has_all(pool, state)):
+                    return f"; all that is wanted serves, {time.monotonic() - began_s:.2f} s later"
+        except LinkBroken:
+            pass
+        await asyncio.sleep(1.0)
+
+
 def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]]) -> Any:
     config = load_config()
     secure(config.tls, config.access)
 
     async def run() -> Any:
-        client = OperateClient(control or _only_cluster())
+        client = OperateClient(control or await _only_cluster())
         try:
             return await call(client)
         except LinkBroken as error:
@@ -256,23 +325,39 @@ def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]
     return asyncio.run(run())
 
 
-def _only_cluster() -> str:
+async def _only_cluster() -> str:
     """Of the one cluster that runs on this machine and is ours. Raises SetupError."""
     found = sorted(set(_local_clusters()))
     if len(found) == 1:
-        return found[0]
+        return found[0][0]
     if found:
-        raise SetupError(f"several clusters run here: choose one with --control, of {', '.join(found)}")
+        told = await asyncio.gather(*(_told(address, folder) for address, folder in found))
+        raise SetupError(f"several clusters run here: choose one with --control, of {', '.join(told)}")
     raise SetupError("no cluster runs on this machine: name its control plane with --control HOST:PORT")
 
 
-def _local_clusters() -> Iterator[str]:
+async def _told(address: str, folder: str) -> str:
+    """How one cluster is told from another."""
+    client = OperateClient(address)
+    try:
+        async with asyncio.timeout(ASK_S):
+            state = await client.state()
+        models = " and ".join(pool.model for pool in state.pools) or "no model"
+    except (LinkBroken, TimeoutError):
+        models = "which does not answer"
+    finally:
+        await client.close()
+    return f"{address} ({models}, {folder})"
+
+
+def _local_clusters() -> Iterator[tuple[str, str]]:
+    """Addresses and folders."""
     from control_plane.runtime_folder import ADDRESS_NAME, FOLDER_PREFIX, is_in_use
 
     for parent in {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"} - {""}:
         for file in Path(parent).glob(f"{FOLDER_PREFIX}*/{ADDRESS_NAME}"):
             try:
                 if file.stat().st_uid == os.getuid() and is_in_use(file.parent):
-                    yield file.read_text(encoding="utf-8").strip()
+                    yield file.read_text(encoding="utf-8").strip(), str(file.parent)
             except OSError:
                 continue  # it ends just now

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
+from baton.cli.run import run_app
 from baton.core.errors import SetupError
 
 
@@ -24,4 +25,4 @@ def run_part(name: str, module_name: str, *, extra: str, example: str, args: Seq
         part = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         function = getattr(module, name.replace("-", "_"))
         part.command(epilog=f"Example: {example}")(function)
-    part(args=list(args), prog_name=f"baton {name}")
+    run_app(part, name=f"baton {name}", args=args)

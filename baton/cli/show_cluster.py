@@ -3,8 +3,10 @@
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from baton.cli.console import console as standard_console
 from baton.core.messages import Role
 from baton.core.operate import AutoscaleState, ClusterState, Outcome, ReplicaPhase
 
@@ -16,11 +18,12 @@ _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red
 def show(state: ClusterState, console: Console | None = None) -> None:
     from control_plane.orders import has_all
 
-    console = console or Console()
+    console = console or standard_console()
     for pool in state.pools:
         counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
         is_there = "all there" if has_all(pool, state) else "on its way"
-        console.print(f"[bold]{pool.model}[/bold] version {pool.version.name}: {counts} wanted, {is_there}")
+        model, version = escape(pool.model), escape(pool.version.name)
+        console.print(f"[bold]{model}[/bold] version {version}: {counts} wanted, {is_there}")
     console.print(_replicas(state))
     for one in state.autoscale:
         console.print(_learnt(one, named=len(state.autoscale) > 1))
@@ -32,17 +35,22 @@ def show(state: ClusterState, console: Console | None = None) -> None:
 
 
 def _replicas(state: ClusterState) -> Table:
-    columns = ("worker", "role", "phase", "since", "version", "node", "deaths", "why")
-    has_several = len(state.pools) > 1
-    table = Table(*(("model", *columns) if has_several else columns))
+    """Columns that would say nothing are left out: names must fit a terminal of 80 columns."""
+    has_nodes = len({r.node for r in state.replicas if r.node}) > 1
+    has_versions = len({r.version for r in state.replicas}) > 1
+    has_deaths = any(r.deaths_in_a_row for r in state.replicas)
+    extra = (("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
+    table = Table()
+    for name in ("worker", "role", "phase", "since", *(name for name, is_shown in extra if is_shown)):
+        table.add_column(name, no_wrap=True, overflow="fold")
+    table.add_column("why", overflow="fold")
     for r in state.replicas:
         style = _STYLES.get(r.phase, "yellow")
         phase = f"[{style}]{r.phase}[/{style}]"
-        name = r.worker_id or r.name
         why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
-        deaths = str(r.deaths_in_a_row or "")
-        row = (name, r.role, phase, span(r.for_s), r.version, r.node[:12], deaths, why[:60])
-        table.add_row(*((r.model, *row) if has_several else row))
+        told = (r.version, r.node[:12], str(r.deaths_in_a_row or ""))
+        shown = [text for text, (_, is_shown) in zip(told, extra, strict=True) if is_shown]
+        table.add_row(r.worker_id or r.name, r.role, phase, span(r.for_s), *shown, escape(why[:60]))
     return table
 
 
@@ -74,12 +82,13 @@ def _decisions(state: ClusterState) -> Table:
     from control_plane.desired import describe
 
     table = Table("", "when", "who", "what", "why", "outcome")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for d in state.decisions[-DECISIONS_SHOWN:]:
         when = time.strftime("%H:%M:%S", time.localtime(d.at_s))
         style = _OUTCOMES.get(d.outcome, "yellow")
         took = "" if d.done_after_s is None else f" after {span(d.done_after_s)}"
-        outcome = f"[{style}]{d.outcome}[/{style}]{took}: {d.text}"
-        table.add_row(str(d.number), when, d.who, describe(d.action), d.why, outcome)
+        outcome = f"[{style}]{d.outcome}[/{style}]{took}: {escape(d.text)}"
+        table.add_row(str(d.number), when, d.who, escape(describe(d.action)), escape(d.why), outcome)
     return table
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from baton.cli.console import console
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.tokens import NAME, Scope, TokenBook, TokenRecord, digest_of, new_token, read_book, write_book
@@ -52,7 +52,7 @@ def list_tokens(tokens: Place = "") -> None:
         table.add_column(heading)
     for record in _read(_path(tokens)).records:
         table.add_row(record.name, record.scope, record.sha256[:12])
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ class WorkerActor:
 
     def __init__(self, spec: WorkerSpec) -> None:
         pin_to(spec.cores)
-        self._spec = spec
+        self._spec, self._made_s = spec, time.monotonic()
         self._config = Config(**spec.config)
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._serving: asyncio.Task[str] | None = None
@@ -38,7 +39,8 @@ class WorkerActor:
         spec = self._spec
         role = spec.role if self._process is None else self._process.role
         host, pid = socket.gethostname(), os.getpid()
-        return WorkerIdentity(host, pid, spec.model, role, spec.version)
+        age_s = time.monotonic() - self._made_s
+        return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s)
 
     async def serve(self) -> str:
         """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was

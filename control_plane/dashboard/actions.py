@@ -1,8 +1,10 @@
 """Orders from the dashboard: each is asked about before it is given, and may be tried without doing it."""
 
 from collections.abc import Callable
+from typing import Any
 
 from nicegui import ui
+from nicegui.elements.mixins.value_element import ValueElement
 
 from baton.core.messages import Role
 from baton.core.operate import (
@@ -21,6 +23,7 @@ from baton.core.operate import (
 from baton.wire.link import LinkBroken
 from control_plane.dashboard.shell import Shell, button
 from control_plane.dashboard.text import h
+from control_plane.losses import loss_of
 
 WHY_MAX = 200
 COUNT_MAX = 1024
@@ -38,6 +41,7 @@ class Ask:
             self.fields = ui.element("div")
             self._why = ui.input("Why (kept in the log)").props(f"outlined dense maxlength={WHY_MAX}")
             self.dry = ui.checkbox("Dry run: say what would happen, change nothing")
+            self._loss = ui.html("", sanitize=False)
             self._answer = ui.html("", sanitize=False)
             with ui.element("div").classes("end"):
                 self._cancel = button("Cancel", self._dialog.close)
@@ -47,11 +51,23 @@ class Ask:
             self._confirm.props["disabled"] = True
             self._answer.set_content('<div class="answer">Your token may look, not operate.</div>')
 
-    def open(self, action: Callable[[], Action]) -> "Ask":
-        """`action`: what is ordered, once it is confirmed."""
+    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "Ask":
+        """`action`: what is ordered, once it is confirmed; what it would cost is said, and said anew whenever
+        one of the `choices` changes."""
         self._action = action
+        for choice in choices:
+            choice.on_value_change(self._say_loss)
+        self._say_loss()
         self._dialog.open()
         return self
+
+    def _say_loss(self) -> None:
+        state = self._shell.dash.collector.state
+        assert self._action is not None
+        loss = loss_of(self._action(), state) if state is not None else None
+        self._loss.set_content(
+            "" if loss is None else f'<div class="answer bad" role="alert">{h(loss.text)}</div>'
+        )
 
     async def send(self) -> None:
         """It is confirmed."""
@@ -86,7 +102,7 @@ def ask_drain(shell: Shell, replica: ReplicaState) -> Ask:
     ask = Ask(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
     with ask.fields:
         replaced = ui.checkbox("Start another in its place", value=True)
-    return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)))
+    return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)), replaced)
 
 
 def ask_flip(shell: Shell, replica: ReplicaState) -> Ask:
@@ -95,7 +111,7 @@ def ask_flip(shell: Shell, replica: ReplicaState) -> Ask:
     ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="Flip")
     with ask.fields:
         role = ui.select(others, value=others[0], label="New role").props("outlined dense")
-    return ask.open(lambda: Flip(replica.name, Role(str(role.value))))
+    return ask.open(lambda: Flip(replica.name, Role(str(role.value))), role)
 
 
 def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> Ask:
@@ -118,7 +134,11 @@ def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> As
     chosen.on_value_change(follow)
     model.on_value_change(follow)
     follow()
-    return ask.open(lambda: Scale(Role(str(chosen.value)), int(count.value or 0), str(model.value or "")))
+
+    def action() -> Action:
+        return Scale(Role(str(chosen.value)), int(count.value or 0), str(model.value or ""))
+
+    return ask.open(action, model, chosen, count)
 
 
 def ask_node(shell: Shell, node: NodeState) -> Ask:

@@ -121,11 +121,11 @@ class Gatekeeper:
         if form is None:
             await _respond(send, 413, b"too large\n", b"text/plain")
             return
-        if self._sessions.is_shut:
-            await self._page(send, 429, "Too many wrong tokens. Try again in a minute.")
-            return
         token = parse_qs(form.decode(errors="replace")).get("token", [""])[0].strip()
         secret = self._sessions.sign_in(token)
+        if secret is None and self._sessions.is_pestered:
+            await self._page(send, 429, "No such token, and too many wrong ones lately: wait a minute.")
+            return
         if secret is None:
             who = (scope.get("client") or ("somebody",))[0]
             log.warning("a wrong token was shown at the dashboard by %s", who)

@@ -92,3 +92,12 @@ def test_damaged_blocks_are_bad_and_late_ones_are_noted():
     assert any("2 blocks came damaged" in text for text in bad(HEALTH, workers))
     late = texts([worker(Role.BOTH, store__joined=1, store__recomputed_blocks__late=7)])
     assert "note: 7 blocks did not come from the KV store in time" in late
+
+
+def test_routers_that_are_heard_are_counted():
+    def said(count):
+        return [f"{f.level}: {f.text}" for f in diagnose({**HEALTH, "peers": count}, [])]
+
+    assert any(text.startswith("note: peers: none heard") for text in said(0))
+    assert any(text.startswith("ok: peers: another router counted") for text in said(1))
+    assert any(text.startswith("ok: peers: 3 other routers") for text in said(3))

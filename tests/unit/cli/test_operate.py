@@ -1,6 +1,7 @@
 """The operators' commands, against a control plane that says what it is told to."""
 
 import asyncio
+import os
 import re
 import threading
 import time
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from baton.cli import operate
 from baton.cli.app import app
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
@@ -42,6 +44,8 @@ class Control:
     def __init__(self):
         self.orders, self.decisions = [], []
         self.outcome, self.then = Outcome.ACCEPTED, Outcome.DONE
+        self.unsettled_looks = 0
+        """The first looks after an order at which something is still missing."""
 
     def order(self, order):
         self.orders.append(order)
@@ -51,9 +55,12 @@ class Control:
         return decision
 
     def state(self):
-        return msgspec.structs.replace(STATE, decisions=tuple(self.decisions))
+        return msgspec.structs.replace(STATE, decisions=tuple(self.decisions), is_settled=True)
 
     async def changes(self):
+        while self.orders and self.unsettled_looks:
+            self.unsettled_looks -= 1
+            yield msgspec.structs.replace(self.state(), is_settled=False)
         yield self.state()
 
 
@@ -99,7 +106,7 @@ def run(*args):
     ],
 )
 def test_words_become_orders_and_their_end_is_awaited(control, words, action):
-    result = run(*words, "--why", "a reason")
+    result = run(*words, "--why", "a reason", *([] if words[0] == "rollout" else ["--yes"]))
     assert result.exit_code == 0, result.output
     (order,) = control.orders
     assert (order.action, order.why, order.is_advice) == (action, "a reason", False)
@@ -108,7 +115,48 @@ def test_words_become_orders_and_their_end_is_awaited(control, words, action):
 
 
 def test_without_waiting_the_order_alone_is_told(control):
-    assert "accepted: as told" in run("flip", "decode-0", "prefill", "--wait", "0").output
+    assert "accepted: as told" in run("drain", "decode-0", "--wait", "0").output
+
+
+def test_a_drain_is_over_when_what_was_started_instead_serves(control):
+    control.unsettled_looks = 3
+    output = run("drain", "decode-0").output
+    assert "waiting for what is started instead" in output
+    assert re.search(r"as told; all that is wanted serves, \d", output)
+    assert control.unsettled_looks == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        (["scale", "decode", "0"], "no worker left: requests wait"),
+        (["flip", "decode-0", "prefill"], "no decode worker left: its prefill workers serve everything"),
+        (["drain", "decode-0", "--no-replace"], "no worker left"),
+    ],
+)
+def test_the_last_worker_of_a_role_is_not_given_up_unasked(control, words, lost):
+    result = run(*words)
+    assert lost in result.output
+    assert "--yes says that it is meant" in str(result.exception)
+    assert control.orders == []
+    assert lost in run(*words, "--yes").output
+    assert len(control.orders) == 1
+
+
+def test_advice_and_what_is_replaced_are_warned_of_and_done(control):
+    assert "no worker left meanwhile" in run("drain", "decode-0").output
+    control.outcome = Outcome.ADVISED
+    assert "no worker left" in run("scale", "decode", "0", "--advise").output
+    assert len(control.orders) == 2
+
+
+def test_of_several_clusters_each_is_told_by_model_and_folder(control, monkeypatch):
+    (address, nobody), folder = (os.environ["BATON_CONTROL"], "127.0.0.1:1"), "/run/baton-x"
+    monkeypatch.delenv("BATON_CONTROL")
+    monkeypatch.setattr(operate, "_local_clusters", lambda: [(address, folder), (nobody, "/run/baton-y")])
+    error = str(run("status").exception)
+    assert f"{address} (tiny, {folder})" in error
+    assert f"{nobody} (which does not answer, /run/baton-y)" in error
 
 
 def test_advice_is_asked_for_as_such(control):
@@ -168,6 +216,7 @@ TWO = ClusterState(
         )
         for prefix, model in (("tiny", "tiny"), ("org-big", "org/big"))
     ),
+    is_settled=True,
 )
 
 
@@ -180,8 +229,14 @@ def two(control, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "action"),
     [
-        (["flip", "decode-0", "prefill", "--model", "org/big"], Flip("org-big-decode-0", Role.PREFILL)),
-        (["flip", "tiny-decode-0", "prefill", "--model", "tiny"], Flip("tiny-decode-0", Role.PREFILL)),
+        (
+            ["flip", "decode-0", "prefill", "--model", "org/big", "--yes"],
+            Flip("org-big-decode-0", Role.PREFILL),
+        ),
+        (
+            ["flip", "tiny-decode-0", "prefill", "--model", "tiny", "--yes"],
+            Flip("tiny-decode-0", Role.PREFILL),
+        ),
         (["drain", "decode-0", "--model", "tiny"], Drain("tiny-decode-0")),
         (["drain", "org-big-decode-0"], Drain("org-big-decode-0")),
         (["rollout", "v2", "--model", "org/big"], RollOut(Version("v2"), "org/big")),

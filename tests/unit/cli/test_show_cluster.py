@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from baton.cli.show_cluster import show
+from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
     AutoscaleState,
@@ -13,6 +14,8 @@ from baton.core.operate import (
     Decision,
     Outcome,
     Pool,
+    ReplicaPhase,
+    ReplicaState,
     Resize,
     RoleOutlook,
 )
@@ -47,3 +50,26 @@ def test_why_it_decides_nothing_and_that_it_only_advises():
 def test_nothing_is_said_of_an_autoscaler_that_is_off():
     assert "tokens/s forecast takes" in shown(None)
     assert "correction" not in shown(None)
+
+
+def test_names_are_whole_on_a_narrow_terminal():
+    names = [f"prefill-{i}.12a3{i:x}" for i in range(3)]
+    why = "operator ada ordered it: the host's fans were loud all night"
+    replicas = tuple(
+        ReplicaState(name.split(".")[0], "tiny", Role.PREFILL, phase, 3.0, "1", WorkerId(name), "n1", why=why)
+        for name, phase in zip(names, ReplicaPhase, strict=False)
+    )
+    out = StringIO()
+    show(ClusterState("x", (), replicas), Console(file=out, width=80))
+    text = out.getvalue()
+    assert all(name in text for name in names)
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_pipe_gets_whole_lines_and_markup_is_no_markup(capsys):
+    decision = msgspec.structs.replace(DECISION, why="[bold]" + "x" * 150, text="would [red]")
+    show(ClusterState("x", (), (), decisions=(decision,)))
+    text = capsys.readouterr().out
+    assert "[bold]" + "x" * 150 in text
+    assert "would [red]" in text

@@ -232,6 +232,20 @@ def test_survivors_are_adopted_with_role_and_version_and_only_what_is_missing_is
     )
 
 
+def test_a_survivor_is_as_old_as_it_says_until_something_befalls_it():
+    r = Reconciler(policy=POLICY, life="y")
+    survivor = WorkerId("decode-0.x1")
+    r.handle(Adopted(survivor, "m", Role.DECODE, "1", age_s=500.0), now_s=0.0)
+    r.handle(want({Role.DECODE: 1}), now_s=0.0)
+    assert [s.for_s for s in r.status(now_s=0.1)] == [0.1]
+    r.handle(MemberSeen(survivor, Role.DECODE), now_s=0.3)
+    assert [s.for_s for s in r.status(now_s=1.0)] == [501.0]
+    r.handle(MemberSilent(survivor), now_s=4.0)
+    assert [s.for_s for s in r.status(now_s=5.0)] == [1.0]
+    r.handle(MemberSeen(survivor, Role.DECODE), now_s=6.0)
+    assert [s.for_s for s in r.status(now_s=8.0)] == [2.0]
+
+
 def test_models_have_pools_and_names_of_their_own():
     r = Reconciler(policy=POLICY, life="x")
     pools = (Pool("m", {Role.BOTH: 1}), Pool("org/other.v2", {Role.BOTH: 1}, Version("1", ("model.path=o",))))

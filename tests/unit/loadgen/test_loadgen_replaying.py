@@ -12,6 +12,7 @@ from loadgen import replaying
 from loadgen.cli import replay
 from loadgen.client import parse_url
 from loadgen.compare import compare
+from loadgen.first_answers import ALIKE, FirstAnswers
 from loadgen.health import ClientHealth
 from loadgen.outlook import Outlook
 from loadgen.records import ErrorKind, Outcome, Record
@@ -31,6 +32,8 @@ class Queue:
     late_jobs: tuple = ()
     """Of those with load, from 1: the load generator did not keep up, and nothing met its objectives."""
     jobs: list = field(default_factory=list)
+    complaint: str = ""
+    """Every answer, if it is not empty."""
     answers: dict = field(default_factory=dict)
     """Digests by place in the plan, where they are not the usual ones."""
 
@@ -47,6 +50,8 @@ class Queue:
             record.token_instants_s = [free_s, free_s + 0.01]
             record.ended_s, record.outcome, record.completion_tokens = free_s + 0.01, Outcome.COMPLETED, 2
             record.prompt_tokens = request.input_tokens
+            if self.complaint:
+                record.outcome, record.error, record.detail = Outcome.FAILED, ErrorKind.HTTP, self.complaint
             if job.keeps_answers:
                 record.answer = self.answers.get(request.index, f"a{request.index}")
             observer.on_ended(record)
@@ -232,6 +237,32 @@ def test_answers_that_differ_from_an_earlier_run_are_told_and_end_with_status_1(
     assert json.loads(out.read_bytes())["answers"] == expected
     result = CliRunner().invoke(command(replay), [*again, "--search"])
     assert (result.exit_code, "leave --same-answers-as out" in result.stderr) == (2, True)
+
+
+def test_a_class_that_the_server_does_not_have_ends_the_run_at_its_first_answers(queue, tmp_path):
+    queue.complaint = "400: there is no class 'x'; this server has chat"
+    result = CliRunner().invoke(command(replay), [poisson_trace(tmp_path), "--slo-class", "x"])
+    assert result.exit_code == 2
+    assert "every request was answered so: 400: there is no class 'x'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("details", "goes_on"),
+    [
+        (["404: no model x"] * ALIKE, False),
+        (["404: no model x"] * (ALIKE - 1), True),
+        ([f"400: the prompt has {i} tokens" for i in range(20)], True),
+        (["500: broken"] * 20, True),
+        ([None, *["404: no model x"] * 20], True),
+        ([*["404: no model x"] * (ALIKE - 1), None, *["404: no model x"] * 20], True),
+    ],
+)
+def test_only_the_same_complaint_of_the_first_requests_ends_a_run(details, goes_on):
+    first = FirstAnswers()
+    for index, detail in enumerate(details):
+        kind = (Outcome.COMPLETED, None) if detail is None else (Outcome.FAILED, ErrorKind.HTTP)
+        first.ended(Record(index, 0.0, outcome=kind[0], error=kind[1], detail=detail or ""))
+    assert (first.complaint == "") is goes_on
 
 
 def test_compare_of_nothing_known_is_one_line_and_status_2(tmp_path):

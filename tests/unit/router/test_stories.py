@@ -50,6 +50,15 @@ def all_of(stories, **wanted):
     return stories.told(StoriesWanted(**wanted), ROUTER).stories
 
 
+def test_of_a_request_that_runs_class_and_tenant_are_told(stories):
+    stories.begin("r")
+    stories.is_of("r", Objectives("interactive", 1.0, 0.1), "acme")
+    stories.is_of("gone", NO_OBJECTIVES, "acme")
+    (story,) = all_of(stories)
+    assert (story.outcome, story.slo_class, story.tenant) == ("running", "interactive", "acme")
+    assert (story.ttft_slo_s, story.tpot_slo_s) == (1.0, 0.1)
+
+
 def test_a_request_is_told_with_its_moments_parts_and_objectives(stories, clock):
     stories.begin("r")
     clock.now_s += 0.5

@@ -1,0 +1,36 @@
+"""How a command line is run: what is wrong with it is one line, as what is wrong with anything else."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.main import get_command
+
+from baton.core.errors import SetupError
+
+INTERRUPTED_STATUS = 130
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports this class of its own click by no name
+assert _UsageError.__name__ == "UsageError"
+
+
+def run_app(app: typer.Typer, *, name: str, args: Sequence[str] | None = None) -> NoReturn:
+    """`args`: without the program's name; None: this process's. Ends with SystemExit. Raises SetupError for
+    options that are wrong."""
+    words = None if args is None else list(args)
+    try:
+        status = get_command(app).main(args=words, prog_name=name, standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            raise SystemExit(error.exit_code) from None
+        path = error.ctx.command_path if error.ctx else name
+        raise SetupError(f"{_sentence(error.format_message())}; see `{path} --help`") from None
+    except typer.Abort:
+        raise SystemExit(INTERRUPTED_STATUS) from None
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _sentence(text: str) -> str:
+    """As our own: in one line, without a full stop."""
+    flat = " ".join(text.split()).rstrip(".")
+    return flat[:1].lower() + flat[1:]

@@ -1,0 +1,277 @@
+"""The pictures of the dashboard in docs/images: `make pictures`.
+
+A real cluster under a replayed trace with two classes and two tenants: some minutes of normal load, overload,
+a worker that is killed. Chromium looks at it in both themes. pngquant makes the pictures small.
+
+`python -m tests.pictures FOLDER` writes the committed ones; `--every-size` adds what laptops and walls show
+of all pages, for people who change the layout.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+
+from baton.config import AccessConfig, Config
+from baton.core.messages import Role
+from baton.core.operate import ReplicaPhase, Scale
+from baton.core.tokens import digest_of, new_token
+from baton.wire.transport import secure
+from tests.integration.browser import chromium, sign_in
+from tests.integration.cluster import ROOT, Cluster, eventually, free_port
+from tests.integration.operating import Operator
+from tests.models import make_model
+
+COLORS = 256
+"""Of a picture's palette."""
+
+BYTES_MAX = 150_000
+LAPTOP = {"width": 1440, "height": 900}
+WALL = {"width": 1920, "height": 1080}
+SIZES = {
+    "laptop-small": {"width": 1366, "height": 768},
+    "laptop": LAPTOP,
+    "wall": WALL,
+    "wall-4k": {"width": 3840, "height": 2160},
+    "tablet": {"width": 1024, "height": 768},
+}
+PAGES = {"overview": "/", "workers": "/workers", "requests": "/requests", "decisions": "/decisions"}
+TOLD = re.compile(r"dashboard at (http://\S+) ")
+CLASSES = {
+    "interactive": {"ttft_s": 2.0, "tpot_s": 0.2, "late": "refuse", "queue_max": 48},
+    "batch": {"ttft_s": 20.0, "priority": 10},
+}
+TENANTS = ("acme", "umbra")
+SWING, SWING_S = 0.35, 80.0
+"""Of the load: by so much of it up and down, and the seconds from peak to peak."""
+
+
+class Person:
+    """Who looks at the dashboard and takes pictures of it."""
+
+    def __init__(self, browser, url, token, folder, *, every_size):
+        self._browser, self._url, self._token = browser, url, token
+        self._folder, self._every_size = folder, every_size
+
+    def look(self, name, *, path="/", window="15 min", size=LAPTOP, dark=False):
+        with self._browser.person(size=size, dark=dark) as page:
+            sign_in(page, self._url, self._token)
+            if path == "/":
+                page.get_by_role("button", name=window, exact=True).click()
+            else:
+                page.goto(f"{self._url}{path}")
+                page.wait_for_selector(".page section")
+            page.wait_for_timeout(2500)  # what is looked at comes once a second
+            target = self._folder / f"{name}.png"
+            page.screenshot(path=str(target))
+            if self._every_size:
+                target.with_suffix(".html").write_text(page.content())
+        _shrink(target)
+
+    def look_at_all(self, moment):
+        if not self._every_size:
+            return
+        for size_name, size in SIZES.items():
+            for theme in ("light", "dark"):
+                self.look(f"all-{moment}-{size_name}-{theme}", size=size, dark=theme == "dark")
+
+    def look_at_pages(self):
+        if not self._every_size:
+            return
+        for size_name in ("laptop-small", "wall"):
+            for page_name, path in PAGES.items():
+                self.look(f"all-page-{page_name}-{size_name}", path=path, size=SIZES[size_name])
+
+    def story(self, name):
+        """Of a request that met its objectives."""
+        with self._browser.person(size=LAPTOP) as page:
+            sign_in(page, self._url, self._token)
+            page.goto(f"{self._url}/requests")
+            table = page.get_by_role("table", name="Requests")
+            table.locator("tbody tr", has_text="completed").first.get_by_role("link").click()
+            page.get_by_role("table", name="Story").wait_for()
+            page.wait_for_timeout(1500)
+            target = self._folder / f"{name}.png"
+            page.screenshot(path=str(target))
+        _shrink(target)
+
+
+def _shrink(path):
+    """To a palette. A picture of surfaces and text loses nothing that can be seen."""
+    small = path.with_suffix(".small.png")
+    subprocess.run(
+        ["pngquant", "--force", "--strip", "--speed", "1", "--output", small, str(COLORS), path], check=True
+    )
+    small.replace(path)
+    assert path.stat().st_size < BYTES_MAX or path.name.startswith("all-"), f"{path} is too large"
+
+
+class Load:
+    """`baton replay`s that run beside one another, until they are stopped."""
+
+    def __init__(self, cluster, keys):
+        self._cluster, self._keys = cluster, keys
+        self._replays = []
+
+    def start(self, rate, *, slo_class, seed, max_output=48):
+        warp = ",".join(f"{SWING_S * i / 2:g}:{1 + SWING if i % 2 else 1 - SWING:g}" for i in range(60))
+        command = [
+            *(sys.executable, "-m", "baton", "replay", "synth:mooncake-conversation"),
+            *("--url", self._cluster.url, "--rate", str(rate), "--limit", "20000", "--seed", str(seed)),
+            *("--length-scale", "1/24", "--output-scale", "1/8", "--max-input", "2500"),
+            *("--max-output", str(max_output), "--slo-class", slo_class, "--timeout", "60"),
+            *("--tenants", str(len(TENANTS)), "--keys", str(self._keys), "--vocab-size", "512"),
+            *("--first-token", "100", "--warp", warp),
+        ]
+        log = open(self._keys.parent / f"replay-{slo_class}-{seed}.log", "w")  # noqa: SIM115 - till it ends
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        self._replays.append(process)
+        return process
+
+    def stop(self, process):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        self._replays.remove(process)
+
+    def stop_all(self):
+        for process in list(self._replays):
+            self.stop(process)
+
+
+def _keys(folder):
+    """API keys of the tenants, for the routers and for the replay."""
+    book, lines = folder / "keys.toml", []
+    for tenant in TENANTS:
+        command = [sys.executable, "-m", "baton", "keys", "create", tenant, "--keys", str(book)]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        key = next(word for word in said.split() if word.startswith("sk-"))
+        lines.append(f"{tenant} {key}\n")
+    keys = folder / "keys.txt"
+    keys.write_text("".join(lines))
+    return book, keys
+
+
+def _settings(folder, token):
+    tokens, own = folder / "tokens.txt", folder / "own.token"
+    tokens.write_text(f"ada operate {digest_of(token)}\n")
+    own.write_text(token)
+    return {
+        "engine__kv_bytes": 96 * 2**20,
+        "engine__threads": 1,
+        "store__host_bytes": 256 * 2**20,
+        "slo__classes": json.dumps(CLASSES),
+        "slo__default": "interactive",
+        "dashboard__enabled": True,
+        "dashboard__port": free_port(),
+        "cluster__router_silence_s": 60,
+        "access__tokens": tokens,
+        "access__token": own,
+    }
+
+
+def take(folder, *, minutes, rate, over, every_size):
+    token = new_token()
+    with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-pictures-")))
+        model = make_model(
+            home / "llama-demo",
+            "llama",
+            hidden_size=384,
+            intermediate_size=1024,
+            num_hidden_layers=8,
+            initializer_range=0.02,
+            dtype="bfloat16",
+        )
+        book, keys = _keys(home)
+        settings = {**_settings(home, token), "router__keys": book}
+        secure(Config().tls, AccessConfig(token=str(settings["access__token"])))
+        cluster = stack.enter_context(Cluster(model, prefill=1, decode=2, **settings))
+        url = eventually(
+            "the dashboard says where it is",
+            lambda: next((m.group(1) for line in cluster.log if (m := TOLD.search(line))), None),
+            timeout_s=120,
+        )
+        load = Load(cluster, keys)
+        stack.callback(load.stop_all)
+        person = Person(stack.enter_context(chromium()), url, token, folder, every_size=every_size)
+        _normal(person, load, cluster, minutes=minutes, rate=rate)
+        _overload(person, load, rate=rate * over)
+        _lost_worker(person, cluster)
+
+
+def _normal(person, load, cluster, *, minutes, rate):
+    load.start(rate, slo_class="interactive", seed=1)
+    load.start(rate / 5, slo_class="batch", seed=2, max_output=160)
+    _pass(minutes * 30)
+    operator = Operator(cluster)
+    operator.order(Scale(Role.DECODE, 1))
+    _pass(minutes * 10)
+    operator.order(Scale(Role.DECODE, 2))
+    _pass(minutes * 20)
+    for theme in ("light", "dark"):
+        size, window = (LAPTOP, "5 min") if theme == "light" else (WALL, "15 min")
+        person.look(f"dashboard-load-{theme}", size=size, window=window, dark=theme == "dark")
+    person.story("dashboard-request")
+    person.look_at_all("load")
+    person.look_at_pages()
+
+
+def _overload(person, load, *, rate):
+    process = load.start(rate, slo_class="interactive", seed=3)
+    _pass(90)
+    for theme in ("light", "dark"):
+        person.look(f"dashboard-overload-{theme}", window="5 min", dark=theme == "dark")
+    person.look_at_all("overload")
+    load.stop(process)
+    _pass(60)
+
+
+def _lost_worker(person, cluster):
+    worker = cluster.worker("decode")
+    operator = Operator(cluster)
+    psutil.Process(worker.pid).send_signal(signal.SIGSTOP)
+
+    def is_suspect():
+        return any(r.phase is ReplicaPhase.SUSPECT for r in operator.state().replicas)
+
+    eventually("it is missed", is_suspect, timeout_s=30)
+    person.look("dashboard-lost-worker-light", window="5 min")
+    person.look("dashboard-lost-worker-dark", window="5 min", dark=True)
+    person.look_at_all("lost-worker")
+
+
+def _pass(seconds):
+    """Time, of which the pictures are to show so much."""
+    threading.Event().wait(seconds)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=6.0, help="Of normal load.")
+    parser.add_argument("--rate", type=float, default=2.0, help="Requests per second, normally.")
+    parser.add_argument("--over", type=float, default=6.0, help="Times that much is too much.")
+    parser.add_argument("--every-size", action="store_true")
+    asked = parser.parse_args()
+    if shutil.which("pngquant") is None:
+        sys.exit("no pngquant: apt-get install pngquant")
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    take(asked.folder, minutes=asked.minutes, rate=asked.rate, over=asked.over, every_size=asked.every_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What is said before an order that leaves a role without workers."""
+
+import pytest
+
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from baton.core.operate import (
+    ClusterState,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    Resize,
+    RollOut,
+    Scale,
+    Version,
+)
+from control_plane.losses import loss_of
+
+
+def replica(name, role, *, phase=ReplicaPhase.RUNNING, node="n1"):
+    return ReplicaState(name, "m", role, phase, 1.0, "1", WorkerId(f"{name}.a1"), node)
+
+
+def state(*replicas):
+    counts = {role: sum(r.role is role for r in replicas) for role in Role}
+    pool = Pool("m", {role: count for role, count in counts.items() if count})
+    return ClusterState("x", (pool,), replicas, (NodeState("n1", "host-a"), NodeState("n2", "host-b")))
+
+
+TWO = state(replica("prefill-0", Role.PREFILL), replica("decode-0", Role.DECODE))
+THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
+
+
+@pytest.mark.parametrize(
+    ("action", "is_lasting", "said"),
+    [
+        (Scale(Role.DECODE, 0), True, "m will have no decode worker left: its prefill workers"),
+        (Resize({Role.DECODE: 0, Role.PREFILL: 0}), True, "m will have no worker left: requests wait"),
+        (Flip("prefill-0", Role.DECODE), True, "no prefill worker left"),
+        (Flip("decode-0", Role.BOTH), True, "no decode worker left: its prefill and both workers"),
+        (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
+        (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),
+        (DrainNode("host-a"), False, "m will have no worker left meanwhile"),
+    ],
+)
+def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
+    loss = loss_of(action, TWO)
+    assert loss is not None
+    assert said in loss.text
+    assert loss.is_lasting is is_lasting
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Scale(Role.DECODE, 1),
+        Scale(Role.BOTH, 0),
+        Flip("decode-1", Role.PREFILL),
+        Drain("decode-0", is_replaced=False),
+        Drain("decode-0"),
+        DrainNode("host-b"),
+        DrainNode("host-a", is_undone=True),
+        RollOut(Version("2")),
+        Scale(Role.DECODE, 0, "another model"),
+        Drain("nobody"),
+        DrainNode("nowhere"),
+    ],
+)
+def test_where_some_are_left_or_the_order_will_be_refused_nothing_is_said(action):
+    assert loss_of(action, THREE) is None
+
+
+def test_a_worker_that_does_not_serve_is_no_help_meanwhile():
+    down = state(
+        replica("decode-0", Role.DECODE), replica("decode-1", Role.DECODE, phase=ReplicaPhase.STARTING)
+    )
+    loss = loss_of(Drain("decode-0"), down)
+    assert loss is not None
+    assert not loss.is_lasting
