@@ -68,7 +68,7 @@ def cluster(*phases):
         nodes=(NodeState("n1", "host-1"), NodeState("n2", "host-2", is_drained=True)),
         decisions=(Decision(7, time.time(), "ada", "a fan", Scale(Role.DECODE, 2), Outcome.DONE, "there"),),
         routers=(RouterState(RouterId("r"), "h:1", "h:2"),),
-        autoscale=AutoscaleState("advise"),
+        autoscale=(AutoscaleState("advise"),),
     )
 
 
