@@ -5,15 +5,21 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from baton.core.errors import SetupError
 
 FILE_BYTES_MAX = 2**20
+HINT = "must say `models:`, then each name with its sections under it, and nothing else"
 ENDINGS = (".yaml", ".yml", ".toml", ".json")
 
 
-def read_models(path: Path) -> dict[str, Any]:
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    models: dict[str, dict[str, Any]]
+
+
+def read_models(path: Path) -> dict[str, dict[str, Any]]:
     """What its `models` says: name to sections, see `config_models.ModelEntry`. Raises SetupError."""
     if path.suffix not in ENDINGS:
         raise SetupError(f"models: {path}: the name must end in {', '.join(ENDINGS)}")
@@ -27,12 +33,13 @@ def read_models(path: Path) -> dict[str, Any]:
         fields = _parsed(text, path.suffix)
     except (ValueError, yaml.YAMLError) as error:
         raise SetupError(f"models: {path}: {' '.join(str(error).split())}") from None
-    models = fields.get("models") if isinstance(fields, dict) else None
-    if not isinstance(models, dict) or not models or not all(isinstance(m, dict) for m in models.values()):
-        raise SetupError(f"models: {path}: must say `models:`, then each name with its sections under it")
-    if unknown := sorted(set(fields) - {"models"}):
-        raise SetupError(f"models: {path}: has `models` and nothing else, not {unknown[0]!r:.80}")
-    return {str(name): dict(entry) for name, entry in models.items()}
+    try:
+        models = msgspec.convert(fields, _File).models
+    except msgspec.ValidationError as error:
+        raise SetupError(f"models: {path}: {HINT}; {error}") from None
+    if not models:
+        raise SetupError(f"models: {path}: {HINT}")
+    return models
 
 
 def _parsed(text: str, ending: str) -> Any:
