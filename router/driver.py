@@ -49,6 +49,9 @@ from router.peers.book import PeerBook
 from router.prompt_hashes import ChainKind
 from router.step_buffer import StepBuffer
 
+TAKEN_IN_AT_ONCE = 16
+"""Sequences: some tenths of a millisecond, after which other events may have their turn."""
+
 CHAIN_KINDS_MAX = 2
 """While workers are replaced by others there are two; of more, the core computes what it needs."""
 
@@ -223,9 +226,12 @@ class Driver:
                 self._feed_outputs(worker_id, self._steps.take_worker(worker_id))
         self.feed(FromWorker(worker_id, message))
 
-    def _take_in(self) -> None:
-        for worker_id, outputs in self._steps.take():
-            self._feed_outputs(worker_id, outputs)
+    def _take_in(self) -> bool:
+        taken = self._steps.take_some(TAKEN_IN_AT_ONCE)
+        if taken is None:
+            return False
+        self._feed_outputs(*taken)
+        return True
 
     def _feed_outputs(self, worker_id: WorkerId, outputs: tuple[SequenceOutput, ...]) -> None:
         if outputs:

@@ -3,11 +3,13 @@ loop can afford.
 
 Alone, a token is written in the moment it comes. With hundreds of streams, handling each token by itself
 would take most of the loop's time; so the next round waits for some multiple of what the last one took, and
-what came meanwhile is handled, and goes out, as one piece.
+what came meanwhile is handled, and goes out, as one piece. A round of many streams is cut into slices, so
+that new requests and first tokens need not wait for its end.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 SHARE = 3.0
@@ -17,24 +19,35 @@ WAIT_S_MAX = 0.04
 """A token waits no longer than this for others."""
 
 
-def _nothing() -> None:
-    pass
+SLICE_S = 0.001
+"""Of a round, before whatever else happened has its turn."""
+
+
+def _nothing() -> bool:
+    return False
 
 
 class Flusher:
     """One per event loop."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, take_in: Callable[[], None] = _nothing
+        self, clock: Callable[[], float] = time.perf_counter, take_in: Callable[[], bool] = _nothing
     ) -> None:
-        """`clock`: uvloop's own stands still while it calls us. `take_in` begins each round: what becomes due
-        by it is written in the same one."""
+        """`clock`: uvloop's own stands still while it calls us. `take_in` takes in some of what has come,
+        and says whether there was any: called until there is none, it begins each round, and what becomes
+        due by it is written in the same one."""
         self._clock, self._take_in = clock, take_in
         self._loop = asyncio.get_running_loop()
         self._due: list[Callable[[], None]] = []
+        self._round: deque[Callable[[], None]] = deque()
+        """What this round has not written yet."""
+        self._took_s = 0.0
+        """This round, so far."""
         self._not_before_s = 0.0
         self._is_called = False
-        """A round comes, and has not begun to write."""
+        """A round comes, or is under way."""
+        self._has_more = False
+        """Something became due while a round was writing."""
 
     def add(self, flush: Callable[[], None]) -> None:
         """It is called once, soon, after whatever else happens now."""
@@ -44,19 +57,45 @@ class Flusher:
     def wake(self) -> None:
         """A round soon: there is something to take in."""
         if self._is_called:
+            self._has_more = True
             return
         self._is_called = True
         if self._not_before_s <= self._loop.time():
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._take)
         else:
-            self._loop.call_at(self._not_before_s, self._run)
+            self._loop.call_at(self._not_before_s, self._take)
 
-    def _run(self) -> None:
+    def _take(self) -> None:
         began_s = self._clock()
-        self._take_in()
-        due, self._due = self._due, []
+        # Where tokens come faster than they are taken in, some are written nevertheless.
+        while self._took_s < WAIT_S_MAX and self._take_in():
+            if self._clock() - began_s > SLICE_S:
+                self._pause(began_s, self._take)
+                return
+        self._round.extend(self._due)
+        self._due, self._has_more = [], False
+        self._write(began_s)
+
+    def _go_on(self) -> None:
+        self._write(self._clock())
+
+    def _write(self, began_s: float) -> None:
+        while self._round:
+            if self._clock() - began_s > SLICE_S:
+                self._pause(began_s, self._go_on)
+                return
+            try:
+                self._round.popleft()()
+            except Exception:  # a defect of one stream: the others go on
+                self._pause(began_s, self._go_on)
+                raise
+        took_s = self._took_s + self._clock() - began_s
+        self._took_s = 0.0
         self._is_called = False
-        for flush in due:
-            flush()
-        took_s = self._clock() - began_s
         self._not_before_s = self._loop.time() + min(WAIT_S_MAX, took_s * SHARE)
+        if self._has_more:
+            self.wake()
+
+    def _pause(self, began_s: float, then: Callable[[], None]) -> None:
+        self._took_s += self._clock() - began_s
+        self._loop.call_soon(then)

@@ -6,6 +6,7 @@ taken in as one. First tokens do not wait.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import SequenceOutput
@@ -35,10 +36,15 @@ class StepBuffer:
             self._of[worker_id] = waiting
         return tuple(urgent)
 
-    def take(self) -> list[tuple[WorkerId, tuple[SequenceOutput, ...]]]:
-        """Everything that waits."""
-        waiting, self._of = self._of, {}
-        return [(worker_id, _joined(of.values())) for worker_id, of in waiting.items()]
+    def take_some(self, sequences_max: int) -> tuple[WorkerId, tuple[SequenceOutput, ...]] | None:
+        """Everything that waits of so many sequences of one worker, those first that wait longest. None:
+        nothing waits."""
+        if not self._of:
+            return None
+        worker_id, waiting = next(iter(self._of.items()))
+        if len(waiting) <= sequences_max:
+            return worker_id, self.take_worker(worker_id)
+        return worker_id, _joined([waiting.pop(seq_id) for seq_id in list(islice(waiting, sequences_max))])
 
     def take_worker(self, worker_id: WorkerId) -> tuple[SequenceOutput, ...]:
         """What waits of one worker: what it says next comes after it."""

@@ -1,6 +1,7 @@
 """`baton bench …`"""
 
 import asyncio
+import signal
 from typing import Annotated
 
 import msgspec
@@ -58,6 +59,8 @@ def bench() -> None:
 
     Example: baton bench handover --model models/baton-demo
     """
+    # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     config = Config()  # of the environment: the processes that a benchmark starts have the same
     secure(config.tls, config.access)
 

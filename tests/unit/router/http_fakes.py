@@ -88,10 +88,13 @@ class FakeLink:
 class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
-    def __init__(self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=(), timings=None):
+    def __init__(
+        self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=(), timings=None, pauses_at=-1
+    ):
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless, self.vector = list(reply), endless, vector
         self.timings = timings
+        self.pauses_at = pauses_at
         self.refuses = None
         """Why it starts nothing: no worker could."""
         self.link = None
@@ -188,6 +191,8 @@ class FakeWorker:
         while True:
             await self.gate.wait()
             await asyncio.sleep(0)
+            if index == self.pauses_at:
+                await asyncio.Event().wait()  # until it is cancelled: a busy router may be slow to do so
             token = self.token(start, index)
             finish = finish_after(start.sampling, token, index + 1)
             cached = 3 if index == start.generated_count and start.leg is not Leg.DECODE else None

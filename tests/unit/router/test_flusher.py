@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.flusher import SHARE, WAIT_S_MAX, Flusher
+from router.flusher import SHARE, SLICE_S, WAIT_S_MAX, Flusher
 
 
 class Clock:
@@ -80,3 +80,55 @@ async def test_what_is_added_while_others_are_written_goes_in_the_next_round():
     async with asyncio.timeout(5):
         await later.wait()
     assert seen == ["first", "added", "again"]
+
+
+async def test_a_long_round_lets_others_have_their_turn_and_ends_in_order():
+    clock, seen = Clock(), []
+    waiting = [3]
+
+    def take_in():
+        waiting[0] -= 1
+        clock.now_s += SLICE_S
+        seen.append("in")
+        return waiting[0] >= 0
+
+    def slowly(name):
+        clock.now_s += 1.5 * SLICE_S
+        seen.append(name)
+
+    flusher = Flusher(clock, take_in)
+    for name in "abc":
+        flusher.add(lambda name=name: slowly(name))
+    loop = asyncio.get_running_loop()
+    while "c" not in seen:
+        turn = asyncio.Event()
+        loop.call_soon(turn.set)
+        await turn.wait()
+        seen.append(".")
+    assert "".join(seen).replace(".", "").replace("in", "i") == "iiiiabc"
+    assert seen.index(".") < seen.index("a"), "others had a turn before all was taken in"
+    assert seen.count(".") >= 3, "and between the slices"
+
+
+async def test_tokens_that_come_faster_than_they_are_taken_in_do_not_keep_streams_silent():
+    clock = Clock()
+
+    def take_in():
+        clock.now_s += SLICE_S
+        return True
+
+    await flushed(Flusher(clock, take_in))
+
+
+async def test_a_stream_that_fails_takes_no_other_with_it():
+    flusher, seen = Flusher(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context["exception"]))
+    error = RuntimeError("a defect")
+
+    def fails():
+        raise error
+
+    flusher.add(fails)
+    await flushed(flusher)
+    await flushed(flusher)
+    assert seen == [error]

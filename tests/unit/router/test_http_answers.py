@@ -100,7 +100,7 @@ async def test_choices_have_seeds_of_their_own(folder, ids):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_is_not_sent_and_ends_the_work(folder, ids, stream):
-    async with cluster(folder, FakeWorker(reply=ids(), endless=True)) as c:
+    async with cluster(folder, FakeWorker(reply=ids(), endless=True, pauses_at=150)) as c:
         answer = await c.openai().chat.completions.create(
             **ASK, stop=["nowhere", "capital of"], stream=stream, max_tokens=200
         )

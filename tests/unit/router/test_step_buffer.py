@@ -20,7 +20,7 @@ def test_first_tokens_do_not_wait():
     buffer = StepBuffer()
     urgent = buffer.add(W, [output(0, 7), output(3, 8, seq=SequenceId("t"))])
     assert urgent == (output(0, 7),)
-    assert buffer.take() == [(W, (output(3, 8, seq=SequenceId("t")),))]
+    assert buffer.take_some(9) == (W, (output(3, 8, seq=SequenceId("t")),))
     assert not buffer
 
 
@@ -29,7 +29,7 @@ def test_steps_of_one_sequence_become_one_output():
     for index in range(1, 5):
         assert buffer.add(W, [output(index, 10 + index)]) == ()
     buffer.add(W, [output(5, 15, finish=FinishReason.LENGTH)])
-    assert buffer.take() == [(W, (output(1, 11, 12, 13, 14, 15, finish=FinishReason.LENGTH),))]
+    assert buffer.take_some(9) == (W, (output(1, 11, 12, 13, 14, 15, finish=FinishReason.LENGTH),))
 
 
 def test_what_is_taken_of_one_is_not_taken_of_others():
@@ -39,7 +39,21 @@ def test_what_is_taken_of_one_is_not_taken_of_others():
     assert buffer.take_sequence(W, S) == (output(1, 1),)
     assert buffer.take_sequence(W, S) == ()
     assert buffer.take_worker(other) == (output(1, 3),)
-    assert buffer.take() == [(W, (output(1, 2, seq=SequenceId("t")),))]
+    assert buffer.take_some(9) == (W, (output(1, 2, seq=SequenceId("t")),))
+    assert buffer.take_some(9) is None
+
+
+def test_some_are_taken_in_the_order_in_which_they_wait_and_the_others_stay():
+    buffer, other = StepBuffer(), WorkerId("v")
+    seqs = [SequenceId(name) for name in "abcde"]
+    buffer.add(W, [output(1, i, seq=seq) for i, seq in enumerate(seqs)])
+    buffer.add(other, [output(1, 9)])
+    buffer.add(W, [output(2, 7, seq=seqs[4])])
+    assert buffer.take_some(2) == (W, (output(1, 0, seq=seqs[0]), output(1, 1, seq=seqs[1])))
+    assert buffer.take_sequence(W, seqs[2]) == (output(1, 2, seq=seqs[2]),)
+    assert buffer.take_some(2) == (W, (output(1, 3, seq=seqs[3]), output(1, 4, 7, seq=seqs[4])))
+    assert buffer.take_some(2) == (other, (output(1, 9),))
+    assert not buffer
 
 
 def test_attempts_gaps_and_what_belongs_to_the_beginning_stay_apart():
