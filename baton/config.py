@@ -448,6 +448,9 @@ class TelemetryConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
     """One JSON object per line instead of text."""
+    log_requests: Literal["off", "troubled", "all"] = "troubled"
+    """A line of the router's log for each request that ended: all of them, or those only that were refused,
+    failed, missed an objective or needed more than one attempt (at most 50 lines a second)."""
 
 
 class Config(BaseSettings):

@@ -99,7 +99,7 @@ class Replayer:
         self.earlier = None if asked.same_answers_as is None else read_records(asked.same_answers_as)
         self.traffic = traffic_of(asked)
         self.plan = self.traffic.plan()
-        server = parse_url(asked.url, api_key=asked.api_key)
+        server = parse_url(asked.url, api_key=asked.api_key or self.traffic.users.first_key)
         self.target = probe(server, model=asked.model, api=asked.api, openai_only=asked.openai_only)
         self._console = console
 

@@ -29,6 +29,11 @@ class Users:
         number = int.from_bytes(digest, "big") % self.tenants
         return self.keys[number][0] if number < len(self.keys) else f"tenant-{number}"
 
+    @property
+    def first_key(self) -> str:
+        """For what is nobody's, where no common key is given; empty: there are none."""
+        return self.keys[0][1] if self.keys else ""
+
     def key_of(self, tenant: str) -> str | None:
         return dict(self.keys).get(tenant)
 

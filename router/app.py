@@ -57,9 +57,8 @@ def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
     first = models.first
     if len(models) == 1:
         return Handler(first, kind, id_prefix)
-    observer = Observer(
-        first.observer.meter, first.observer.spans, model=NO_MODEL, stories=first.observer.stories
-    )
+    shared = first.observer
+    observer = Observer(shared.meter, shared.spans, shared.stories, model=NO_MODEL)
     return Dispatch(models, kind, id_prefix, observer=observer)
 
 

@@ -21,6 +21,9 @@ ABORT = "baton.abort"
 IS_CLOSING = "baton.is_closing"
 """Key in the scope: a function that says whether the connection is closed or about to be."""
 
+REQUEST_ID = "baton.request_id"
+"""Key in the scope: x-request-id, as the answer will carry it."""
+
 WRITE_NOW = "baton.write_now"
 """Key in the scope: a function that writes a piece of a streamed body without waiting. False: not now, or
 not any more; `send` knows."""
@@ -65,6 +68,8 @@ class RequestIds:
             return
         given = header(scope, b"x-request-id")
         request_id = given if given and _SANE_ID.fullmatch(given) else new_id().encode()
+
+        scope[REQUEST_ID] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -9,6 +9,7 @@ from router.asgi import (
     ABORT,
     IS_CLOSING,
     JSON,
+    REQUEST_ID,
     App,
     ClientGone,
     Message,
@@ -58,7 +59,14 @@ class Defects:
         except ClientGone:
             pass
         except Exception as error:
-            log.error("defect in %s %s: %s", scope["method"], scope["path"][:200], report(error))
+            fields = {"client_request_id": scope.get(REQUEST_ID, "")}
+            log.error(
+                "defect in %s %s: %s",
+                scope["method"],
+                scope["path"][:200],
+                report(error),
+                extra={"fields": fields},
+            )
             if not has_begun:
                 await respond(send, 500, error_body("internal error", "server_error"), JSON)
             elif not is_complete:

@@ -33,9 +33,8 @@ def request_of(seq_id: SequenceId) -> str:
 class Observer:
     """Of one model's requests. `stories` are shared by all models of a router."""
 
-    def __init__(self, meter: Meter, spans: Spans, *, model: str, stories: Stories | None = None) -> None:
-        self.meter, self.spans = meter, spans
-        self.stories = Stories() if stories is None else stories
+    def __init__(self, meter: Meter, spans: Spans, stories: Stories, *, model: str) -> None:
+        self.meter, self.spans, self.stories = meter, spans, stories
         self._model = model
         self._tenants: set[str] = set()
 
@@ -65,10 +64,16 @@ class Observer:
             case _:
                 pass
 
-    def open(self, request_id: str, traceparent: str) -> str:
+    def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
         """Returns the traceparent for what this request causes elsewhere."""
-        self.stories.begin(request_id, self._model)
-        return self.spans.open(request_id, "request", parent=traceparent, model=self._model)
+        self.stories.begin(request_id, model=self._model, client_request_id=client_request_id)
+        return self.spans.open(
+            request_id,
+            "request",
+            parent=traceparent,
+            model=self._model,
+            **{"request.id": request_id, "client.request_id": client_request_id},
+        )
 
     def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
         self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)

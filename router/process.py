@@ -41,6 +41,7 @@ from router.peers.following import Following
 from router.peers.sharer import Sharer
 from router.public_tls import PublicTls
 from router.reporting import Reporting
+from router.request_log import RequestLog
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.store_lookup import StoreLookup
@@ -208,7 +209,7 @@ class RouterProcess:
         self._config, self._sockets = config, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
         self._spans = spans_for(router_id, config.telemetry)
-        self._meter, self._stories = Meter(), Stories()
+        self._meter, self._stories = Meter(), Stories(RequestLog(config.telemetry.log_requests))
         self._gate = Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id)
         self._configs = each_model(config)
         self.models = Models(
@@ -230,7 +231,7 @@ class RouterProcess:
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
         """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
-        observer = Observer(self._meter, self._spans, model=name, stories=self._stories)
+        observer = Observer(self._meter, self._spans, self._stories, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         return Service(

@@ -11,6 +11,7 @@ from baton.core.ids import RequestId, new_id
 from router import slo
 from router.asgi import (
     JSON,
+    REQUEST_ID,
     ClientGone,
     Headers,
     Message,
@@ -137,7 +138,8 @@ class Handler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         observer = self._observer
         request_id = RequestId(self._id_prefix + new_id())
-        traceparent = observer.open(request_id, (header(scope, b"traceparent") or b"").decode("latin-1"))
+        parent = (header(scope, b"traceparent") or b"").decode("latin-1")
+        traceparent = observer.open(request_id, parent, scope.get(REQUEST_ID, ""))
         outcome: Outcome = "failed"
         message = ""
         frame = self._kind(self._service, request_id, traceparent)

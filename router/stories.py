@@ -13,6 +13,7 @@ from baton.core.ids import RouterId
 from baton.core.stories import Moment, StoriesTold, StoriesWanted, Story
 from router.events import Note, Served, Waterfall
 from router.openai_response import Usage
+from router.request_log import RequestLog
 from router.slo import NO_OBJECTIVES, Objectives, Verdict
 from router.timings import PARTS, EdgeTimes
 
@@ -32,6 +33,7 @@ class Draft:
 
     __slots__ = (
         "began_s",
+        "client_request_id",
         "edge",
         "ended_s",
         "error",
@@ -49,8 +51,9 @@ class Draft:
         "waterfall",
     )
 
-    def __init__(self, request_id: str, now_s: float, model: str) -> None:
-        self.request_id, self.began_s, self.model = request_id, now_s, model
+    def __init__(self, request_id: str, now_s: float, client_request_id: str, model: str) -> None:
+        self.request_id, self.began_s, self.client_request_id = request_id, now_s, client_request_id
+        self.model = model
         self.ended_s: float | None = None
         self.notes: list[tuple[float, Note]] = []
         self.outcome, self.error, self.tenant = "running", "", ""
@@ -75,16 +78,21 @@ class Stories:
     """One per router."""
 
     def __init__(
-        self, *, now_s: Callable[[], float] = time.monotonic, unix_s: Callable[[], float] = time.time
+        self,
+        request_log: RequestLog | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
+        self._request_log = request_log or RequestLog()
         self._now_s, self._unix_s = now_s, unix_s
         self._running: dict[str, Draft] = {}
         self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
         self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
 
-    def begin(self, request_id: str, model: str = "") -> None:
+    def begin(self, request_id: str, *, client_request_id: str = "", model: str = "") -> None:
         if len(self._running) < RUNNING_MAX:
-            self._running[request_id] = Draft(request_id, self._now_s(), model)
+            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id, model)
 
     def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
         """Its class and whose it is, known once its body was read."""
@@ -130,6 +138,7 @@ class Stories:
         draft.outcome, draft.error, draft.verdict = outcome, error, verdict
         draft.objectives, draft.tenant = objectives, tenant
         (self._troubled if draft.is_trouble else self._recent).append(draft)
+        self._request_log.ended(is_trouble=draft.is_trouble, story=lambda: self._story(draft))
 
     def told(self, wanted: StoriesWanted, router_id: RouterId) -> StoriesTold:
         drafts = self._found(wanted)
@@ -138,7 +147,8 @@ class Stories:
     def _found(self, wanted: StoriesWanted) -> Iterator[Draft]:
         if wanted.request_id:
             found = chain(self._running.values(), self._recent, self._troubled)
-            yield from (draft for draft in found if draft.request_id == wanted.request_id)
+            named = wanted.request_id
+            yield from (d for d in found if named in (d.request_id, d.client_request_id))
             return
         running = sorted(self._running.values(), key=lambda draft: -draft.began_s)
         ended = sorted(chain(self._recent, self._troubled), key=lambda draft: -(draft.ended_s or 0.0))
@@ -150,6 +160,7 @@ class Stories:
         return Story(
             request_id=draft.request_id,
             model=draft.model,
+            client_request_id=draft.client_request_id,
             arrived_s=self._unix_s() - (now_s - draft.began_s),
             took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,
             outcome=draft.outcome,

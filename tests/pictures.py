@@ -132,10 +132,13 @@ class Load:
             *("--tenants", str(len(TENANTS)), "--keys", str(self._keys), "--vocab-size", "512"),
             *("--first-token", "100", "--warp", warp),
         ]
-        log = open(self._keys.parent / f"replay-{slo_class}-{seed}.log", "w")  # noqa: SIM115 - till it ends
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
         self._replays.append(process)
         return process
+
+    def check(self):
+        for process in self._replays:
+            assert process.poll() is None, "a replay ended: see above"
 
     def stop(self, process):
         if process.poll() is None:
@@ -217,6 +220,7 @@ def _normal(person, load, cluster, *, minutes, rate):
     load.start(rate, slo_class="interactive", seed=1)
     load.start(rate / 5, slo_class="batch", seed=2, max_output=160)
     _pass(minutes * 30)
+    load.check()
     operator = Operator(cluster)
     operator.order(Scale(Role.DECODE, 1))
     _pass(minutes * 10)

@@ -26,6 +26,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 class Story(msgspec.Struct, frozen=True):
     request_id: str
+    """As answers, traces and workers name it."""
     arrived_s: float
     """Unix time, for people."""
     took_s: float
@@ -58,6 +59,8 @@ class Story(msgspec.Struct, frozen=True):
     attempts: int = 0
     """Times that its first sequence was placed."""
     moments: tuple[Moment, ...] = ()
+    client_request_id: str = ""
+    """x-request-id: the client's own, else the one that its answer carries."""
 
     @property
     def is_trouble(self) -> bool:
@@ -67,7 +70,7 @@ class Story(msgspec.Struct, frozen=True):
 
 class StoriesWanted(msgspec.Struct, frozen=True):
     request_id: str = ""
-    """This one; empty: the latest ones."""
+    """This one, by either of its ids; empty: the latest ones."""
     limit: int = 100
 
 

@@ -8,6 +8,8 @@ from baton.config import TelemetryConfig
 
 
 class _JsonLines(logging.Formatter):
+    """What a record has in `fields` (`extra={"fields": {...}}`) becomes keys of the line."""
+
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
@@ -20,6 +22,7 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -219,7 +219,8 @@ def _objectives(objectives: Sequence[Objective]) -> Options:
 
 def _marks(times: Sequence[float], marks: Sequence[Mark]) -> Options:
     """A series of its own: its lines and signs are of decisions, not of numbers."""
-    shown = [mark for mark in marks if times[0] <= mark.at_s <= times[-1]]
+    shown = sorted((mark for mark in marks if times[0] <= mark.at_s <= times[-1]), key=lambda mark: mark.at_s)
+    labels = mark_labels(shown, apart_s=(times[-1] - times[0]) * LABEL_SHARE)
     return {
         "type": "line",
         "name": "decisions",
@@ -237,11 +238,31 @@ def _marks(times: Sequence[float], marks: Sequence[Mark]) -> Options:
             },
             "data": [
                 {
-                    "name": h(mark.text),
+                    "name": h(label),
                     "xAxis": round(mark.at_s * 1000),
+                    "label": {"show": bool(label)},
                     "lineStyle": {"color": f"var(--{mark.color})", "type": "dotted", "width": 1.2},
                 }
-                for mark in shown
+                for mark, label in zip(shown, labels, strict=True)
             ],
         },
     }
+
+
+LABEL_SHARE = 0.09
+"""Of a chart's width: labels nearer to one another would overlap."""
+
+
+def mark_labels(marks: Sequence[Mark], *, apart_s: float) -> list[str]:
+    """What is written above each, oldest first: marks that are too close share one label, `#3–5`, above the
+    first of them."""
+    labels: list[str] = []
+    heads: list[int] = []
+    for index, mark in enumerate(marks):
+        if heads and mark.at_s - marks[heads[-1]].at_s < apart_s:
+            labels[heads[-1]] = f"{marks[heads[-1]].text}–{mark.text.removeprefix('#')}"
+            labels.append("")
+        else:
+            heads.append(index)
+            labels.append(mark.text)
+    return labels

@@ -1,12 +1,13 @@
 """What every page has: the bar with its tabs, theme, window of time and connection, and what is wrong now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fastapi import Request
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
+from baton.core.operate import Pool
 from control_plane.dashboard import markup
 from control_plane.dashboard.gatekeeper import SESSION_KEY
 from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, Window
@@ -71,10 +72,7 @@ class Shell:
             return
         collector = self.dash.collector
         state = collector.state
-        models = (
-            ", ".join(f"{pool.model} (version {pool.version.name})" for pool in state.pools) if state else ""
-        )
-        self.put(self._model, h(models))
+        self.put(self._model, _models(state.pools if state is not None else ()))
         if collector.is_lost:
             live = f'<span class="dot lost"></span>control plane silent for {h(span(collector.silent_s))}'
         else:
@@ -137,6 +135,12 @@ def _tabs(current: str) -> str:
         for number, (name, path) in enumerate(TABS, 1)
     )
     return f'<a class="brand" href="/">Baton</a><nav class="tabs" aria-label="Pages">{links}</nav>'
+
+
+def _models(pools: Sequence[Pool]) -> str:
+    """What does not fit is told when it is pointed at."""
+    whole = ", ".join(f"{pool.model}, version {pool.version.name}" for pool in pools)
+    return f'<span title="{h(whole)}">{h(", ".join(pool.model for pool in pools))}</span>'
 
 
 def _who(session: Session) -> str:

@@ -199,6 +199,7 @@ def story_facts(s: Story) -> str:
         ("prefill", _worker_link(s.prefill_worker)),
         ("decode", _worker_link(s.decode_worker)),
         ("attempts", str(s.attempts)),
+        ("x-request-id", h(s.client_request_id or NOTHING)),
     ]
     if s.error:
         items.append(("error", h(s.error)))

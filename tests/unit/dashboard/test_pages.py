@@ -96,7 +96,8 @@ class World:
         record = TokenRecord("ada", scope, digest_of(self.token))
         self.sessions = Sessions(lambda: TokenBook([record]), now_s=time.time)
         self.collector = Collector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
-        self.dash = Dashboard(self.collector, self.sessions)
+        now_s = time.time()  # and no later: what is drawn changes with the clock
+        self.dash = Dashboard(self.collector, self.sessions, unix_s=lambda: now_s)
         self.session = self.sessions.of(self.sessions.sign_in(self.token))
         self.ordered = []
 

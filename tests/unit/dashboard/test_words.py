@@ -347,3 +347,28 @@ def test_attainment_says_the_model_where_there_are_several():
     both = markup.attainment(rows, 0.9)
     assert "<th>model</th>" in both
     assert both.index("small") < both.index("large")
+
+
+@pytest.mark.parametrize(
+    ("at", "labels"),
+    [
+        ([], []),
+        ([0, 50, 100], ["#1", "#2", "#3"]),
+        ([0, 5, 9, 50], ["#1–3", "", "", "#4"]),
+        ([0, 9, 18, 27], ["#1–2", "", "#3–4", ""]),
+    ],
+)
+def test_decisions_that_are_close_share_a_label(at, labels):
+    marks = [charts.Mark(float(at_s), f"#{number}", "c-red") for number, at_s in enumerate(at, 1)]
+    assert charts.mark_labels(marks, apart_s=10.0) == labels
+
+
+def test_marks_out_of_order_are_drawn_in_order_and_those_beyond_the_chart_are_not():
+    marks = [charts.Mark(at_s, f"#{at_s:.0f}", "c-red") for at_s in (90.0, 10.0, 300.0, 12.0)]
+    options = charts.timeline([0.0, 100.0], [], unit="count", marks=marks)
+    drawn = options["series"][-1]["markLine"]["data"]
+    assert [(line["name"], line["label"]["show"]) for line in drawn] == [
+        ("#10–12", True),
+        ("", False),
+        ("#90", True),
+    ]

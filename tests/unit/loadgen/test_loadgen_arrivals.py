@@ -111,6 +111,8 @@ def test_tenants_are_even_and_keep_their_sessions(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# who\nacme sk-1\n\nzeta sk-2\n")
     users = Users("chat", 3, read_keys(keys))
+    assert users.first_key == "sk-1"
+    assert Users().first_key == ""
     plan = make_plan(trace(900, sessions=300), Scaling(), spread=False, seed=0, users=users)
     names = [r.tenant for r in plan.requests]
     assert set(names) == {"acme", "zeta", "tenant-2"}

@@ -276,6 +276,7 @@ async def cluster(
     waits_for_workers=True,
     model=None,
     slo=None,
+    telemetry=None,
     **router,
 ):
     settings = {"port": 0, "worker_silence_s": 60.0} | router
@@ -283,6 +284,7 @@ async def cluster(
         model={"path": str(folder), "name": MODEL} | (model or {}),
         router={"any_role": False} | settings,
         slo=slo or {},
+        telemetry=telemetry or {},
         cluster={"drain_timeout_s": drain_timeout_s},
     )
     tokenizer = await asyncio.to_thread(Tokenizer.load, str(folder))

@@ -226,10 +226,15 @@ async def test_one_pool_empty_is_served_and_shown_as_degraded(folder, ids):
         assert health["degraded"]["prefill_pool_empty"]
 
 
-async def test_every_response_has_a_request_id(folder, ids):
-    async with cluster(folder, FakeWorker(reply=ids())) as c, c.http() as http:
+async def test_every_response_has_a_request_id_and_the_log_both_of_them(folder, ids, caplog):
+    caplog.set_level("INFO", "baton.requests")
+    logged = {"log_requests": "all"}
+    async with cluster(folder, FakeWorker(reply=ids()), telemetry=logged) as c, c.http() as http:
         mine = await http.post("/v1/chat/completions", json=ASK, headers={"x-request-id": "mine-1"})
         assert mine.headers["x-request-id"] == "mine-1"
+        (line,) = [r for r in caplog.records if r.name == "baton.requests"]
+        assert line.fields["client_request_id"] == "mine-1"
+        assert line.fields["request_id"] == mine.json()["id"]
         for path in ("/health", "/v1/models", "/nowhere"):
             assert (await http.get(path)).headers["x-request-id"]
 

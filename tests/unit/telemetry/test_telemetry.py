@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -83,5 +84,7 @@ def test_json_logs_are_one_object_per_line(capsys):
         logging.getLogger("x").warning("said %s", "this")
         assert '"process": "router"' in (line := capsys.readouterr().err)
         assert '"message": "said this"' in line
+        logging.getLogger("x").info("of one", extra={"fields": {"request_id": "cmpl-1"}})
+        assert json.loads(capsys.readouterr().err)["request_id"] == "cmpl-1"
     finally:
         logging.getLogger().handlers = before
