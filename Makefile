@@ -8,7 +8,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports proto chart render unit sim integration explore fmt clean
+.PHONY: help setup serve test check lint types imports proto chart render unit sim integration pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -87,6 +87,9 @@ sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
 
 integration: $(VENV)/.installed ## Real processes
 	$(BIN)/pytest tests/integration
+
+pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: a quarter of an hour on a quiet machine
+	$(BIN)/python -m tests.pictures docs/images
 
 explore: $(VENV)/.installed ## Unit and contract tests with cases that are new in each run
 	BATON_EXPLORE=1 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract

@@ -411,13 +411,13 @@ class AutoscaleConfig(Section):
     """Rates are means over so long; lengths and cached shares are averaged over half as much more."""
     caution: Annotated[float, Field(ge=0.5, le=0.99)] = 0.75
     """Which quantile of the forecast, by its own recent errors, there are workers for."""
+    headroom: Annotated[float, Field(ge=1, le=10)] = 1.0
+    """Times what was usual in the last hour there are workers for at all times: for jumps. 1: none."""
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
-    """Workers are stopped when fewer would have been enough for so long; longer where starting takes long,
-    and after a step down that was a mistake."""
+    """Workers are stopped when fewer were enough for so long; longer with slow starts, or after a mistake."""
     zero_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Without a request for so long all workers are stopped, if no role has a minimum above 0; 0: never.
-    Requests that come then are held by the routers for `router.queue_wait_s`, of which starting may take
-    at most four fifths: with slower starts there is no zero, and decisions say so."""
+    """Without a request for so long all workers are stopped, if no role has a minimum; 0: never. Routers hold
+    what comes then for `router.queue_wait_s`: no zero where starts take more than four fifths of that."""
     season_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
     """Period after which load repeats itself, such as 86400; 0: none that is known."""
     start_s: Seconds = 60.0

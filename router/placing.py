@@ -16,6 +16,7 @@ from router.flow import Flow, Phase
 from router.peers.book import PeerBook
 from router.policy import make_policy
 from router.policy.place import place
+from router.policy.room import kept_for_others
 from router.policy.slo import Request, SloPlacer
 from router.policy.views import NO_BLOCKS, Matched, NoPlace, Placement, RequestView
 from router.predict.forecast import Predicted, Want
@@ -103,11 +104,20 @@ class Placing:
         """What the most capable worker can hold of one sequence."""
         return max((w.hello.max_model_tokens for w in self.cluster), default=0)
 
+    @property
+    def keeps_room(self) -> bool:
+        """Whether `leaves_room` changes anything: policies that only rank keep nothing for anybody."""
+        return self._placer is not None and self.predictor.is_trusted
+
     # --- sequences --------------------------------------------------------------------------------
 
-    def find(self, flow: Flow, *, now_s: float) -> Placement | NoPlace:
-        """Where the sequence would run now. Changes nothing but the policy's own memory."""
+    def find(self, flow: Flow, *, now_s: float, leaves_room: bool = False) -> Placement | NoPlace:
+        """Where the sequence would run now. Changes nothing but the policy's own memory. `leaves_room`: to
+        others, see `router.policy.room`."""
         suspended = self.suspended(now_s)
+        kept: frozenset[WorkerId] = frozenset()
+        if leaves_room:
+            kept = kept_for_others(self.cluster.decode_pool, flow.token_count)
         found: CachedBlocks = {}
 
         def matched(fingerprint: str, block_tokens: int) -> dict[WorkerId, int]:
@@ -119,7 +129,7 @@ class Placing:
                 found[kind] = blocks, {w: min(most, count * block_tokens) for w, count in blocks.items()}
             return found[kind][1]
 
-        if self._placer is not None and self.predictor.is_trusted:
+        if self._placer is not None and self.keeps_room:
             adapter = flow.submit.adapter
             request = Request(
                 _want(flow, now_s),
@@ -129,6 +139,7 @@ class Placing:
                 matched,
                 None if adapter is None else self._affinity.loaded(adapter.digest) or frozenset(),
                 suspended,
+                kept,
             )
             placement = self._placer.place(request, self.cluster, now_s=now_s)
         else:

@@ -13,6 +13,7 @@ from baton.config import RouterConfig, SloConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import SequenceId
 from router.admission.chances import Chances, chances
+from router.admission.holdings import Holdings
 from router.admission.line import LOOK_AHEAD, Full, Waiter, WaitLine
 from router.admission.pace import RETRY_AFTER_S_MAX, Ends, Pace, retry_after_s
 from router.admission.promises import Promises
@@ -78,6 +79,7 @@ class Waiting:
         self._resting: set[SequenceId] = set()
         self._pace, self._ends = Pace(), Ends()
         self._promises = Promises()
+        self._holdings = Holdings()
         self._promised: set[SequenceId] = set()
         """Came back when they were told to: let in, whatever the line looks like."""
         self._join_late: set[SequenceId] = set()
@@ -123,6 +125,7 @@ class Waiting:
     def arrive(self, flow: Flow, *, now_s: float) -> list[RouterAction]:
         """A new sequence: placed, refused, or left queued for `settle` to put it into the line."""
         waiter = self._waiter(flow)
+        self._holdings.asked(waiter.tenant, waiter.weight, now_s)
         if self._promises.take(waiter.tenant, self._promise_key(flow), now_s):
             self._promised.add(waiter.seq_id)
         outcome, forecast = None, None
@@ -161,6 +164,10 @@ class Waiting:
     def settle(self, flow: Flow, *, now_s: float) -> None:
         """Line and rest follow what the flow became."""
         seq_id = flow.name
+        if flow.legs:
+            self._holdings.placed(seq_id, flow.submit.tenant, flow.token_count)
+        else:
+            self._holdings.left(seq_id)
         if flow.is_over or flow.phase is not Phase.QUEUED:
             self._leave(seq_id, now_s)
             self._resting.discard(seq_id)
@@ -261,11 +268,13 @@ class Waiting:
         return actions
 
     def _try(self, flow: Flow, *, now_s: float) -> tuple[Outcome, list[RouterAction], Forecast | None]:
-        found = self._placing.find(flow, now_s=now_s)
+        is_beyond = self._is_beyond(flow, now_s)
+        found = self._placing.find(flow, leaves_room=is_beyond, now_s=now_s)
         if isinstance(found, NoPlace):
             self.waits_for = found.because
             if not found.is_final:
-                return Outcome.NO_ROOM, [], None
+                # Passed by tenants that have less than their share, it does not begin to starve.
+                return Outcome.HELD if is_beyond else Outcome.NO_ROOM, [], None
             actions = flow.refuse(FailureKind.TOO_LONG, self._too_long(flow), now_s=now_s)
             return Outcome.ENDED, actions, None
         forecast = found.forecast
@@ -304,11 +313,14 @@ class Waiting:
         seq_id = flow.name
         if seq_id not in self._promised and self._has_objectives(flow):
             found = self._chances(flow, forecast, now_s=now_s)
-            if self._is_hopeless(flow, found):
+            is_hopeless = self._is_hopeless(flow, found)
+            is_late = found.both < TIMELY_MIN and not self._line.is_late(seq_id)
+            waits = is_late and found.ttft >= 0.5 and self._may_get_faster(flow, placement, now_s)
+            if waits and (not is_hopeless or self._is_owed(flow, now_s)):
+                return Outcome.HELD, f"decode would take {forecast.tpot_s:.3f} s per token"
+            if is_hopeless:
                 return Outcome.HOPELESS, _unmet(flow, forecast, found)
-            if found.both < TIMELY_MIN and not self._line.is_late(seq_id):
-                if found.ttft >= 0.5 and self._may_get_faster(flow, placement, now_s):
-                    return Outcome.HELD, f"decode would take {forecast.tpot_s:.3f} s per token"
+            if is_late:
                 return Outcome.LATE, _unmet(flow, forecast, found)
         if self._line.is_late(seq_id) and self._takes_the_last_room(flow, placement):
             return Outcome.HELD, "the room that is left is kept for requests in time"
@@ -317,6 +329,18 @@ class Waiting:
             self._hold(forecast.wait_s - hold_above_s, now_s)
             return Outcome.HELD, f"the worker that suits it is busy for {forecast.wait_s:.2f} s"
         return Outcome.PLACED, ""
+
+    def _is_owed(self, flow: Flow, now_s: float) -> bool:
+        """Others are active, and its tenant has less than its share."""
+        is_contended = self._placing.keeps_room and self._holdings.is_contended(now_s)
+        return is_contended and not self._is_beyond(flow, now_s)
+
+    def _is_beyond(self, flow: Flow, now_s: float) -> bool:
+        """Its tenant holds more than its share. Whose turn it is because nobody may starve takes what there
+        is, and who was served before goes on."""
+        if not self._placing.keeps_room or flow.was_placed or self._line.has_right(flow.name):
+            return False
+        return self._holdings.is_beyond(flow.submit.tenant, now_s)
 
     def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
         """Blocks are held until a sequence ends: what comes in time later would wait for those that were
@@ -364,6 +388,8 @@ class Waiting:
                 return None
             forecast = found.forecast
         chance = self._chances(flow, self._as_when_placed(forecast), now_s=now_s, line_s=line_s)
+        if chance.ttft >= 0.5 and self._is_owed(flow, now_s):
+            return None  # room is made for it, see `_judge`
         if not self._is_hopeless(flow, chance):
             if chance.both < TIMELY_MIN:
                 self._join_late.add(waiter.seq_id)
@@ -380,7 +406,8 @@ class Waiting:
 
     def _line_s(self, waiter: Waiter, now_s: float) -> float | None:
         """Until the sequence would be placed if it joined the line now; None: not known."""
-        line_s = self._pace.takes_s(self._line.tokens_before(waiter), now_s)
+        is_owed = self._is_owed(self._flows[waiter.seq_id], now_s)
+        line_s = self._pace.takes_s(self._line.tokens_before(waiter, goes_first=is_owed), now_s)
         return None if line_s is None else line_s + self._promises.expected_s(waiter.tenant, now_s + line_s)
 
     # --- refusing ---------------------------------------------------------------------------------
@@ -433,6 +460,8 @@ class Waiting:
         """Raises AssertionError if the accounts disagree."""
         self._line.check()
         self._promises.check()
+        placed = {seq_id for seq_id, flow in self._flows.items() if flow.legs}
+        self._holdings.check(placed)
         assert self._resting <= self._flows.keys()
         assert self._promised <= self._flows.keys()
         assert not self._join_late

@@ -267,8 +267,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=6.0, help="Of normal load.")
-    parser.add_argument("--rate", type=float, default=2.0, help="Requests per second, normally.")
-    parser.add_argument("--over", type=float, default=6.0, help="Times that much is too much.")
+    parser.add_argument("--rate", type=float, default=1.4, help="Requests per second, normally.")
+    parser.add_argument("--over", type=float, default=20.0, help="Times that much is too much.")
     parser.add_argument("--every-size", action="store_true")
     asked = parser.parse_args()
     if shutil.which("pngquant") is None:

@@ -8,30 +8,37 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.bench.autoscale import Case, Lengths, Load, Result, measure_all
+from baton.bench.autoscale import Result, measure_all
+from baton.bench.autoscale_loads import Lengths, Load
+from baton.bench.autoscale_runs import Case, Run
 from baton.core.errors import SetupError
 
+SLOW_STARTS = 5.0
+"""Times as long as of the other loads."""
 PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
 
 
-def loads(*, hours: float, traces: tuple[Path, ...], rate: float) -> list[Load]:
+def loads(
+    *, hours: float, traces: tuple[Path, ...], rate: float, start_s: float = 120.0, keep: int = 1
+) -> list[Load]:
     """Those that are compared. `rate`: requests per second of the drawn ones where the profile is 1."""
     seconds = 3600 * hours
     drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
     shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
-    slow = msgspec.structs.replace(shift, name="slow shift", start_s=600.0)
-    return [
+    found = [
         *drawn,
         shift,
-        slow,
-        *(_of_trace(trace, seconds, profile) for trace in traces for profile in ("steady", "day")),
+        *(_of_trace(trace, seconds, profile, keep) for trace in traces for profile in ("steady", "day")),
     ]
+    slow = msgspec.structs.replace(shift, name="slow shift", start_s=SLOW_STARTS * start_s)
+    return [*(msgspec.structs.replace(load, start_s=start_s) for load in found), slow]
 
 
-def _of_trace(trace: Path, seconds: float, profile: str) -> Load:
+def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> Load:
     """Short prompts are made longer, so that few requests keep several workers busy."""
     scale = 4.0 if "azure" in trace.name else 1.0
-    return Load(f"{trace.stem} {profile}", seconds, 0.0, profile, trace=str(trace), length_scale=scale)
+    name = f"{trace.stem} {profile}"
+    return Load(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
 
 
 def autoscale(
@@ -40,6 +47,8 @@ def autoscale(
     ] = None,
     only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
     hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 3.0,
+    start_up: Annotated[float, typer.Option(min=1, help="Seconds until a worker serves.")] = 120.0,
+    keep: Annotated[int, typer.Option(min=1, help="One conversation of a trace in so many.")] = 1,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 0.6,
     model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
@@ -53,10 +62,12 @@ def autoscale(
 ) -> None:
     """The autoscaler beside static clusters, Kubernetes' rule and a queue-depth rule, in the simulator.
 
+    `--hours` shorter costs less, and what starts miss at a jump is then a larger share of all.
+
     Example: baton bench autoscale mooncake_conversation.jsonl azure_2023_conv.csv --jobs 2
     """
     notes = Console(stderr=True, highlight=False)
-    found = loads(hours=hours, traces=tuple(traces or ()), rate=rate)
+    found = loads(hours=hours, traces=tuple(traces or ()), rate=rate, start_s=start_up, keep=keep)
     names = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in {load.name for load in found}]:
         raise SetupError(
@@ -70,43 +81,55 @@ def autoscale(
     results: list[Result] = []
     for result in measure_all(cases, jobs=jobs, searches=search, progress=notes.print):
         results.append(result)
-        if not as_json:
-            show(result, Console(highlight=False))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
+    else:
+        out = Console(highlight=False)
+        wide = out if out.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
+        wide.print(table_of(results))
 
 
-def show(result: Result, console: Console) -> None:
-    """One row per rule."""
-    over = result.over_best
-    beside = (
-        "no static cluster that was tried attains as much" if over is None else f"{over:+.0%} of the best"
-    )
-    table = Table(
-        title=f"{result.case.load.name}: {beside}, {-result.below_peak:+.0%} of the peak's GPU-hours"
-    )
-    for name in (
-        "rule",
-        "met",
-        "GPU-hours",
-        "TTFT missed",
-        "TPOT missed",
-        "starts",
-        "stops",
-        "flips",
-        "turns",
-    ):
-        table.add_column(name, justify="left" if name == "rule" else "right")
-    for run in result.runs:
-        table.add_row(
-            f"{run.rule} {run.replicas}".strip(),
-            f"{run.met:.1%}",
-            f"{run.gpu_hours:.1f}",
-            f"{run.ttft_missed:.1%}",
-            f"{run.tpot_missed:.1%}",
-            str(run.starts),
-            str(run.stops),
-            str(run.flips),
-            f"{run.reversals} ({run.reversals_later})",
-        )
-    console.print(table)
+PIPE_COLUMNS = 200
+"""A file or a pipe takes lines as long as they are."""
+COLUMNS = (
+    "load",
+    "rule",
+    "met",
+    "GPU-hours",
+    "of best static's",
+    "of peak's",
+    "TTFT missed",
+    "TPOT missed",
+    "starts",
+    "flips",
+    "turns/h",
+)
+
+
+def table_of(results: list[Result]) -> Table:
+    """A row per load and rule. Turns: reversals per hour of prefill and of decode, once it is warm."""
+    table = Table()
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("load", "rule") else "right")
+    for result in results:
+        for number, run in enumerate(result.runs):
+            table.add_row(*_row(result, run, is_first=number == 0))
+        table.add_section()
+    return table
+
+
+def _row(result: Result, run: Run, *, is_first: bool) -> list[str]:
+    best, is_ours = result.best, run.rule.startswith("baton")
+    return [
+        result.case.load.name if is_first else "",
+        f"{run.rule} {run.replicas}".strip(),
+        f"{run.met:.1%}",
+        f"{run.gpu_hours:.1f}",
+        f"{run.gpu_hours / best.gpu_hours - 1:+.0%}" if best and is_ours else "",
+        f"{run.gpu_hours / result.peak.gpu_hours - 1:+.0%}" if is_ours else "",
+        f"{run.ttft_missed + run.refused / max(1, run.requests):.1%}",
+        f"{run.tpot_missed:.1%}",
+        str(run.starts),
+        str(run.flips),
+        ", ".join(f"{run.turns_per_hour.get(role, 0.0):.1f}" for role in ("prefill", "decode")),
+    ]

@@ -15,6 +15,7 @@ from baton.sim.fleet.fleet import PoolSample
 from baton.sim.fleet.pools import anti_phase, wasted_share
 from baton.sim.fleet.simulate import faster, simulate
 from baton.sim.fleet.workload import Demand, merged, of_plan
+from loadgen.records import Outcome
 
 OVERLOAD = 2.0
 """Times the capacity."""
@@ -69,6 +70,11 @@ class Fairness(msgspec.Struct, frozen=True):
     """Of the quiet tenant's requests that met both objectives."""
     flood_share: float
     quiet_requests: int
+    quiet_refused: int
+    quiet_late: int
+    """Of those served: the first token came too late."""
+    quiet_slow: int
+    """The first token came in time, the others too slowly."""
     flood_requests: int
 
 
@@ -142,12 +148,19 @@ def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[Demand])
     )
     tenants = {group.name: group for group in done.report.tenants}
     flooding = tenants.get(FLOOD)
+    case = ready.case
+    served = [r for r in done.fleet.tally if r.tenant != FLOOD and r.outcome is Outcome.COMPLETED]
+    timely = [r for r in served if r.ttft_s is not None and r.ttft_s <= case.ttft_slo_s]
+    quiet_requests = tenants[QUIET].offered if QUIET in tenants else done.report.offered
     return Fairness(
         late=late,
         flood=flood,
         quiet_share=tenants[QUIET].goodput_share if QUIET in tenants else done.report.goodput_share,
         flood_share=flooding.goodput_share if flooding is not None else 0.0,
-        quiet_requests=tenants[QUIET].offered if QUIET in tenants else done.report.offered,
+        quiet_requests=quiet_requests,
+        quiet_refused=quiet_requests - len(served),
+        quiet_late=len(served) - len(timely),
+        quiet_slow=sum(r.tpot_s is not None and r.tpot_s > case.tpot_slo_s for r in timely),
         flood_requests=flooding.offered if flooding is not None else 0,
     )
 

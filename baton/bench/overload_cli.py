@@ -72,7 +72,7 @@ def show(result: Result, console: Console) -> None:
     if not result.fairness:
         return
     table = Table(title=f"One tenant at {QUIET_SHARE:.0%} of capacity, another that floods")
-    for name in ("late", "flood", "requests", "good", "of the flood", "good"):
+    for name in ("late", "flood", "requests", "good", "refused", "late", "slow", "of the flood", "good"):
         table.add_column(name, justify="right")
     for row in result.fairness:
         table.add_row(
@@ -80,6 +80,9 @@ def show(result: Result, console: Console) -> None:
             row.flood,
             str(row.quiet_requests),
             f"{row.quiet_share:.1%}",
+            str(row.quiet_refused),
+            str(row.quiet_late),
+            str(row.quiet_slow),
             str(row.flood_requests),
             f"{row.flood_share:.1%}" if row.flood_requests else "",
         )

@@ -36,7 +36,7 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
         TextColumn("simulate"),
         BarColumn(bar_width=10),
         TextColumn("{task.completed}/{task.total}, {task.fields[live]} live, {task.fields[virtual]:.0f} s"),
-        TextColumn("goodput {task.fields[goodput]:.1%}, {task.fields[speed]:.0f}× real time"),
+        TextColumn("goodput {task.fields[goodput]:.1%}, {task.fields[speed]:.3g}× real time"),
         TimeElapsedColumn(),
     )
     begun_s = perf_counter()
@@ -72,7 +72,7 @@ def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> N
     fleet = done.fleet
     console.print(
         f"{fleet.agenda.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
-        f"({done.virtual_s / done.wall_s:.0f}× real time); prompt tokens computed "
+        f"({done.virtual_s / done.wall_s:.3g}× real time); prompt tokens computed "
         f"{fleet.prompt_tokens_computed}, of these {wasted_share(done.report, fleet):.1%} for requests that "
         "missed their targets; correlation of the pools' loads, at its lowest, "
         f"{anti_phase(fleet.samples):+.2f}"

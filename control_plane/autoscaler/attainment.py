@@ -26,6 +26,11 @@ class Attainment:
         self._quiet_s = QUIET_S
         self._falls_after_s = 0.0
 
+    @property
+    def is_good(self) -> bool:
+        """No more missed lately than may be."""
+        return self._missed <= self._judged * self._missed_max
+
     def forget(self) -> None:
         """Replicas come or go: what was missed until now says nothing of what will be."""
         self._judged = self._missed = 0.0

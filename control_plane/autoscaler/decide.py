@@ -13,7 +13,8 @@ from baton.core.messages import Role
 from control_plane.autoscaler.attainment import Attainment
 from control_plane.autoscaler.demand import Demand, learnt
 from control_plane.autoscaler.limits import Hours, within
-from control_plane.autoscaler.patience import Patience
+from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
+from control_plane.autoscaler.rate import Rate
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
     both_needed,
@@ -33,7 +34,10 @@ from control_plane.autoscaler.values import (
 )
 
 SLACK = 1.08
-"""A replica less must be enough for so much more demand than forecast."""
+"""A replica less must be enough for so much more demand than forecast; for more where few requests say so."""
+CALM = 0.5
+"""Of the misses that may be, predicted for what is expected and the replicas there are: below, one replica
+more can wait until more than a forecast's margin asks for it."""
 FLIP_PATIENCE_S = 60.0
 """For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
 patience is, after mistakes."""
@@ -103,7 +107,7 @@ class Autoscaler:
             self._learnt[name].extend(values)
         for role in self.settings.bounds:
             self._attainment[role].factor = memory.corrections.get(role, 1.0)
-            self._patience[role].factor = memory.patience.get(role, 1.0)
+            self._patience[role].factor = memory.patience.get(role, FACTOR_MIN)
         self._hours.restore([(ago_s + away_s, hours) for ago_s, hours in memory.spent], at_s)
 
     def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
@@ -112,7 +116,12 @@ class Autoscaler:
         reasons: list[str] = []
         sized = {role: self._sized(role, seen, traits) for role in self.settings.bounds}
         have = {role: seen.of(role).have for role in sized}
-        wanted = {role: self._wanted(role, have[role], sized[role], reasons) for role in sized}
+        wanted = {
+            role: self._wanted(role, have[role], sized[role], reasons)
+            for role in sized
+            if not self._is_calm(role, seen, sized[role], traits)
+        }
+        wanted = {role: wanted.get(role, have[role]) for role in sized}
         wanted = self._asleep(seen, wanted, reasons)
         wanted = self._within(seen.at_s, wanted, {role: s.needed for role, s in sized.items()}, reasons)
         flips = self._flips(seen, have, wanted, reasons)
@@ -158,16 +167,15 @@ class Autoscaler:
                 interval_s=seen.interval_s,
                 judged=judged,
                 missed=missed,
-                strain=self._strain(role, state.serving, kind),
+                strain=self._strain(role, state.serving, kind, self._signal(role).mean),
             )
 
-    def _strain(self, role: Role, serving: int, kind: Traits) -> float:
+    def _strain(self, role: Role, serving: int, kind: Traits, demand: float) -> float:
         """See `Attainment.observe`. Of decode: 1 where the objective is just met, and falling fast."""
-        ask, factor = self._demand, self._attainment[role].factor
+        ask, asked = self._demand, demand * self._attainment[role].factor
         if role.prefills:
-            work = ask.prefill.mean * factor
-            return prompts_missed(ask.prompts(kind), work=work, servers=serving) / self._missed_max
-        return decode_strain(ask.decoding(ask.decode.mean * factor), kind, replicas=serving)
+            return prompts_missed(ask.prompts(kind), work=asked, servers=serving) / self._missed_max
+        return decode_strain(ask.decoding(asked), kind, replicas=serving)
 
     def _steps(self, seconds: float) -> int:
         return max(1, ceil(seconds / self.settings.interval_s))
@@ -177,16 +185,16 @@ class Autoscaler:
         if kind is None:
             needed = max(seen.of(role).have, 1 if seen.queued else 0)
             return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
-        signal = self._demand.decode if role is Role.DECODE else self._demand.prefill
+        signal = self._signal(role)
         # For the moment at which a start helps. Of what will be over by then only a surge counts: sizing for
         # the mean of now as well would follow chance, and keep what it asks for as long as the patience.
         far = signal.predict(self._steps(self.start_s))
-        upper = max(far.upper, signal.surge) if signal.is_ready else signal.least
+        upper = max(far.upper, signal.surge, signal.jumped) if signal.is_ready else signal.least
         if role is Role.DECODE:
             upper = max(upper, self._demand.made_per_s)
         factor = self._attainment[role].factor
-        needed = self._needed(role, seen, kind, upper * factor)
-        slack = self._needed(role, seen, kind, SLACK * upper * factor)
+        needed = max(self._needed(role, seen, kind, upper * factor), self._for_a_jump(role, seen, kind))
+        slack = self._needed(role, seen, kind, max(SLACK, 1 + signal.doubt) * upper * factor)
         floor = self._patience[role].floor(
             max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
         )
@@ -206,6 +214,35 @@ class Autoscaler:
         return both_needed(
             ask.prompts(kind), ask.decoding(tokens), kind, work=work, missed_max=self._missed_max
         )
+
+    def _is_calm(self, role: Role, seen: Observation, sized: Sized, traits: Mapping[Role, Traits]) -> bool:
+        """The margin on a forecast asks for little more, and what is expected will be served well: at the
+        border between n and n + 1 replicas chance would cross it again and again."""
+        kind, have, signal = traits.get(role), seen.of(role).have, self._signal(role)
+        little = max(1, int(SMALL_SHARE * have))
+        if kind is None or not 0 < have < sized.needed <= have + little:
+            return False
+        if signal.jumped or signal.surge or self._for_a_jump(role, seen, kind) > have:
+            return False
+        expected = signal.predict(self._steps(self.start_s)).value
+        if role is Role.DECODE:
+            expected = max(expected, self._demand.made_per_s)
+        return self._attainment[role].is_good and self._strain(role, have, kind, expected) < CALM
+
+    def _signal(self, role: Role) -> Rate:
+        return self._demand.decode if role is Role.DECODE else self._demand.prefill
+
+    def _for_a_jump(self, role: Role, seen: Observation, kind: Traits) -> int:
+        """Replicas that serve `headroom` times what is usual until a start helps. A queue of prompts may grow
+        meanwhile, as long as the objective lasts; sequences that decode slow each other down at once."""
+        signal = self._signal(role)
+        if self.settings.headroom <= 1 or not signal.is_ready:
+            return 0
+        jump = self.settings.headroom * signal.usual * self._attainment[role].factor
+        if role is not Role.PREFILL:
+            return self._needed(role, seen, kind, jump)
+        alone_s = self.start_s + self.settings.interval_s
+        return ceil(jump * alone_s / (alone_s + self._demand.ttft_s))
 
     def _wanted(self, role: Role, have: int, sized: Sized, reasons: list[str]) -> int:
         unit = "tokens/s" if role is Role.DECODE else "s of prompts per s"
@@ -240,7 +277,8 @@ class Autoscaler:
                     reasons.append(f"zero: nothing to do for {idle_s:.0f} s")
                 return dict.fromkeys(wanted, 0)
             reasons.append(f"not to zero: {refused}")
-        if may and not any(wanted.values()) and seen.is_idle:
+        sleeps = not any(wanted.values()) and not any(seen.of(role).have for role in wanted)
+        if may and sleeps and seen.is_idle:
             return wanted
         for role, count in wanted.items():
             if count < 1:
@@ -272,7 +310,7 @@ class Autoscaler:
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             lacking = wanted[target] - have[target]
             patience = self._patience[source]
-            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor)
+            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor / FACTOR_MIN)
             keep = min(max(lately, self.settings.bounds[source].least, 1), wanted[source])
             spare = min(have[source] - keep, seen.of(source).serving - 1)
             count = min(lacking, spare)

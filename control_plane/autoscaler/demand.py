@@ -3,23 +3,27 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp
 
-from control_plane.autoscaler.forecast import Forecast, Forecaster
+from control_plane.autoscaler.rate import Rate
 from control_plane.autoscaler.sizing import Decoding, Prompt
 from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
 
-MIX_WINDOWS = 1.5
+MIX_WINDOWS = 4.0
 """Over how many windows lengths and cached shares are averaged."""
-SURGE_SIGMAS = 3.0
-SURGE_STEPS = (1, 3)
-"""Intervals whose mean lies further above the window's than chance explains count at once, less so much."""
+ENDED_S = 900.0
+"""Over how long lengths of answers are averaged. When more requests come than before, the first of them to
+end are those with short answers: over a short while answers seem to become shorter just then."""
+LONGER_SIGMAS = 2.0
+"""Of the mean over the shorter while: answers that became longer count at once."""
+ANSWERS_VARY = 1.0
+"""Standard deviation of their lengths, as a share of the mean."""
 OUTPUT_TOKENS = 200.0
 """Of an answer, while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the usual are to be computed, at the least; else in as long as a start
-takes: what is started for them comes only then, and stays for the patience."""
+"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a
+start takes: what is started for them comes only then, and stays for the patience."""
 ENDED_MIN = 10.0
 """Answers that must have ended before their mean length is believed: the first to end are short ones."""
 RUNNING_MORE = 1.1
@@ -37,8 +41,11 @@ class _Mix:
     ended: float = 0.0
     output_tokens: float = 0.0
     context_tokens: float = 0.0
+    ended_long: float = 0.0
+    """The same over `ENDED_S`."""
+    output_tokens_long: float = 0.0
 
-    def take(self, load: ClassLoad, keep: float) -> None:
+    def take(self, load: ClassLoad, keep: float, keep_long: float) -> None:
         faded = {at: (n * keep, tokens * keep) for at, (n, tokens) in self.bins.items() if n * keep > 1e-3}
         for at, one in load.arrived.items():
             n, tokens = faded.get(at, (0.0, 0.0))
@@ -49,6 +56,8 @@ class _Mix:
         self.ended = self.ended * keep + load.ended
         self.output_tokens = self.output_tokens * keep + load.output_tokens
         self.context_tokens = self.context_tokens * keep + load.context_tokens
+        self.ended_long = self.ended_long * keep_long + load.ended
+        self.output_tokens_long = self.output_tokens_long * keep_long + load.output_tokens
 
     @property
     def cached_share(self) -> float:
@@ -56,57 +65,12 @@ class _Mix:
 
     @property
     def output_mean(self) -> float:
-        return self.output_tokens / self.ended if self.ended else OUTPUT_TOKENS
-
-
-class _Signal:
-    """One rate: its mean over the window, its forecast, and surges."""
-
-    def __init__(self, settings: Settings) -> None:
-        # What varies faster than this window is the queueing model's, or a surge.
-        steps = max(1, round(settings.window_s / settings.interval_s))
-        self._recent: deque[tuple[float, int]] = deque(maxlen=steps)
-        """(value, requests) of intervals."""
-        season = round(settings.season_s / settings.interval_s)
-        self._forecaster = Forecaster(caution=settings.caution, season_steps=season)
-        self.surge = 0.0
-        self._variation = 1.0
-
-    @property
-    def is_ready(self) -> bool:
-        """A whole window was seen. Before, chance looks like load."""
-        return len(self._recent) == self._recent.maxlen
-
-    @property
-    def least(self) -> float:
-        """What the mean is at the least, one standard deviation below it."""
-        requests = max(1, sum(n for _, n in self._recent))
-        return max(0.0, self.mean * (1 - sqrt((1 + self._variation) / requests)))
-
-    def observe(self, value: float, *, requests: int, variation: float) -> None:
-        """`variation`: squared coefficient of variation of what one request brings."""
-        self._variation = variation
-        usual = self.mean if self._recent else value
-        self._recent.append((value, requests))
-        self.surge = max(self._sure(steps, usual, variation) for steps in SURGE_STEPS)
-        self._forecaster.observe(self.mean)
-
-    def _sure(self, steps: int, usual: float, variation: float) -> float:
-        """What the latest steps are at the least; 0: no more than usual."""
-        latest = [self._recent[-1 - n] for n in range(min(steps, len(self._recent)))]
-        value = sum(v for v, _ in latest) / len(latest)
-        # Of a Poisson number of requests, each of random size; as many as are usual, and one at the least.
-        requests = max(1, sum(n for _, n in latest))
-        chance = sqrt(max(usual, value / requests) * value * (1 + variation) / requests)
-        sure = value - SURGE_SIGMAS * chance
-        return sure if sure > usual else 0.0
-
-    @property
-    def mean(self) -> float:
-        return sum(v for v, _ in self._recent) / len(self._recent) if self._recent else 0.0
-
-    def predict(self, steps: int) -> Forecast:
-        return self._forecaster.predict(steps)
+        if not self.ended_long:
+            return OUTPUT_TOKENS
+        usual = self.output_tokens_long / self.ended_long
+        lately = self.output_tokens / self.ended if self.ended else 0.0
+        is_longer = lately > usual * (1 + LONGER_SIGMAS * ANSWERS_VARY / max(1.0, self.ended) ** 0.5)
+        return lately if is_longer else usual
 
 
 class Demand:
@@ -115,7 +79,7 @@ class Demand:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._mixes: dict[str, _Mix] = {}
-        self.prefill, self.decode = _Signal(settings), _Signal(settings)
+        self.prefill, self.decode = Rate(settings), Rate(settings)
         self._backlog_s = 0.0
         self._knows_lengths = False
         self._made: deque[float] = deque(maxlen=max(1, round(settings.window_s / settings.interval_s)))
@@ -141,9 +105,10 @@ class Demand:
     def observe(self, seen: Observation, traits: Traits) -> None:
         """`traits` of the workers that compute prompts."""
         keep = exp(-seen.interval_s / (MIX_WINDOWS * self._settings.window_s))
+        keep_long = exp(-seen.interval_s / ENDED_S)
         for name in {*self._mixes, *seen.classes}:
             mix = self._mixes.setdefault(name, _Mix({}))
-            mix.take(seen.classes.get(name, ClassLoad()), keep)
+            mix.take(seen.classes.get(name, ClassLoad()), keep, keep_long)
         work_s = tokens = 0.0
         for name, load in seen.classes.items():
             mix = self._mixes[name]
@@ -198,11 +163,16 @@ class Demand:
         strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
         return Decoding(tokens_per_s, context, strict)
 
+    @property
+    def ttft_s(self) -> float:
+        """The strictest objective; 0: none."""
+        return min((o.ttft_s for o in self._settings.objectives.values() if o.ttft_s), default=0.0)
+
     def backlog_rate(self, *, servers: int, start_s: float) -> float:
-        """Seconds of prompts per second, on top of what arrives, to be rid of what waits beyond the usual."""
-        ttfts = [o.ttft_s for o in self._settings.objectives.values() if o.ttft_s]
-        usual_s = servers * min(ttfts, default=1.0) / 2
-        return max(0.0, self._backlog_s - usual_s) / max(BACKLOG_S, start_s)
+        """Seconds of prompts per second, on top of what arrives, to be rid of what waits for longer than the
+        objective."""
+        within_s = servers * (self.ttft_s or 1.0)
+        return max(0.0, self._backlog_s - within_s) / max(BACKLOG_S, start_s)
 
 
 def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> float:

@@ -53,7 +53,7 @@ class Forecaster:
     def __init__(self, *, caution: float, season_steps: int = 0) -> None:
         """`caution`: the quantile that `Forecast.upper` stands for. `season_steps` 0: no season."""
         self._caution, self._season_steps = caution, season_steps
-        self._count = 0
+        self._count = self._since = 0
         self._slow = self._level = self._trend = 0.0
         self._past: deque[float] = deque(maxlen=max(1, season_steps + max(HORIZONS)))
         self._pending: deque[tuple[int, int, tuple[float, ...]]] = deque()
@@ -63,14 +63,22 @@ class Forecaster:
         }
         self._chosen = dict.fromkeys(HORIZONS, 0)
 
+    def restart(self) -> None:
+        """The values jump with the next one. What was forecast across the jump is forgotten: it says nothing
+        of forecasts, and errors of those before are errors still."""
+        self._pending.clear()
+        self._since = self._count
+        self._trend = 0.0
+
     def observe(self, value: float) -> None:
         self._count += 1
         self._resolve(value)
-        if self._count == 1:
+        known = self._count - self._since
+        if known == 1:
             self._slow = self._level = value
         else:
             # The slow mean is a plain mean until it has seen enough.
-            self._slow += max(SLOW_WEIGHT, 1 / self._count) * (value - self._slow)
+            self._slow += max(SLOW_WEIGHT, 1 / known) * (value - self._slow)
             before = self._level
             expected = self._level + DAMPING * self._trend
             self._level = expected + LEVEL_WEIGHT * (value - expected)

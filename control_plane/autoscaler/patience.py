@@ -8,7 +8,8 @@ MISTAKES = 2.0
 
 SOON_S = 3600.0
 SMALL_SHARE = 0.1
-GROWTH, FACTOR_MAX = 4.0, 12.0
+GROWTH, FACTOR_MIN, FACTOR_MAX = 4.0, 2.0, 12.0
+"""Of the patience with one replica, or a tenth, beside that with more: that is within what chance does."""
 
 
 class Patience:
@@ -16,7 +17,7 @@ class Patience:
 
     def __init__(self, patience_s: float) -> None:
         self._base_s = patience_s
-        self.factor = 1.0
+        self.factor = FACTOR_MIN
         self._needs: deque[tuple[float, int]] = deque()
         """(instant, replicas needed), falling: an entry is dropped when a later one needs more."""
         self._since_s: float | None = None
@@ -75,4 +76,4 @@ class Patience:
                 self._eased_at_s = at_s
             self._down_at_s = float("-inf")
         elif at_s - self._eased_at_s > PATIENCE_MAX_S:
-            self.factor, self._eased_at_s = max(1.0, self.factor / 2), at_s
+            self.factor, self._eased_at_s = max(FACTOR_MIN, self.factor / 2), at_s

@@ -36,6 +36,7 @@ def settings_of(
         workers_max=config.workers_max,
         replica_hours_per_day=config.replica_hours_per_day,
         caution=config.caution,
+        headroom=config.headroom,
         patience_s=config.patience_s,
         zero_after_s=config.zero_after_s,
         hold_s=hold_s,

@@ -108,6 +108,7 @@ class Settings(msgspec.Struct, frozen=True):
     workers_max: int = 0
     replica_hours_per_day: float = 0.0
     caution: float = 0.75
+    headroom: float = 1.0
     patience_s: float = 300.0
     zero_after_s: float = 0.0
     hold_s: float = 30.0

@@ -277,10 +277,14 @@ class WaitLine:
     def missed(self, seq_id: SequenceId) -> None:
         """Its turn came, and there is no place for it: from here on those that go before it count. A late
         one has a turn only as the oldest: else lasting overload would have everybody served by arrival."""
-        is_oldest = bool(self._by_arrival) and self._by_arrival[0][1] == seq_id
-        if seq_id in self._late and not (is_oldest and self._since_oldest >= OLDEST_EVERY - 1):
+        if seq_id in self._late and not self.has_right(seq_id):
             return
         self._overtaken.setdefault(seq_id, 0)
+
+    def has_right(self, seq_id: SequenceId) -> bool:
+        """It is the oldest, and one such is due; or it is starving."""
+        is_oldest = bool(self._by_arrival) and self._by_arrival[0][1] == seq_id
+        return (is_oldest and self._since_oldest >= OLDEST_EVERY - 1) or self.is_starving(seq_id)
 
     def is_starving(self, seq_id: SequenceId) -> bool:
         """Nothing may go before it any more."""
@@ -303,9 +307,9 @@ class WaitLine:
             return False
         return not any(map(self.is_starving, self._overtaken))
 
-    def tokens_before(self, waiter: Waiter) -> float:
+    def tokens_before(self, waiter: Waiter, *, goes_first: bool = False) -> float:
         """Tokens that are likely to be placed before it, if it joins: its own tenant's in its order, and as
-        many of the others' as they have a share to meanwhile."""
+        many of the others' as they have a share to meanwhile, unless its tenant goes first."""
         everyone = sum(queue.tokens for queue in self._queues.values())
         own = self._queues.get(waiter.tenant)
         if own is None:
@@ -313,6 +317,8 @@ class WaitLine:
         else:
             ahead = own.timely[: bisect_left(own.timely, waiter.key)]
             before = sum(self._waiters[key[-1]].tokens for key in ahead)
+        if goes_first:
+            return before
         part = self.shares.part_of(waiter.tenant, waiter.weight)
         others = everyone - (0 if own is None else own.tokens)
         return before + min(others, (before + waiter.tokens) * (1.0 - part) / part)

@@ -53,6 +53,8 @@ class Request(NamedTuple):
     """Where its adapter is loaded; None: it needs none."""
     suspended: frozenset[WorkerId] = frozenset()
     """Workers that get nothing while others can."""
+    kept: frozenset[WorkerId] = frozenset()
+    """Workers whose last room is for others, see `router.policy.room`."""
 
 
 class _First(NamedTuple):
@@ -111,6 +113,7 @@ class SloPlacer:
         if not any(map(look.fits, everyone)):
             return NoPlace("longer than any worker can hold", is_final=True)
         look.leave_out(request.suspended, everyone)
+        look.keep(request.kept)
         if not self._disaggregate:
             return self._choose(look, look.wholes(everyone), "no worker has room")
         if cluster.has_pairs:
@@ -237,6 +240,10 @@ class _Look:
         """Unless none of the others is large enough."""
         if suspended and any(self.fits(w) for w in everyone if w.worker_id not in suspended):
             self._left_out = suspended
+
+    def keep(self, workers: frozenset[WorkerId]) -> None:
+        """Even when they are all there are."""
+        self._left_out |= workers
 
     def _blocks(self, worker: Worker) -> int:
         # One more than known: the place of the token that is sampled next.

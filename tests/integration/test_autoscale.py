@@ -10,7 +10,7 @@ from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator
 from tests.models import make_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(700)]
 
 TOKENS = 160
 SETTINGS = {
@@ -84,7 +84,7 @@ def test_a_pool_grows_with_the_load_and_shrinks_after_it_and_no_request_is_lost(
         (first, *_) = resizes(operator.state())
         assert re.search(r"decode: .* forecast .* takes \d+, there are 1", first.why), first
         assert first.action.counts["decode"] == 2
-        cluster.await_workers(prefill=1, decode=1, timeout_s=120)
+        cluster.await_workers(prefill=1, decode=1, timeout_s=300)
         last = resizes(operator.state())[-1]
         assert "were needed for" in last.why
         (told,) = eventually("the start was timed", lambda: operator.state().autoscale, timeout_s=10)

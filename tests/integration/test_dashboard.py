@@ -1,6 +1,7 @@
 """The dashboard in a real browser, beside a real cluster."""
 
 import json
+import os
 import re
 import signal
 import threading
@@ -13,6 +14,7 @@ from playwright.sync_api import expect
 
 from baton.core.operate import Outcome
 from baton.core.tokens import digest_of, new_token
+from tests.certificates import SWITCH
 from tests.integration.browser import LAPTOP, WALL, chromium, picture, sign_in
 from tests.integration.cluster import Cluster, eventually, free_port
 from tests.integration.operating import Operator
@@ -150,7 +152,9 @@ def test_the_checks_see_what_is_in_use(cluster, ada):
     for name in ("Remote prefill", "Prefix cache", "Cache events", "KV transport"):
         row = checks.locator(".check", has_text=name)
         expect(row.locator(".tag")).to_have_text("on")
-    expect(checks.locator(".check", has_text="Mutual TLS").locator(".tag")).to_have_text("off")
+    expect(checks.locator(".check", has_text="Mutual TLS").locator(".tag")).to_have_text(
+        "on" if os.environ.get(SWITCH) else "off"
+    )
 
 
 def test_no_request_leaves_the_machine(browser, url, ada):

@@ -66,9 +66,12 @@ def prometheus(folder, addresses):
 def answer(url, path, **params):
     """None: it does not answer yet."""
     try:
-        reply = httpx.get(f"{url}/api/v1/{path}", params=params, timeout=10).json()
+        response = httpx.get(f"{url}/api/v1/{path}", params=params, timeout=10)
     except httpx.HTTPError:
         return None
+    if response.status_code == 503:  # it reads its database first
+        return None
+    reply = response.json()
     assert reply["status"] == "success", reply
     return reply["data"]
 

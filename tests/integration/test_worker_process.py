@@ -47,6 +47,8 @@ SETTINGS = {
 }
 START_S = 60.0
 LOST_S = 10.0
+ANSWER_S = 90.0
+"""Of a machine that does other things too."""
 """From the death of a source to the failure of the sequence that pulls from it."""
 
 
@@ -103,7 +105,7 @@ class Session:
                     self.messages.append(message)
                     self.more.notify_all()
 
-    async def until(self, what, timeout_s=30.0):
+    async def until(self, what, timeout_s=ANSWER_S):
         async with asyncio.timeout(timeout_s), self.more:
             await self.more.wait_for(lambda: what(self.messages))
             return what(self.messages)

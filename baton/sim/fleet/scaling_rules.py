@@ -10,7 +10,7 @@ from baton.sim.fleet.scaling import Rule
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import Decoding, largest_batch
-from control_plane.autoscaler.values import Decision, Observation, Settings, Traits
+from control_plane.autoscaler.values import Decision, Observation, RoleState, Settings, Traits
 
 RuleName = Literal["baton", "hpa", "queue-depth", "static"]
 RULES: tuple[RuleName, ...] = get_args(RuleName)
@@ -20,10 +20,11 @@ HPA_DOWN_WINDOW_S = 300.0
 HPA_UP_PODS, HPA_UP_SHARE = 4, 1.0
 """Per 15 s, whichever is more: the defaults of `behavior.scaleUp`."""
 
-QUEUE_UP, QUEUE_DOWN = 2048.0, 64.0
-"""Prompt tokens that wait per prefill worker."""
-HELD_UP, HELD_DOWN = 0.7, 0.3
-"""Of the decode workers' blocks."""
+QUEUE_UP, QUEUE_DOWN = 0.25, 0.02
+"""Of the strictest objective for first tokens: a prefill worker computes the prompts that wait for it in so
+long."""
+FULL_UP, FULL_DOWN = 0.7, 0.3
+"""Of the decode workers' blocks, or of the sequences that they decode within the objective."""
 QUEUE_DOWN_AFTER_S = 300.0
 
 
@@ -40,7 +41,7 @@ def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rul
             return Static(settings)
 
 
-class _Counting:
+class Counting:
     """What the simple rules share: a count per role, from its state alone."""
 
     def __init__(self, settings: Settings) -> None:
@@ -49,6 +50,16 @@ class _Counting:
 
     def _desired(self, role: Role, seen: Observation, kind: Traits) -> tuple[int, str]:
         raise NotImplementedError
+
+    def _strictest(self, name: Literal["ttft_s", "tpot_s"]) -> float:
+        objectives = [getattr(one, name) for one in self.settings.objectives.values()]
+        return min((seconds for seconds in objectives if seconds), default=0.0)
+
+    def _decoding_share(self, state: RoleState, kind: Traits) -> float:
+        """Of the sequences that its workers can decode within the objective."""
+        context = state.context_tokens / state.decoding if state.decoding else 1.0
+        batch = largest_batch(Decoding(0.0, context, self._strictest("tpot_s")), kind)
+        return state.decoding / max(1, state.serving) / batch
 
     def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
         desired: dict[Role, int] = {}
@@ -73,14 +84,14 @@ class _Counting:
         return decision
 
 
-class Static(_Counting):
+class Static(Counting):
     """As many as there are."""
 
     def _desired(self, role: Role, seen: Observation, kind: Traits) -> tuple[int, str]:
         return seen.of(role).have, "static"
 
 
-class HorizontalPodAutoscaler(_Counting):
+class HorizontalPodAutoscaler(Counting):
     """Kubernetes' rule: ceil(replicas × metric / target) over replicas that serve, a tolerance of 10 %, down
     to the highest count recommended in 300 s, up by at most 4 pods or 100 % per 15 s
     (kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale).
@@ -98,10 +109,7 @@ class HorizontalPodAutoscaler(_Counting):
         state = seen.of(role)
         metric = state.busy_share
         if role.decodes:
-            context = state.context_tokens / state.decoding if state.decoding else 1.0
-            strict = min((o.tpot_s for o in self.settings.objectives.values() if o.tpot_s), default=0.0)
-            batch = largest_batch(Decoding(0.0, context, strict), kind)
-            share = state.decoding / max(1, state.serving) / batch
+            share = self._decoding_share(state, kind)
             metric = share if role is Role.DECODE else max(metric, share)
         ratio = metric / self._target
         # Pods that are not ready are left out of the metric, and count as idle when it asks for more.
@@ -120,7 +128,7 @@ class HorizontalPodAutoscaler(_Counting):
         return min(wanted, most), f"load {metric:.2f} of a target of {self._target:.2f}"
 
 
-class QueueDepth(_Counting):
+class QueueDepth(Counting):
     """One replica more while much waits, one less when little has waited for 300 s."""
 
     def __init__(self, settings: Settings) -> None:
@@ -129,11 +137,11 @@ class QueueDepth(_Counting):
 
     def _desired(self, role: Role, seen: Observation, kind: Traits) -> tuple[int, str]:
         state = seen.of(role)
-        depth, up, down = state.waiting_prompt_tokens / max(1, state.serving), QUEUE_UP, QUEUE_DOWN
+        waiting = state.waiting_prompt_tokens + seen.queued_prompt_tokens
+        wait_s = waiting / max(1, state.serving) * kind.costs.prompt_token_s
+        depth, up, down = wait_s / (self._strictest("ttft_s") or 1.0), QUEUE_UP, QUEUE_DOWN
         if role is Role.DECODE:
-            depth, up, down = state.held_share, HELD_UP, HELD_DOWN
-        elif state.serving:
-            depth += seen.queued_prompt_tokens / state.serving
+            depth, up, down = max(state.held_share, self._decoding_share(state, kind)), FULL_UP, FULL_DOWN
         if depth > down:
             self._calm_since_s.pop(role, None)
         calm_s = seen.at_s - self._calm_since_s.setdefault(role, seen.at_s) if depth <= down else 0.0

@@ -50,6 +50,9 @@ def test_a_flood_hardly_takes_from_the_quiet_one(ready: Stage) -> None:
     assert alone.flood_requests == 0
     assert beside.flood_requests == 400
     assert beside.flood_share < 0.8
+    for one in (alone, beside):
+        missed = one.quiet_refused + one.quiet_late + one.quiet_slow
+        assert missed == round((1 - one.quiet_share) * one.quiet_requests)
     assert beside.quiet_share > alone.quiet_share - 0.1
 
 

@@ -1,6 +1,6 @@
 """How long replicas that are not needed stay."""
 
-from control_plane.autoscaler.patience import Patience
+from control_plane.autoscaler.patience import FACTOR_MIN, Patience
 
 BASE_S, STEP_S = 300.0, 15.0
 
@@ -17,13 +17,19 @@ def mistaken():
     patience.floor(3, 0.0, mistake_s=0.0)
     patience.decided(-1, 4, 0.0)
     patience.decided(1, 3, 60.0)
-    assert patience.seconds(0.0) > BASE_S
+    assert patience.seconds(0.0) > FACTOR_MIN * BASE_S
     return patience
 
 
 def test_nothing_is_known_before_the_patience_has_passed():
     floors = watched(Patience(BASE_S), 2, since_s=0, until_s=BASE_S + STEP_S)
     assert floors[:-1] == [None] * (len(floors) - 1)
+    assert floors[-1] == 3
+
+
+def test_one_replica_more_than_is_needed_stays_for_longer_than_several():
+    floors = watched(Patience(BASE_S), 2, since_s=0, until_s=FACTOR_MIN * BASE_S + 2 * STEP_S)
+    assert floors[int(FACTOR_MIN * BASE_S / STEP_S) - 1] == 3
     assert floors[-1] == 2
 
 

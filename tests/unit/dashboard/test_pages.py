@@ -259,6 +259,24 @@ async def test_an_order_is_given_once_it_is_confirmed(world, monkeypatch, ask, a
         assert "#8 accepted: on its way" in shown(client)
 
 
+def numbers(client):
+    return [element for element in client.elements.values() if isinstance(element, ui.number)]
+
+
+async def test_what_an_order_would_cost_is_said_before_it_is_given(world):
+    with opened() as client:
+        state = STATES["all well"]
+        world.hear(state)
+        workers = WorkersPage(world.dash, world.request())
+        ask_scale(workers._shell, state)
+        assert "worker left" not in shown(client)
+        (count,) = numbers(client)
+        count.set_value(0)
+        assert "m will have no worker left" in shown(client)
+        count.set_value(1)
+        assert "worker left" not in shown(client)
+
+
 async def test_who_may_only_look_orders_nothing(onlooker, monkeypatch):
     with opened() as client:
         world = onlooker

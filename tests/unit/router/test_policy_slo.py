@@ -59,14 +59,28 @@ class Cluster:
             worker.prefilled(seq_id, self.now_s)
 
     def place(
-        self, tokens=2000, *, ttft: float = 0.0, tpot: float = 0.0, avoid: str = "", at=None, **options
+        self,
+        tokens=2000,
+        *,
+        ttft: float = 0.0,
+        tpot: float = 0.0,
+        avoid: str = "",
+        at=None,
+        kept: frozenset[WorkerId] = frozenset(),
+        **options,
     ) -> Placement | NoPlace:
         facts = {"disaggregate": True, "fallback": True, "any_role": True} | options
         placer = SloPlacer(self.predictor, rng=random.Random(1), **facts)
         held = {WorkerId(name): min(count, tokens - 1) for name, count in self.cached.items()}
         avoided = frozenset({WorkerId(avoid)}) if avoid else frozenset[WorkerId]()
         request = Request(
-            Want(tokens, 0, 100, ttft, tpot, 0.0), False, avoided, "", lambda fingerprint, block: held, at
+            Want(tokens, 0, 100, ttft, tpot, 0.0),
+            False,
+            avoided,
+            "",
+            lambda fingerprint, block: held,
+            at,
+            kept=kept,
         )
         return placer.place(request, self.view, now_s=self.now_s)
 
@@ -251,3 +265,22 @@ def test_a_decision_looks_at_a_bounded_number_of_workers(count, monkeypatch):
     assert isinstance(cluster.place(2000), Placement)
     assert len(looked) <= 2 * (LEAST_BUSY + HOLDERS + SAMPLED)
     assert max(looked.values()) == 1
+
+
+def test_a_worker_whose_last_room_is_for_others_gets_nothing_even_if_it_is_the_only_one():
+    for roles in ({"d": "decode", "p": "prefill"}, {"b": "both"}):
+        cluster = Cluster(**roles)
+        kept = next(name for name in roles if name != "p")
+        found = cluster.place(any_role=False, kept=frozenset({WorkerId(kept)}))
+        assert isinstance(found, NoPlace)
+        assert not found.is_final
+        assert isinstance(cluster.place(any_role=False), Placement)
+
+
+def test_a_pair_goes_round_the_worker_that_keeps_room():
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    for kept in ("d", "e"):
+        found = cluster.place(tokens=20_000, any_role=False, kept=frozenset({WorkerId(kept)}))
+        assert isinstance(found, Placement)
+        assert found.decode is not None
+        assert found.decode.worker_id != kept

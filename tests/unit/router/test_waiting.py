@@ -37,6 +37,48 @@ def test_a_tenant_that_floods_costs_another_five_percent_of_its_goodput_at_most(
     assert max(losses) <= 0.10
 
 
+@pytest.mark.parametrize("refuse_late", [False, True])
+def test_what_a_flood_holds_already_leaves_others_room(refuse_late):
+    """Answers hold their blocks for thirty times as long as a prompt takes, so room is what lacks; the meek
+    one's prompts are four times as long as the flood's."""
+
+    def good(seed, flood_rate, **world):
+        rng = random.Random(seed)
+        meek = [
+            replace(ask, tokens=4 * ask.tokens, ttft_s=3.0)
+            for ask in poisson(rng, 0.6, until_s=30, tenant="meek", refuse_late=refuse_late)
+        ]
+        flood = poisson(rng, flood_rate, until_s=30, tenant="flood", refuse_late=refuse_late)
+        asked = full_world(**world).run(sorted(meek + flood, key=lambda one: one.at_s))
+        return goodput(of(asked, "meek")), goodput(of(asked, "flood"))
+
+    alone = mean(good(seed, 0.01)[0] for seed in range(6))
+    meek, flood = zip(*(good(seed, 30) for seed in range(6)), strict=True)
+    meek_without, flood_without = zip(*(good(seed, 30, keeps_room=False) for seed in range(6)), strict=True)
+    assert mean(meek) >= alone - 0.05
+    assert mean(meek_without) < alone - 0.15
+    assert mean(flood) > 0.75 * mean(flood_without)
+
+
+def full_world(**world):
+    return World(workers=4, blocks=120, stays_s=3.0, checks_every=500, **world)
+
+
+def test_no_room_is_kept_from_a_tenant_that_is_alone():
+    asks = poisson(random.Random(1), 30, until_s=15, tenant="flood")
+    placed = [[one.placed_s for one in full_world(keeps_room=keeps).run(asks)] for keeps in (True, False)]
+    assert placed[0] == placed[1]
+
+
+def test_whoever_leaves_room_to_others_is_served_in_the_end():
+    """Nobody has objectives, and nobody is refused though one holds more than its share all the time."""
+    rng = random.Random(2)
+    meek = poisson(rng, 1, until_s=30, tenant="meek", ttft_s=0.0)
+    flood = poisson(rng, 12, until_s=30, tenant="flood", ttft_s=0.0)
+    asked = full_world().run(sorted(meek + flood, key=lambda one: one.at_s))
+    assert all(one.first_token_s is not None for one in asked)
+
+
 def test_weights_divide_what_there_is():
     rng = random.Random(1)
     asks = [

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from baton.config import RouterConfig, SloConfig
+from baton.core.geometry import blocks_for
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
 from router.events import Failed, FailureKind, Submit
 from router.flow import Flow, Phase
-from router.policy.views import Placement
+from router.policy.room import kept_for_others
+from router.policy.views import NoPlace, Placement
 from router.predict.forecast import Forecast
 from router.waiting import Waiting
 
 RATE = 1000.0
 """Tokens per second of one worker."""
+BLOCK_TOKENS = 16
 
 
 @dataclass
@@ -59,6 +62,12 @@ class World:
     config: RouterConfig = field(default_factory=RouterConfig)
     tpot_s: float = 0.02
     checks_every: int = 50
+    blocks: int = 10**9
+    """Of each worker, of `BLOCK_TOKENS`."""
+    stays_s: float = 0.0
+    """A sequence holds its blocks for so long after its first token."""
+    keeps_room: bool = True
+    """Who has more than its share leaves some."""
 
     def __post_init__(self):
         self.now_s = 0.0
@@ -67,12 +76,15 @@ class World:
         self.asked = {}
         self.events = []
         self.count = itertools.count()
-        view = SimpleNamespace(
-            in_flight=SimpleNamespace(sequences=0),
-            free_blocks=10**9,
-            hello=SimpleNamespace(block_count=10**9),
-        )
-        self.cluster = {WorkerId(f"w{i}"): view for i in range(self.workers)}
+        self.cluster = {
+            WorkerId(f"w{i}"): SimpleNamespace(
+                worker_id=WorkerId(f"w{i}"),
+                in_flight=SimpleNamespace(sequences=0),
+                free_blocks=self.blocks,
+                hello=SimpleNamespace(block_count=self.blocks, block_tokens=BLOCK_TOKENS),
+            )
+            for i in range(self.workers)
+        }
         self.longest_tokens = 10**9
         self.waiting = Waiting(
             config=self.config,
@@ -85,21 +97,28 @@ class World:
 
     # --- what the waiting line needs --------------------------------------------------------------
 
-    def find(self, flow, *, now_s):
-        at = min(range(self.workers), key=lambda i: (self.free_at_s[i], i))
+    def find(self, flow, *, now_s, leaves_room=False):
+        need = blocks_for(flow.token_count + 1, BLOCK_TOKENS)
+        views = list(self.cluster.values())
+        kept = kept_for_others(views, flow.token_count) if leaves_room else frozenset()
+        able = [i for i, view in enumerate(views) if view.free_blocks >= need and view.worker_id not in kept]
+        if not able:
+            return NoPlace("no worker has room")
+        at = min(able, key=lambda i: (self.free_at_s[i], i))
         wait_s = max(0.0, self.free_at_s[at] - now_s)
         compute_s = flow.token_count / RATE
         left_s = flow.arrived_s + flow.submit.ttft_slo_s - now_s
         forecast = Forecast(
             wait_s, 0.0, compute_s, 0.0, 0.0, self.tpot_s, 0.1, 0.1, float(wait_s + compute_s <= left_s), 0.0
         )
-        prefill = SimpleNamespace(worker_id=WorkerId(f"w{at}"), block_tokens=16, fingerprint="f")
+        prefill = SimpleNamespace(worker_id=WorkerId(f"w{at}"), block_tokens=BLOCK_TOKENS, fingerprint="f")
         return Placement(prefill, None, "least wait", forecast=forecast)
 
     def start(self, flow, placement):
         at = int(placement.prefill.worker_id[1:])
         self.free_at_s[at] = max(self.now_s, self.free_at_s[at]) + flow.token_count / RATE
         self.asked[flow.submit.seq_id].placed_s = self.now_s
+        self.count_at(placement.prefill.worker_id, flow, 1)
         self.push(self.free_at_s[at], "done", flow.submit.seq_id)
         legs = {placement.prefill.worker_id: Leg.WHOLE}
         return flow.start(
@@ -118,6 +137,11 @@ class World:
             self.flows.pop(flow.submit.seq_id, None)
         elif flow.phase is Phase.QUEUED:
             self.push(flow.next_tick_s(self.now_s), "timer", flow.submit.seq_id)
+
+    def count_at(self, worker_id, flow, sign):
+        view = self.cluster[worker_id]
+        view.in_flight.sequences += sign
+        view.free_blocks -= sign * blocks_for(flow.token_count + 1, BLOCK_TOKENS)
 
     # --- the world --------------------------------------------------------------------------------
 
@@ -153,6 +177,10 @@ class World:
             return
         if what == "done":
             self.asked[payload].first_token_s = self.now_s
+            self.push(self.now_s + self.stays_s, "gone", payload)
+        elif what == "gone":
+            for worker_id in flow.legs:
+                self.count_at(worker_id, flow, -1)
             self.perform(flow.on_client_gone(now_s=self.now_s))
             self.waiting.wants_look = True
         elif flow.phase is Phase.QUEUED:

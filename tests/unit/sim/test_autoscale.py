@@ -3,7 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from baton.bench.autoscale import Case, Lengths, Load, best_static, drawn, of_trace, profile_of, stage
+from baton.bench.autoscale_loads import Lengths, Load, drawn, of_trace, profile_of
+from baton.bench.autoscale_runs import Case, stage
+from baton.bench.autoscale_static import best_static
 from baton.cli.app import app
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet

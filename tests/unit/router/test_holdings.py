@@ -1,0 +1,73 @@
+"""Who holds more than its share, against a dull model."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from baton.core.ids import SequenceId
+from router.admission.holdings import ACTIVE_S, Holdings
+
+TENANTS = st.sampled_from(["a", "b", "c"])
+NAMES = st.sampled_from([SequenceId(c) for c in "pqrstuvw"])
+TOKENS = st.integers(1, 1000)
+
+
+class HoldingsMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.holdings, self.now_s = Holdings(), 0.0
+        self.held, self.asked = {}, {}
+
+    @rule(tenant=TENANTS, weight=st.sampled_from([0.5, 1.0, 3.0]), passed_s=st.floats(0, ACTIVE_S))
+    def ask(self, tenant, weight, passed_s):
+        self.now_s += passed_s
+        self.holdings.asked(tenant, weight, self.now_s)
+        self.asked[tenant] = weight, self.now_s
+
+    @rule(name=NAMES, tenant=TENANTS, tokens=TOKENS)
+    def place(self, name, tenant, tokens):
+        self.holdings.placed(name, tenant, tokens)
+        self.held.setdefault(name, (tenant, tokens))
+
+    @rule(name=NAMES)
+    def leave(self, name):
+        self.holdings.left(name)
+        self.held.pop(name, None)
+
+    @rule(tenant=TENANTS)
+    def ask_who_is_beyond(self, tenant):
+        active = {t: w for t, (w, at_s) in self.asked.items() if at_s + ACTIVE_S > self.now_s}
+        mine = sum(n for t, n in self.held.values() if t == tenant)
+        total = sum(n for _, n in self.held.values())
+        weights = sum(active.values())
+        others = {t for t in active if t != tenant}
+        share = active.get(tenant, 0.0) / weights if weights else 1.0
+        expected = bool(others) and mine > share * total
+        assert self.holdings.is_beyond(tenant, self.now_s) == expected
+
+    @invariant()
+    def sums_agree(self):
+        self.holdings.check(set(self.held))
+
+
+TestHoldings = HoldingsMachine.TestCase
+
+
+@given(st.lists(st.tuples(NAMES, TOKENS)))
+def test_who_is_alone_is_never_beyond(placed):
+    holdings = Holdings()
+    holdings.asked("a", 1.0, 0.0)
+    for name, one in placed:
+        holdings.placed(name, "a", one)
+    assert not holdings.is_beyond("a", 1.0)
+
+
+def test_others_count_while_they_ask_for_something():
+    holdings = Holdings()
+    holdings.asked("flood", 1.0, 0.0)
+    holdings.placed(SequenceId("f"), "flood", 100)
+    holdings.asked("quiet", 1.0, 1.0)
+    holdings.asked("flood", 1.0, 2.0)
+    assert holdings.is_beyond("flood", 2.0)
+    assert not holdings.is_beyond("quiet", 2.0)
+    assert not holdings.is_beyond("flood", 1.0 + ACTIVE_S)

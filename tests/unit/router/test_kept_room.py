@@ -1,0 +1,57 @@
+"""Room that is kept for tenants that hold less than their share."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.policy.room import KEPT_EVERY, KEPT_SHARE, kept_for_others
+
+BLOCKS = 100
+
+
+def pool(*free):
+    hello = SimpleNamespace(block_count=BLOCKS, block_tokens=1)
+    return [
+        SimpleNamespace(worker_id=f"w{i}", free_blocks=n, hello=hello, in_flight=SimpleNamespace(sequences=1))
+        for i, n in enumerate(free)
+    ]
+
+
+def test_the_emptiest_keeps_room_where_the_others_have_none():
+    assert kept_for_others(pool(10, 30, 5), tokens=9) == {"w0", "w1"}
+    assert kept_for_others(pool(10, 60, 30), tokens=9) == {"w2"}
+    assert kept_for_others(pool(40, 60, 5), tokens=9) == frozenset()
+    assert kept_for_others(pool(30, 30, 25), tokens=9) == frozenset()
+
+
+def test_a_worker_that_is_alone_keeps_room_too():
+    assert kept_for_others(pool(30), tokens=9) == {"w0"}
+    assert kept_for_others(pool(40), tokens=9) == frozenset()
+    assert kept_for_others([], tokens=9) == frozenset()
+
+
+@given(st.lists(st.integers(0, BLOCKS), min_size=1, max_size=40), st.integers(1, BLOCKS))
+def test_room_that_was_there_is_there_afterwards(free, tokens):
+    """Wherever the tokens go among the others, one worker in two has its share left, if it had."""
+    workers = pool(*free)
+    kept = kept_for_others(workers, tokens)
+    count = -(-len(free) // KEPT_EVERY)
+    assert len(kept) <= count
+
+    def roomy():
+        return sum(w.free_blocks >= KEPT_SHARE * BLOCKS for w in workers)
+
+    had = min(count, roomy())
+    for worker in workers:
+        if worker.worker_id not in kept:
+            worker.free_blocks -= tokens + 1
+            assert roomy() >= had
+            worker.free_blocks += tokens + 1
+
+
+def test_a_worker_that_has_nothing_to_do_takes_anything():
+    workers = pool(BLOCKS)
+    assert kept_for_others(workers, tokens=90) == {"w0"}
+    workers[0].in_flight.sequences = 0
+    assert kept_for_others(workers, tokens=90) == frozenset()
