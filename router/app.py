@@ -82,7 +82,7 @@ def _json(body: object, status: int = 200) -> Response:
 def _model_card(service: Service, name: str) -> dict[str, object]:
     """Of the service's model, or of an adapter of it. Raises ModelNotFound."""
     limits = service.limits.card
-    base = {
+    base: dict[str, object] = {
         "id": service.model,
         "object": "model",
         "created": service.created,
