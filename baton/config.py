@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config_base import Seconds, SecretText, Section
 from baton.config_models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
-from baton.config_operators import AccessConfig, DashboardConfig, TlsConfig
+from baton.config_operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 
 
 class ModelConfig(Section):
@@ -440,17 +440,6 @@ class AutoscaleConfig(Section):
             if least > most:
                 raise ValueError(f"{role}_min: {least} is above {role}_max, {most}")
         return self
-
-
-class TelemetryConfig(Section):
-    otlp_endpoint: str = ""
-    """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_json: bool = False
-    """One JSON object per line instead of text."""
-    log_requests: Literal["off", "troubled", "all"] = "troubled"
-    """A line of the router's log for each request that ended: all of them, or those only that were refused,
-    failed, missed an objective or needed more than one attempt (at most 50 lines a second)."""
 
 
 class Config(BaseSettings):

@@ -1,6 +1,6 @@
 """Knobs for those who operate a cluster: who they are, and what they look at. See `baton.config`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -75,3 +75,14 @@ class TlsConfig(Section):
             missing = ", ".join(f"tls.{name}" for name, path in files.items() if not path)
             raise ValueError(f"mutual TLS needs ca, cert and key: {missing} is missing")
         return self
+
+
+class TelemetryConfig(Section):
+    otlp_endpoint: str = ""
+    """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = False
+    """One JSON object per line instead of text."""
+    log_requests: Literal["off", "troubled", "all"] = "troubled"
+    """A line of the router's log for each request that ended: all of them, or those only that were refused,
+    failed, missed an objective or needed more than one attempt (at most 50 lines a second)."""
