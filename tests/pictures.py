@@ -227,8 +227,8 @@ def _normal(person, load, cluster, *, minutes, rate):
     operator.order(Scale(Role.DECODE, 2))
     _pass(minutes * 20)
     for theme in ("light", "dark"):
-        size, window = (LAPTOP, "5 min") if theme == "light" else (WALL, "15 min")
-        person.look(f"dashboard-load-{theme}", size=size, window=window, dark=theme == "dark")
+        size = LAPTOP if theme == "light" else WALL
+        person.look(f"dashboard-load-{theme}", size=size, window="5 min", dark=theme == "dark")
     person.story("dashboard-request")
     person.look_at_all("load")
     person.look_at_pages()

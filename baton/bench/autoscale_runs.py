@@ -162,7 +162,8 @@ def stage(case: Case) -> Stage:
     """Raises SetupError for a trace that cannot be read."""
     if case.load.trace:
         demands, plan = of_trace(case.load)
-        return Stage(case, demands, float(plan.block_tokens), cached_tokens(demands, plan.block_tokens))
+        block_tokens = float(plan.block_tokens)
+        return Stage(case, demands, block_tokens, cached_tokens(demands, block_tokens))
     demands = list(drawn(case.load))
     return Stage(case, demands, 0.0, [0] * len(demands))
 
