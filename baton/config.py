@@ -7,13 +7,14 @@ Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEAS
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config_base import Seconds, SecretText, Section
-from baton.config_operators import AccessConfig, DashboardConfig
+from baton.config_models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
+from baton.config_operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 
 
 class ModelConfig(Section):
@@ -208,7 +209,7 @@ class RouterConfig(Section):
     fallback_to_other_pool: bool = True
     """When one pool is empty, serve both legs on the other, and say so in /health and metrics."""
     queue_requests_max: Annotated[int, Field(ge=0)] = 512
-    """Sequences waiting for a place; one more is refused with 503."""
+    """Sequences of a model that wait for a place; one more is refused with 503."""
     reject_below: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """A request that meets its objectives with less than this probability is taken for late, see `slo.late`;
     0: only when the time for its first token is over. Requests without objectives are never late."""
@@ -397,7 +398,8 @@ class AutoscaleConfig(Section):
     both_max: Annotated[int, Field(ge=1, le=1024)] = 8
     """Of workers that take either leg, where there are such."""
     workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
-    """Of all roles together; 0: the sum of their own. When it binds, all roles are short alike."""
+    """Of all roles, and of all `models`, together; 0: the sum of their own. When it binds, all roles of a
+    model are short alike, and a model gets what the others leave."""
     replica_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
     """Budget over any 24 hours; 0: none. While more than half of it is left it does not bind; then what is
     left is spread over the time until the hours spent first are a day old. Minima are kept."""
@@ -440,53 +442,21 @@ class AutoscaleConfig(Section):
         return self
 
 
-class TlsConfig(Section):
-    """Mutual TLS between the processes of a cluster: with `ca`, `cert` and `key` every gRPC connection has
-    it, without them none has. The paths are the same on all hosts, what the files hold need not be."""
-
-    ca: str = ""
-    """PEM file of the authorities whose certificates are this cluster's, see `baton certs`."""
-    cert: str = ""
-    """PEM file of this process's certificate, and of those between it and the authority. All three files are
-    read again when they change: the next connection uses what they say then."""
-    key: str = ""
-    """PEM file of the certificate's private key, not encrypted."""
-    domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,198}[a-z0-9])?$")] = "baton.internal"
-    """A certificate names its holder PART.DOMAIN, where PART is control, router, worker, store or operator.
-    Clusters whose certificates are of one authority differ in the domain."""
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self.ca)
-
-    @model_validator(mode="after")
-    def _all_or_none(self) -> "TlsConfig":
-        files = {"ca": self.ca, "cert": self.cert, "key": self.key}
-        if any(files.values()) and not all(files.values()):
-            missing = ", ".join(f"tls.{name}" for name, path in files.items() if not path)
-            raise ValueError(f"mutual TLS needs ca, cert and key: {missing} is missing")
-        return self
-
-
-class TelemetryConfig(Section):
-    otlp_endpoint: str = ""
-    """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_json: bool = False
-    """One JSON object per line instead of text."""
-    log_requests: Literal["off", "troubled", "all"] = "troubled"
-    """A line of the router's log for each request that ended: all of them, or those only that were refused,
-    failed, missed an objective or needed more than one attempt (at most 50 lines a second)."""
-
-
 class Config(BaseSettings):
     """The whole of it."""
 
     model_config = SettingsConfigDict(
-        env_prefix="BATON_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="BATON_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     model: ModelConfig = ModelConfig()
+    models: dict[Annotated[str, Field(pattern=NAME_PATTERN)], ModelEntry] = {}
+    """Several models in one cluster, by the names that clients use: {"chat": {"model": {"path": "…"}}}. Each
+    says what it has of its own, the sections beside it what all share. Empty: the one of `model`."""
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     store: StoreConfig = StoreConfig()
@@ -498,3 +468,31 @@ class Config(BaseSettings):
     tls: TlsConfig = TlsConfig()
     access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _models_are_whole(self) -> "Config":
+        for name in self.models:
+            if not self.of_model(name).model.path:
+                raise ValueError(
+                    f"models.{name}.model.path: name a Hugging Face folder, hub id, or GGUF file"
+                )
+        return self
+
+    def of_model(self, name: str) -> "Config":
+        """The configuration of one of `models`, as if there were no others. Raises ValueError."""
+        entry = self.models[name]
+        sections: dict[str, Any] = {"models": {}}
+        for section in OWN_SECTIONS:
+            try:
+                own = entry.own(section)
+            except ValueError as error:
+                raise ValueError(f"models.{name}.{error}") from None
+            own |= {"name": name} if section == "model" else {}
+            sections[section] = with_own(getattr(self, section), own, where=f"models.{name}.{section}")
+        return self.model_copy(update=sections)
+
+
+def sections() -> dict[str, type[Section]]:
+    """The sections of knobs, by name; `models` is made of them."""
+    kinds = {name: info.annotation for name, info in Config.model_fields.items()}
+    return {n: kind for n, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}

@@ -1,6 +1,6 @@
 """Knobs for those who operate a cluster: who they are, and what they look at. See `baton.config`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -47,3 +47,42 @@ class DashboardConfig(Section):
             missing = "tls_key" if self.tls_cert else "tls_cert"
             raise ValueError(f"TLS needs tls_cert and tls_key: dashboard.{missing} is missing")
         return self
+
+
+class TlsConfig(Section):
+    """Mutual TLS between the processes of a cluster: with `ca`, `cert` and `key` every gRPC connection has
+    it, without them none has. The paths are the same on all hosts, what the files hold need not be."""
+
+    ca: str = ""
+    """PEM file of the authorities whose certificates are this cluster's, see `baton certs`."""
+    cert: str = ""
+    """PEM file of this process's certificate, and of those between it and the authority. All three files are
+    read again when they change: the next connection uses what they say then."""
+    key: str = ""
+    """PEM file of the certificate's private key, not encrypted."""
+    domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,198}[a-z0-9])?$")] = "baton.internal"
+    """A certificate names its holder PART.DOMAIN, where PART is control, router, worker, store or operator.
+    Clusters whose certificates are of one authority differ in the domain."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.ca)
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> "TlsConfig":
+        files = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        if any(files.values()) and not all(files.values()):
+            missing = ", ".join(f"tls.{name}" for name, path in files.items() if not path)
+            raise ValueError(f"mutual TLS needs ca, cert and key: {missing} is missing")
+        return self
+
+
+class TelemetryConfig(Section):
+    otlp_endpoint: str = ""
+    """Where spans are sent (OTLP over gRPC), for example http://localhost:4317; empty: nowhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = False
+    """One JSON object per line instead of text."""
+    log_requests: Literal["off", "troubled", "all"] = "troubled"
+    """A line of the router's log for each request that ended: all of them, or those only that were refused,
+    failed, missed an objective or needed more than one attempt (at most 50 lines a second)."""

@@ -29,7 +29,7 @@ from control_plane.record_file import RecordFile
 from control_plane.scaling import Scaling, live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_directory import StoreDirectory, check_directory
-from control_plane.workers import Overlay, RayWorkers, first_pool, model_of
+from control_plane.workers import Overlay, RayWorkers, first_pools
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,14 @@ class Control:
             remember=self._record.write,
             check=self._workers.check,
         )
-        scales = live_settings(config) if config.autoscale.mode != "off" else None
-        self._scaling = Scaling(scales, self._plane, model=model_of(config))
+        self._scaling = Scaling(live_settings(config), self._plane, workers_max=config.autoscale.workers_max)
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
         self._show: Callable[[str], None] = lambda control_address: None
         self._dashboard: DashboardChild | None = None
+        self._is_first_life = True
+        """Nobody was told yet that the cluster is ready: what is wrong with it may end it."""
 
     def show(self, command: DashboardCommand, *, tell: Callable[[str], None]) -> None:
         """Before `run`: with a dashboard. `tell` is told where it is, and how to sign in."""
@@ -100,6 +101,7 @@ class Control:
         cluster = self._config.cluster
         await check_directory(self._config.store)
         record = self._record.read()
+        self._is_first_life = record is None
         await self._home.open()
         self._server, port = await start_server(
             cluster.control_host,
@@ -113,7 +115,7 @@ class Control:
         address = self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
         await self._adopt(address)
-        self._plane.want([first_pool(self._config)], record=record)
+        self._plane.want(first_pools(self._config), record=record)
         self._background.spawn(self._follow_nodes())
         self._show(address)
         if self._scaling.is_on:
@@ -128,7 +130,9 @@ class Control:
     async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:
         asked = asyncio.create_task(shutdown.asked.wait())
         all_there = asyncio.create_task(self._plane.until_settled())
-        waits: set[asyncio.Future[Any]] = {asked, all_there, self._plane.setup_error, self._crash}
+        waits: set[asyncio.Future[Any]] = {asked, all_there, self._crash}
+        if self._is_first_life:  # else other workers serve, of other models maybe
+            waits.add(self._plane.setup_error)
         try:
             while not asked.done():
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +141,7 @@ class Control:
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
                     settled()  # later on, workers that cannot start are tried again, and told
-                elif all_there in waits and self._plane.setup_error.done():
+                elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())
         finally:
             asked.cancel()

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.config_operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
-from baton.engine.model_check import check_machine, check_model, check_tokenizer
-from baton.engine.model_files import default_name, local_folder
+from baton.engine.model_check import check_machine, check_memory, check_model, check_tokenizer
+from baton.engine.model_files import local_folder
+from baton.engine.served_models import each_model, worker_count
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
@@ -26,7 +27,7 @@ from control_plane.ray_home import RayHome
 from control_plane.ray_watch import RayWatch, adopt_orphans
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
-from control_plane.scaling import scaled_roles
+from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
 
@@ -50,19 +51,21 @@ RouterCommand = Callable[[str], Sequence[str]]
 
 def check_setup(config: Config, *, with_router: bool) -> None:
     """Raises SetupError for what can be known before anything is started."""
-    cluster = config.cluster
-    worker_count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
-    if worker_count == 0:
+    cluster, models = config.cluster, each_model(config)
+    if worker_count(config) == 0:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
     if config.autoscale.mode != "off":
-        scaled_roles(config)
-    folder = local_folder(config.model.path)
-    if folder is not None:
-        check_model(folder, config.model, config.engine)
-        if with_router:
-            check_tokenizer(folder)
+        live_settings(config)
+    for one in models.values():
+        folder = local_folder(one.model.path)
+        if folder is not None:
+            check_model(folder, one.model, one.engine)
+            if with_router:
+                check_tokenizer(folder)
+        if not cluster.ray_address:
+            check_machine(one.model, one.engine, worker_count=worker_count(one))
     if not cluster.ray_address:
-        check_machine(config.model, config.engine, worker_count=worker_count)
+        check_memory(models.values())
     if config.store.host_bytes and not config.store.socket:
         check_store(config.store)
     _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
@@ -80,6 +83,10 @@ def _has_chat_template(path: str) -> bool:
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
+
+
+def _pools_text(cluster: ClusterConfig) -> str:
+    return f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
 
 
 def _check_port(host: str, port: int, *, knob: str) -> None:
@@ -252,10 +259,8 @@ class _Cluster:
         await self._store.until_ready()
         await control.settled.wait()
         if self._router is not None:
-            cluster = self._config.cluster
-            count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
-            async with asyncio.timeout(cluster.start_timeout_s):
-                await self._router.until_connected(count)
+            async with asyncio.timeout(self._config.cluster.start_timeout_s):
+                await self._router.until_connected(worker_count(self._config))
 
     async def until_asked_to_stop(self) -> None:
         """Raises what breaks this process itself."""
@@ -266,23 +271,23 @@ class _Cluster:
             self._crash.result()
 
     def ready_text(self) -> str:
-        cluster = self._config.cluster
-        model = self._config.model.name or default_name(self._config.model.path)
-        pools = (
-            f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
-        )
-        pools += f", {self._store.text()}"
+        models = each_model(self._config)
+        served = " and ".join(f"{name} on {_pools_text(one.cluster)}" for name, one in models.items())
+        served += f", {self._store.text()}"
         if self._router is None:
-            return f"Baton is ready: {model} on {pools}; directory at {self._address}{self._dashboard_text()}"
+            return f"Baton is ready: {served}; directory at {self._address}{self._dashboard_text()}"
         url = self._router.url
+        command = "\n  ".join(self._example(url, name, one) for name, one in models.items())
+        return f"Baton is ready: {url} serves {served}. Try:\n  {command}{self._dashboard_text()}"
+
+    def _example(self, url: str, model: str, config: Config) -> str:
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
-        if _has_chat_template(self._config.model.path):
+        if _has_chat_template(config.model.path):
             path, curl = "chat/completions", "curl -N"
             ask = '"stream": true, "messages": [{"role": "user", "content": "What is a KV cache?"}]'
         body = f'{{"model": "{model}", {ask}}}'
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._config.router.keys else ""
-        command = f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
-        return f"Baton is ready: {url} serves {model} on {pools}. Try:\n  {command}{self._dashboard_text()}"
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if config.router.keys else ""
+        return f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
 
     def _dashboard_text(self) -> str:
         where = self._control.dashboard if self._control is not None else ""

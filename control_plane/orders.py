@@ -39,8 +39,8 @@ class Record(msgspec.Struct, frozen=True):
     decisions: tuple[Decision, ...] = ()
     configured: tuple[Pool, ...] = ()
     """What the configuration said then; orders for a model are kept while it says the same."""
-    memory: Memory | None = None
-    """The autoscaler's."""
+    memories: dict[str, Memory] = {}
+    """The autoscaler's, by model."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Orders:
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
     _configured: tuple[Pool, ...] = ()
-    memory: Memory | None = None
+    memories: dict[str, Memory] = field(default_factory=dict[str, Memory])
     _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
 
     def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
@@ -70,13 +70,13 @@ class Orders:
             same = (pool for pool in record.pools if _is_as_configured(pool, record, self.pools))
             kept = {pool.model: pool for pool in same}
             self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
-            self.avoid, self.memory = frozenset(record.avoid), record.memory
+            self.avoid, self.memories = frozenset(record.avoid), record.memories
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
     def record(self) -> Record:
         avoid, log = tuple(sorted(self.avoid)), self.log.entries
-        return Record(self.pools, avoid, log, self._configured, self.memory)
+        return Record(self.pools, avoid, log, self._configured, dict(self.memories))
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from itertools import product
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -24,6 +26,7 @@ from baton.core.operate import (
     RollOut,
     RouterState,
     Version,
+    pool_of,
 )
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
@@ -94,16 +97,16 @@ class ControlPlane:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
         remember: Callable[[Record], None] = lambda record: None,
-        check: Callable[[Version], None] = lambda version: None,
+        check: Callable[[str, Version], None] = lambda model, version: None,
     ) -> None:
         """`remember` gets what must outlive this process, each time it changes. `check` raises SetupError for
-        a version that cannot be started."""
+        a version of a model that cannot be started."""
         self.book = mb.MembershipBook(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
-        self.autoscale: AutoscaleState | None = None
-        """Set by who scales; None: nobody does."""
+        self.autoscale: tuple[AutoscaleState, ...] = ()
+        """Of each model, set by who scales; empty: nobody does."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """What the operator must change before any worker can start; the first one's words."""
@@ -180,12 +183,16 @@ class ControlPlane:
         return next((d for d in reversed(entries) if d.number == decision.number), decision)
 
     def _decide(self, order: Order) -> tuple[Decision, list[ev.ReconcileEvent]]:
-        if isinstance(order.action, RollOut):
+        pool = self._pool_of(order.action.model) if isinstance(order.action, RollOut) else None
+        if isinstance(order.action, RollOut) and pool is not None:
             try:
-                self._check(order.action.version)
+                self._check(pool.model, order.action.version)
             except SetupError as error:
                 return self.orders.refuse(order, str(error), at_s=time.time()), []
         return self.orders.take(order, self.state(), at_s=time.time())
+
+    def _pool_of(self, model: str) -> Pool | None:
+        return pool_of(self.orders.pools, model)
 
     def state(self) -> ClusterState:
         avoid = self.orders.avoid
@@ -213,11 +220,12 @@ class ControlPlane:
     # --- for who scales ---------------------------------------------------------------------------
 
     @property
-    def memory(self) -> Memory | None:
-        return self.orders.memory
+    def memories(self) -> Mapping[str, Memory]:
+        """What the autoscaler learnt, by model."""
+        return self.orders.memories
 
-    def remember(self, memory: Memory) -> None:
-        self.orders.memory = memory
+    def remember(self, memories: Mapping[str, Memory]) -> None:
+        self.orders.memories = {**self.orders.memories, **memories}
         self._remember(self.orders.record())
 
     # --- processes --------------------------------------------------------------------------------
@@ -327,11 +335,11 @@ class ControlPlane:
         self._changed = asyncio.Event()
 
     def _count(self) -> None:
-        status = self.reconciler.status()
-        for role in Role:
-            for phase in ReplicaPhase:
-                count = sum(s.role is role and s.phase is phase for s in status)
-                self.meter.set(catalogue.REPLICAS, count, role=role, state=phase)
+        counts = Counter((s.model, s.role, s.phase) for s in self.reconciler.status())
+        models = {pool.model for pool in self.orders.pools} | {model for model, _, _ in counts}
+        for model, role, phase in product(sorted(models), Role, ReplicaPhase):
+            count = counts[model, role, phase]
+            self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=phase)
 
     def _reschedule(self) -> None:
         if self._timer is not None:

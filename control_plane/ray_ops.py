@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import psutil
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from baton.engine.served_models import each_model, worker_count
 from control_plane.ray_home import RayHome, first_line, namespace_of
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class RayReplicas:
         self, actor_class: type, *, config: Config, home: RayHome, is_local: bool, on_exit: OnExit
     ) -> None:
         """`is_local`: all of Ray is this machine, and nobody else uses it."""
-        self._actor_class, self._config, self._on_exit = actor_class, config, on_exit
+        self._actor_class, self._on_exit = actor_class, on_exit
+        self._configs, self._worker_count = each_model(config), worker_count(config)
         self._home, self.is_local = home, is_local
         self._replicas: dict[WorkerId, _Replica] = {}
 
@@ -111,14 +113,14 @@ class RayReplicas:
             "namespace": namespace_of(spec.control_address),
             "lifetime": "detached",
             "num_cpus": 0 if self.is_local else max(1, threads),
-            "num_gpus": self._gpu_share(),
+            "num_gpus": self._gpu_share(self._configs[spec.model]),
             "max_restarts": 0,  # when, and how often, is the reconciler's decision
             "max_task_retries": 0,
             # Calls of control planes that were killed go on waiting for the worker's end.
             "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
-        options |= self._placement(spec.role, avoid)
+        options |= self._placement(self._configs[spec.model].cluster, spec.role, avoid)
         handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
         self._follow(spec.worker_id, handle)
 
@@ -153,9 +155,8 @@ class RayReplicas:
         self._follow(worker_id, handle)
         return worker_id, identity
 
-    def _placement(self, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
+    def _placement(self, cluster: ClusterConfig, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
         """On several nodes workers spread: one node's loss shall not be a pool's."""
-        cluster = self._config.cluster
         labels = dict(cluster.node_labels.get(role, {}))
         if avoid:
             labels[NODE_LABEL] = f"!in({','.join(avoid)})"
@@ -166,17 +167,15 @@ class RayReplicas:
             options["scheduling_strategy"] = "SPREAD"
         return options
 
-    def _gpu_share(self) -> float:
+    def _gpu_share(self, config: Config) -> float:
         """Of one worker. "cuda:N" names a device of the machine, which Ray must not renumber; with
         fewer devices than workers, workers share; with none, the worker says so better than Ray."""
-        if self._config.model.device != "cuda":
+        if config.model.device != "cuda":
             return 0.0
         if not self.is_local:
             return 1.0
-        cluster = self._config.cluster
-        count = cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
         device_count = float(self._home.ray.cluster_resources().get("GPU", 0.0))
-        return gpu_share(device_count, count)
+        return gpu_share(device_count, self._worker_count)
 
     async def drain(self, worker_id: WorkerId) -> None:
         """Ask it to finish what it holds and end; whether it does is told by `on_exit`."""

@@ -259,7 +259,7 @@ class Reconciler:
             for name, because in retirements(pool, role, self._have(pool.model)):
                 yield from self._retire(self._replicas[name], because, now_s)
             count = add_count(pool, role, self._have(pool.model))
-            prefix = "" if pool is self._pools[0] else pool.model
+            prefix = pool.model if len(self._pools) > 1 else ""
             for name in names_of(prefix, role, count, taken=self._replicas):
                 life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
                 self._replicas[name] = _Replica(name, pool.model, role, pool.version, life, due_s=now_s)

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -13,7 +14,8 @@ from baton.config import Config
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from baton.core.operate import AutoscaleState, Decision, Order, Outcome, Resize
+from baton.core.operate import AutoscaleState, ClusterState, Decision, Order, Outcome, Resize
+from baton.engine.served_models import each_model
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane.autoscaler.live import LiveAutoscaler
@@ -34,19 +36,20 @@ REMEMBERED_EVERY_S = 60.0
 class Remembering(Operations, Protocol):
     """`plane.ControlPlane`, as far as it matters here."""
 
-    autoscale: AutoscaleState | None
+    autoscale: tuple[AutoscaleState, ...]
     meter: Meter
 
     @property
-    def memory(self) -> Memory | None: ...
+    def memories(self) -> Mapping[str, Memory]: ...
 
-    def remember(self, memory: Memory) -> None:
+    def remember(self, memories: Mapping[str, Memory]) -> None:
         """For the next life of the control plane."""
         ...
 
 
 def scaled_roles(config: Config) -> set[Role]:
-    """Raises SetupError where the autoscaler could not tell which role a request's load is for."""
+    """Of one model. Raises SetupError where the autoscaler could not tell which role a request's load is
+    for."""
     cluster = config.cluster
     has_pairs = bool(cluster.prefill_workers or cluster.decode_workers)
     if has_pairs and cluster.both_workers:
@@ -57,43 +60,71 @@ def scaled_roles(config: Config) -> set[Role]:
     return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.BOTH}
 
 
-def live_settings(config: Config) -> Settings:
-    """Raises SetupError."""
-    return settings_of(
-        config.autoscale,
-        roles=scaled_roles(config),
-        objectives=objectives_of(config.slo),
-        hold_s=config.router.queue_wait_s,
-        is_advice=config.autoscale.mode == "advise",
-    )
+def live_settings(config: Config) -> dict[str, Settings]:
+    """By model; empty where nobody scales. Raises SetupError."""
+    if config.autoscale.mode == "off":
+        return {}
+    return {
+        name: settings_of(
+            one.autoscale,
+            roles=scaled_roles(one),
+            objectives=objectives_of(one.slo),
+            hold_s=one.router.queue_wait_s,
+            is_advice=one.autoscale.mode == "advise",
+        )
+        for name, one in each_model(config).items()
+    }
+
+
+class _Scaled:
+    """One model's autoscaler, and what was said of its blindness."""
+
+    def __init__(self, live: LiveAutoscaler) -> None:
+        self.live = live
+        self.workers_max = live.settings.workers_max
+        """Of this model alone; 0: any."""
+        self._blind, self._is_blind_told = "", False
+
+    def tell_blindness(self, text: str) -> None:
+        """Once, when it lasts: routers come and go."""
+        if text and text == self._blind and not self._is_blind_told:
+            log.warning("the autoscaler decides nothing for %s: %s", self.live.model, text)
+        self._is_blind_told = bool(text) and text == self._blind
+        self._blind = text
 
 
 class Scaling:
-    """`baton.wire.demand.DemandHandler`; `run` where `autoscale.mode` is not off."""
+    """`baton.wire.demand.DemandHandler`; `run` where `autoscale.mode` is not off. Models are scaled each by
+    itself, at the same times."""
 
     def __init__(
         self,
-        settings: Settings | None,
+        settings: Mapping[str, Settings],
         plane: Remembering,
         *,
-        model: str,
+        workers_max: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settings` None: reports are heard, and nothing is decided."""
+        """`settings` by model; empty: reports are heard, and nothing is decided. `workers_max`: of several
+        models together; 0: any number."""
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
-        self._blind, self._is_blind_told = "", False
-        self._live: LiveAutoscaler | None = None
-        if settings is not None:
-            self._live = LiveAutoscaler(settings, model=model, now_s=clock())
+        self._workers_max = workers_max if len(settings) > 1 else 0
+        self._models = deque(
+            _Scaled(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
+        )
 
     @property
     def is_on(self) -> bool:
-        return self._live is not None
+        return bool(self._models)
+
+    def _of(self, model: str) -> LiveAutoscaler | None:
+        is_only = not model and len(self._models) == 1
+        return next((one.live for one in self._models if is_only or one.live.model == model), None)
 
     def report(self, report: DemandReport) -> DemandHeard:
-        live = self._live
+        live = self._of(report.model)
         if live is None:
             return DemandHeard(EVERY_S_MAX)
         live.heard(report, now_s=self._clock())
@@ -105,58 +136,74 @@ class Scaling:
 
     async def run(self) -> None:
         """Until cancelled."""
-        live = self._live
-        assert live is not None, "autoscale.mode is off"
-        if (memory := self._plane.memory) is not None:
-            away_s = max(0.0, time.time() - memory.saved_at_s)
-            live.recall(memory, now_s=self._clock(), away_s=away_s)
+        assert self._models, "autoscale.mode is off"
+        for one in self._models:
+            if (memory := self._plane.memories.get(one.live.model)) is not None:
+                away_s = max(0.0, time.time() - memory.saved_at_s)
+                one.live.recall(memory, now_s=self._clock(), away_s=away_s)
+        interval_s = self._models[0].live.settings.interval_s
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(live))
+            group.create_task(self._follow())
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(live.settings.interval_s):
+                    async with asyncio.timeout(interval_s):
                         await self._wake.wait()
                 self._wake.clear()
                 self.look()
 
-    async def _follow(self, live: LiveAutoscaler) -> None:
+    async def _follow(self) -> None:
         """Phases of replicas, as they change."""
         async for state in self._plane.changes():
-            live.saw(state, now_s=self._clock())
+            for one in self._models:
+                one.live.saw(state, now_s=self._clock())
 
-    def look(self) -> Decision | None:
-        """One interval is over. What was ordered or advised, if anything was."""
-        live, plane, now_s = self._live, self._plane, self._clock()
-        assert live is not None
+    def look(self) -> list[Decision]:
+        """One interval is over. What was ordered or advised, if anything was. Whose turn it is first goes
+        round: where the room for all is short, nobody is always the last to be asked."""
+        decisions = [decision for one in self._models if (decision := self._look_at(one)) is not None]
+        self._plane.autoscale = tuple(
+            sorted((one.live.state() for one in self._models), key=lambda state: state.model)
+        )
+        self._models.rotate(-1)
+        now_s = self._clock()
+        if now_s - self._remembered_s >= REMEMBERED_EVERY_S or decisions:
+            self._remembered_s = now_s
+            self._plane.remember({one.live.model: self._memory(one.live, now_s) for one in self._models})
+        return decisions
+
+    def _memory(self, live: LiveAutoscaler, now_s: float) -> Memory:
+        return msgspec.structs.replace(live.memory(now_s=now_s), saved_at_s=time.time())
+
+    def _look_at(self, one: _Scaled) -> Decision | None:
+        live, plane, now_s = one.live, self._plane, self._clock()
         state = plane.state()
         live.saw(state, now_s=now_s)
+        if self._workers_max:
+            live.limit(room_for(live.model, state, self._workers_max, own_max=one.workers_max))
         order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
-        plane.autoscale = live.state()
-        self._tell_blindness(plane.autoscale.text)
-        self._count(plane.autoscale, order, decision)
-        if now_s - self._remembered_s >= REMEMBERED_EVERY_S or decision is not None:
-            self._remembered_s = now_s
-            memory = live.memory(now_s=now_s)
-            plane.remember(msgspec.structs.replace(memory, saved_at_s=time.time()))
+        after = live.state()
+        one.tell_blindness(after.text)
+        self._count(after, order, decision)
         return decision
 
-    def _tell_blindness(self, text: str) -> None:
-        """Once, when it lasts: routers come and go."""
-        if text and text == self._blind and not self._is_blind_told:
-            log.warning("the autoscaler decides nothing: %s", text)
-        self._is_blind_told = bool(text) and text == self._blind
-        self._blind = text
-
     def _count(self, state: AutoscaleState, order: Order | None, decision: Decision | None) -> None:
-        meter = self._plane.meter
-        meter.inc(catalogue.AUTOSCALE_LOOKS, outcome="blind" if state.text else "decided")
+        meter, model = self._plane.meter, state.model
+        meter.inc(catalogue.AUTOSCALE_LOOKS, model=model, outcome="blind" if state.text else "decided")
         for one in state.roles:
-            meter.set(catalogue.AUTOSCALE_NEEDED, one.needed, role=one.role)
-            meter.set(catalogue.AUTOSCALE_WANTED, one.wanted, role=one.role)
-            meter.set(catalogue.AUTOSCALE_CORRECTION, one.correction, role=one.role)
+            meter.set(catalogue.AUTOSCALE_NEEDED, one.needed, model=model, role=one.role)
+            meter.set(catalogue.AUTOSCALE_WANTED, one.wanted, model=model, role=one.role)
+            meter.set(catalogue.AUTOSCALE_CORRECTION, one.correction, model=model, role=one.role)
         if order is None or decision is None or not isinstance(order.action, Resize):
             return
         # What was accepted may be done already.
         kinds = {Outcome.ADVISED: "advised", Outcome.REFUSED: "refused"}
-        meter.inc(catalogue.AUTOSCALE_DECISIONS, kind=kinds.get(decision.outcome, "ordered"))
+        meter.inc(catalogue.AUTOSCALE_DECISIONS, model=model, kind=kinds.get(decision.outcome, "ordered"))
+
+
+def room_for(model: str, state: ClusterState, workers_max: int, *, own_max: int) -> int:
+    """Workers that a model may have of `workers_max` for all: what the others leave, and `own_max` at most
+    (0: any). Pure. At least one, below which its own minima and one worker per role in use count anyway."""
+    others = sum(sum(pool.counts.values()) for pool in state.pools if pool.model != model)
+    room = max(1, workers_max - others)
+    return min(room, own_max) if own_max else room

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Sequence
 import msgspec
 
 from baton.core.messages import Role
-from baton.core.operate import Pool, ReplicaPhase
+from baton.core.operate import Pool, ReplicaPhase, replica_prefix
 
 _P = ReplicaPhase
 
@@ -100,11 +100,11 @@ def _young(name: str) -> tuple[int, str]:
 
 def names_of(model: str, role: Role, count: int, *, taken: Container[str]) -> list[str]:
     """The first free ones; `model` empty: the one whose replicas are named by role alone."""
-    prefix = re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-")
+    prefix = replica_prefix(model) if model else ""
     names: list[str] = []
     number = 0
     while len(names) < count:
-        name = f"{prefix}-{role}-{number}" if prefix else f"{role}-{number}"
+        name = f"{prefix}{role}-{number}"
         if name not in taken:
             names.append(name)
         number += 1

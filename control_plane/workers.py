@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Role
 from baton.core.operate import Pool, Version
-from baton.engine.model_files import default_name
+from baton.engine.served_models import each_model, served_name, worker_count
 from baton.wire.client import set_worker_role
 from baton.wire.link import LinkBroken
 from control_plane.cores import core_share, thread_count
@@ -26,20 +26,18 @@ Overlay = Callable[[Config, Sequence[str]], Config]
 """A configuration with SECTION.FIELD=VALUE texts on top. Raises SetupError."""
 
 
-def model_of(config: Config) -> str:
-    """The name that clients use."""
-    return config.model.name or default_name(config.model.path)
+def first_pools(config: Config) -> list[Pool]:
+    """What the configuration wants, one pool per model."""
+    return [_pool(name, one.cluster) for name, one in each_model(config).items()]
 
 
-def first_pool(config: Config) -> Pool:
-    """What the configuration wants."""
-    cluster = config.cluster
+def _pool(model: str, cluster: ClusterConfig) -> Pool:
     counts = {
         Role.PREFILL: cluster.prefill_workers,
         Role.DECODE: cluster.decode_workers,
         Role.BOTH: cluster.both_workers,
     }
-    return Pool(model_of(config), {role: count for role, count in counts.items() if count})
+    return Pool(model, {role: count for role, count in counts.items() if count})
 
 
 class RayWorkers:
@@ -47,27 +45,27 @@ class RayWorkers:
 
     def __init__(self, ray: RayReplicas, config: Config, *, overlay: Overlay) -> None:
         self._ray, self._config, self._overlay = ray, config, overlay
+        self._configs, self._count = each_model(config), worker_count(config)
         self.control_address = ""
         self._order: dict[str, int] = {}
         """Replica name -> index, for its share of the cores."""
 
-    def check(self, version: Version) -> None:
-        """Raises SetupError if it cannot be made of the configuration."""
-        config = self._overlay(self._config, version.sets)
-        if (name := model_of(config)) != (known := model_of(self._config)):
-            raise SetupError(f"clients would have to ask for {name}: set model.name={known} too")
+    def check(self, model: str, version: Version) -> None:
+        """Raises SetupError if it cannot be made of the model's configuration."""
+        config = self._overlay(self._configs[model], version.sets)
+        if (name := served_name(config)) != model:
+            raise SetupError(f"clients would have to ask for {name}: set model.name={model} too")
 
     def start(self, start: StartReplica) -> None:
-        cluster = self._config.cluster
-        cores, count = _cores(), cluster.prefill_workers + cluster.decode_workers + cluster.both_workers
+        cores, count, config = _cores(), self._count, self._configs[start.model]
         index = self._order.setdefault(replica_name(start.worker_id), len(self._order))
         share = core_share(index % count, count, cores) if self._ray.is_local and count else ()
-        threads = thread_count(share, count, len(cores), self._config.engine.threads)
+        threads = thread_count(share, count, len(cores), config.engine.threads)
         spec = WorkerSpec(
             worker_id=start.worker_id,
             role=start.role,
             control_address=self.control_address,
-            config=self._overlay(self._config, start.version.sets).model_dump(),
+            config=self._overlay(config, start.version.sets).model_dump(),
             cores=share,
             version=start.version.name,
             model=start.model,

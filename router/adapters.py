@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,8 @@ class Adapters:
         """`base`: what the model is called. `may_change`: by requests."""
         self._base, self._card, self._rank_max = base, card, rank_max
         self.may_change = may_change
+        self.is_taken: Callable[[str, str], bool] = lambda name, by: False
+        """Whether something else than an adapter of model `by` has a name: of who knows other models."""
         self._adapters: dict[str, Adapter] = {}
         self._lock = asyncio.Lock()
 
@@ -67,6 +69,8 @@ class Adapters:
         """
         if not NAME.fullmatch(name) or name == self._base:
             raise ClientError(f"{name!r:.200} cannot be the name of an adapter", param="lora_name")
+        if self.is_taken(name, self._base):
+            raise ClientError(f"another model, or an adapter of one, is called {name!r}", param="lora_name")
         async with self._lock:
             ref = await asyncio.to_thread(self._read, name, path)
             known = self._adapters.get(name)

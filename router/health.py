@@ -1,5 +1,6 @@
 """What the router says about itself: alive, ready, and with which workers. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,35 +33,78 @@ from router.status import RouterStatus, WorkerStatus
 OPENNESS = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 
 
-def health(
-    status: RouterStatus,
-    *,
-    model: str,
-    is_draining: bool,
-    directory: str,
-    tenants: dict[str, str],
-    may_sleep: bool = False,
-) -> dict[str, Any]:
-    """`status` is ok, degraded (served, but not as configured), asleep (see `is_asleep`) or unavailable."""
-    sleeps = is_asleep(status, may_sleep=may_sleep, directory=directory)
-    is_ready = (status.is_ready or sleeps) and not is_draining
+class ModelHealth(msgspec.Struct, frozen=True):
+    """What a router has of one model."""
+
+    model: str
+    status: RouterStatus
+    may_sleep: bool = False
+    """See `is_asleep`."""
+
+
+class RouterFacts(msgspec.Struct, frozen=True):
+    """What is the same for all models of a router."""
+
+    is_draining: bool
+    directory: str
+    """current, away or none."""
+    tenants: dict[str, str] = {}
+
+
+def health(models: Sequence[ModelHealth], facts: RouterFacts) -> dict[str, Any]:
+    """`status` is ok, degraded (served, but not as configured, or not each of several models is), asleep (see
+    `is_asleep`) or unavailable. Ready: at least one model is served; `models` says which."""
+    told = {one.model: _model(one, facts) for one in models}
+    is_ready = any(one["ready"] for one in told.values())
+    statuses = [one["status"] for one in told.values()]
+    degraded = [one["degraded"] for one in told.values()]
+    return {
+        "status": _together(statuses),
+        "ready": is_ready,
+        "draining": facts.is_draining,
+        "model": models[0].model if len(models) == 1 else "",
+        "models": told,
+        "degraded": {name: any(one[name] for one in degraded) for name in degraded[0]},
+        "predictor": max((one["predictor"] for one in told.values()), key=lambda one: one["error"]),
+        "directory": facts.directory,
+        "tenants": facts.tenants,
+        "peers": models[0].status.peer_count,
+        "sequences": {
+            "live": sum(one.status.live for one in models),
+            "queued": sum(one.status.queued for one in models),
+        },
+        "workers": {
+            role.value: [
+                _worker(worker) for one in models for worker in one.status.workers if worker.role is role
+            ]
+            for role in Role
+        },
+    }
+
+
+def _together(statuses: Sequence[str]) -> str:
+    if len(set(statuses)) == 1:
+        return statuses[0]
+    served = set(statuses) - {"unavailable"}
+    return "ok" if served == {"ok", "asleep"} and "unavailable" not in statuses else "degraded"
+
+
+def _model(one: ModelHealth, facts: RouterFacts) -> dict[str, Any]:
+    status = one.status
+    sleeps = is_asleep(status, may_sleep=one.may_sleep, directory=facts.directory)
+    is_ready = (status.is_ready or sleeps) and not facts.is_draining
     served = "asleep" if sleeps else "degraded" if status.is_degraded else "ok"
     return {
         "status": served if is_ready else "unavailable",
         "ready": is_ready,
-        "draining": is_draining,
-        "model": model,
         "degraded": {
             "prefill_pool_empty": status.is_prefill_pool_empty,
             "decode_pool_empty": status.is_decode_pool_empty,
             "fallback_in_use": status.is_fallback_in_use,
         },
         "predictor": _predictor(status),
-        "directory": directory,
-        "tenants": tenants,
-        "peers": status.peer_count,
         "sequences": {"live": status.live, "queued": status.queued},
-        "workers": {role.value: [_worker(w) for w in status.workers if w.role is role] for role in Role},
+        "workers": {role.value: sum(w.role is role for w in status.workers) for role in Role},
     }
 
 
@@ -86,9 +130,10 @@ def _predictor(status: RouterStatus) -> dict[str, Any]:
     }
 
 
-def _worker(worker: Any) -> dict[str, Any]:
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
     return {
         "id": worker.worker_id,
+        "model": worker.model,
         "address": worker.address,
         "draining": worker.is_draining,
         "stale": worker.is_stale,
@@ -110,25 +155,26 @@ def _worker(worker: Any) -> dict[str, Any]:
 
 
 class StatusGauges:
-    """Copies a status into gauges when somebody looks, and forgets workers that are gone."""
+    """Copies a model's status into gauges when somebody looks, and forgets workers that are gone."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
+    def __init__(self, meter: Meter, model: str) -> None:
+        self._meter, self._model = meter, model
         self._worker_ids: set[str] = set()
         self._counted = SetbackStatus()
 
     def update(self, status: RouterStatus, *, is_asleep: bool = False) -> None:
-        meter = self._meter
-        meter.set(QUEUED, status.queued)
+        meter, model = self._meter, self._model
+        meter.set(QUEUED, status.queued, model=model)
         meter.set(PEERS, status.peer_count)
-        meter.set(INDEX_BYTES, status.index_bytes)
+        meter.set(INDEX_BYTES, status.index_bytes, model=model)
         for role in Role:
-            meter.set(KNOWN_WORKERS, sum(w.role is role for w in status.workers), role=role.value)
-        meter.set(DEGRADED, status.is_prefill_pool_empty and not is_asleep, pool="prefill")
-        meter.set(DEGRADED, status.is_decode_pool_empty and not is_asleep, pool="decode")
+            count = sum(w.role is role for w in status.workers)
+            meter.set(KNOWN_WORKERS, count, model=model, role=role.value)
+        meter.set(DEGRADED, status.is_prefill_pool_empty and not is_asleep, model=model, pool="prefill")
+        meter.set(DEGRADED, status.is_decode_pool_empty and not is_asleep, model=model, pool="decode")
         predictor = status.predictor
-        meter.set(PREDICTOR_FALLBACK, predictor.is_in_use and not predictor.is_trusted)
-        meter.set(PREDICTOR_EXCESS, predictor.error)
+        meter.set(PREDICTOR_FALLBACK, predictor.is_in_use and not predictor.is_trusted, model=model)
+        meter.set(PREDICTOR_EXCESS, predictor.error, model=model)
         for worker in status.workers:
             self._set_worker(worker)
         self._count(status.setbacks)
@@ -160,10 +206,10 @@ class StatusGauges:
 
     def _count(self, now: SetbackStatus) -> None:
         """What was added since somebody looked last."""
-        meter, before = self._meter, self._counted
-        meter.inc(REFUSED_RETRIES, now.retries_refused - before.retries_refused)
-        meter.inc(BREAKERS_OPENED, now.breakers_opened - before.breakers_opened)
-        meter.inc(HEDGES, now.hedges - before.hedges, what="started")
-        meter.inc(HEDGES, now.hedges_won - before.hedges_won, what="won")
-        meter.inc(HEDGE_WASTE, now.hedge_wasted_tokens - before.hedge_wasted_tokens)
+        meter, before, model = self._meter, self._counted, self._model
+        meter.inc(REFUSED_RETRIES, now.retries_refused - before.retries_refused, model=model)
+        meter.inc(BREAKERS_OPENED, now.breakers_opened - before.breakers_opened, model=model)
+        meter.inc(HEDGES, now.hedges - before.hedges, model=model, what="started")
+        meter.inc(HEDGES, now.hedges_won - before.hedges_won, model=model, what="won")
+        meter.inc(HEDGE_WASTE, now.hedge_wasted_tokens - before.hedge_wasted_tokens, model=model)
         self._counted = now

@@ -9,7 +9,6 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.events import Note
 from router.openai_response import Usage
-from router.request_log import RequestLog
 from router.slo import Objectives, Verdict
 from router.stories import Stories
 from router.streaming import Exchange
@@ -32,9 +31,10 @@ def request_of(seq_id: SequenceId) -> str:
 
 
 class Observer:
-    def __init__(self, meter: Meter, spans: Spans, request_log: RequestLog, *, model: str) -> None:
-        self.meter, self.spans = meter, spans
-        self.stories = Stories(request_log)
+    """Of one model's requests. `stories` are shared by all models of a router."""
+
+    def __init__(self, meter: Meter, spans: Spans, stories: Stories, *, model: str) -> None:
+        self.meter, self.spans, self.stories = meter, spans, stories
         self._model = model
         self._tenants: set[str] = set()
 
@@ -50,22 +50,23 @@ class Observer:
             seconds=note.seconds,
             bytes=note.bytes,
         )
+        meter, model = self.meter, self._model
         match note.what:
             case "placed":
-                self.meter.inc(c.PLACEMENTS, kind="split" if len(note.worker_ids) > 1 else "whole")
+                meter.inc(c.PLACEMENTS, model=model, kind="split" if len(note.worker_ids) > 1 else "whole")
             case "fallback":
-                self.meter.inc(c.PLACEMENTS, kind="fallback")
+                meter.inc(c.PLACEMENTS, model=model, kind="fallback")
             case "retried":
                 assert note.cause is not None
-                self.meter.inc(c.RETRIES, cause=note.cause.value)
+                meter.inc(c.RETRIES, model=model, cause=note.cause.value)
             case "joined":
-                self.meter.observe(c.HANDOVER, note.seconds)
+                meter.observe(c.HANDOVER, note.seconds, model=model)
             case _:
                 pass
 
     def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
         """Returns the traceparent for what this request causes elsewhere."""
-        self.stories.begin(request_id, client_request_id=client_request_id)
+        self.stories.begin(request_id, model=self._model, client_request_id=client_request_id)
         return self.spans.open(
             request_id,
             "request",
@@ -79,7 +80,7 @@ class Observer:
         self.spans.close(request_id, error=error, outcome=outcome)
 
     def on_slow_client(self) -> None:
-        self.meter.inc(c.SLOW_CLIENTS)
+        self.meter.inc(c.SLOW_CLIENTS, model=self._model)
 
     def on_usage(self, usage: Usage, *, took_s: float) -> None:
         """Of a request that was answered in full."""
@@ -120,7 +121,7 @@ class Observer:
         request_id = request_of(choice.seq_id)
         ago_s = exchange.now_s() - arrived_s
         for part, seconds in parts_of(exchange.edge, choice):
-            self.meter.observe(c.TTFT_PART, seconds, part=part)
+            self.meter.observe(c.TTFT_PART, seconds, model=self._model, part=part)
             ago_s -= seconds
             if seconds > 0:
                 self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
@@ -143,4 +144,7 @@ class Observer:
             if len(self._tenants) >= TENANT_LABELS_MAX:
                 tenant = "other"
             self._tenants.add(tenant)
-        self.meter.inc(c.SLO_REQUESTS, slo_class=slo_class or "none", tenant=tenant, outcome=verdict.value)
+        named = slo_class or "none"
+        self.meter.inc(
+            c.SLO_REQUESTS, model=self._model, slo_class=named, tenant=tenant, outcome=verdict.value
+        )

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
 import uvicorn
 
@@ -19,7 +19,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
 from baton.core.sharing import RouterMember
-from baton.engine.model_files import default_name
+from baton.engine.served_models import each_model
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
@@ -31,8 +31,10 @@ from router.adapters import Adapters
 from router.app import make_app
 from router.core import RouterCore
 from router.driver import Driver
+from router.drivers import Drivers
 from router.http_protocol import protocol_for
 from router.membership import Roster
+from router.models import Models
 from router.observe import Observer
 from router.parsers.select import choose_parsers
 from router.peers.following import Following
@@ -43,6 +45,7 @@ from router.request_log import RequestLog
 from router.service import Service
 from router.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.store_lookup import StoreLookup
+from router.stories import Stories
 from router.tenants.gate import Gate
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
@@ -73,11 +76,6 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-def served_name(config: Config) -> str:
-    """The model's name for clients."""
-    return config.model.name or default_name(config.model.path)
 
 
 def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -125,18 +123,24 @@ async def run_router(
     port can't be had. A second signal ends at once.
     """
     tls = PublicTls.of(config.router)
-    tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
-    tokenizer.limit_context(config.model.context_tokens_max)
+    tokenizers = {name: await _tokenizer(one) for name, one in each_model(config).items()}
     with contextlib.closing(Sockets(config.router)) as sockets:
         lookup = await _store_lookup(config, control_address)
         keys = await open_keys(config)
-        router = RouterProcess(config, tokenizer, control_address, workers, dial, sockets, lookup, keys, tls)
+        router = RouterProcess(config, tokenizers, control_address, workers, dial, sockets, lookup, keys, tls)
         stop = stop or asyncio.Event()
         try:
             with _signals_set(stop):
                 await router.run(on_ready, stop)
         finally:
             await router.close()
+
+
+async def _tokenizer(config: Config) -> Tokenizer:
+    """Of one model. Raises SetupError."""
+    tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
+    tokenizer.limit_context(config.model.context_tokens_max)
+    return tokenizer
 
 
 async def _store_lookup(config: Config, control_address: str | None) -> StoreLookup | None:
@@ -190,7 +194,7 @@ class RouterProcess:
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizers: Mapping[str, Tokenizer],
         control_address: str | None,
         workers: Sequence[str],
         dial: Dial,
@@ -199,35 +203,43 @@ class RouterProcess:
         keys: LiveKeys | None = None,
         tls: PublicTls | None = None,
     ) -> None:
-        """`keys` None: everybody may. `tls` None: plain HTTP."""
-        self._tls = tls
-        self._config, self._tokenizer, self._sockets = config, tokenizer, sockets
+        """`tokenizers`: of `each_model`, by name. `keys` None: everybody may. `tls` None: plain HTTP.
+        Raises SetupError."""
+        self._tls, self._store_lookup = tls, store_lookup
+        self._config, self._sockets = config, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
-        model = served_name(config)
         self._spans = spans_for(router_id, config.telemetry)
-        observer = Observer(Meter(), self._spans, RequestLog(config.telemetry.log_requests), model=model)
-        now_s = asyncio.get_running_loop().time()
-        core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
-        self.driver = Driver(core, on_note=observer.on_note)
+        self._meter, self._stories = Meter(), Stories(RequestLog(config.telemetry.log_requests))
+        self._gate = Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id)
+        self._configs = each_model(config)
+        self.models = Models(
+            [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
+        )
+        self.drivers = Drivers({service.model: service.driver for service in self.models})
         self._sessions = WorkerSessions(
-            self.driver,
+            self.drivers,
             Roster(workers),
             router_id=router_id,
             silence_s=config.router.worker_silence_s,
             dial=dial,
-            model=model,
         )
         self._directory = DirectoryClient(control_address) if control_address else None
         self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
-        self._sharer = Sharer(self.driver, router_id, observer.stories)
-        self._following = Following(self.driver, router_id, addresses=config.router.peers)
-        self._service = Service(
+        self._sharer = Sharer(self.drivers, router_id, self._stories)
+        self._following = Following(self.drivers, router_id, addresses=config.router.peers)
+
+    def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
+        """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
+        observer = Observer(self._meter, self._spans, self._stories, model=name)
+        now_s = asyncio.get_running_loop().time()
+        core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
+        return Service(
             config=config.router,
             slo=config.slo,
-            model=model,
+            model=name,
             model_path=config.model.path,
-            driver=self.driver,
+            driver=Driver(core, on_note=observer.on_note),
             tokenizer=tokenizer,
             observer=observer,
             parsers=choose_parsers(
@@ -237,14 +249,13 @@ class RouterProcess:
                 model_type=tokenizer.card.model_type,
             ),
             adapters=Adapters(
-                model,
+                name,
                 tokenizer.card,
                 rank_max=config.engine.adapter_rank_max,
                 may_change=config.router.adapter_loading,
             ),
-            gate=Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id),
-            directory_state=self._directory_state,
-            store_lookup=store_lookup,
+            gate=self._gate,
+            store_lookup=self._store_lookup,
             may_sleep=config.autoscale.may_sleep,
         )
 
@@ -254,16 +265,17 @@ class RouterProcess:
         return "current" if self._watch.is_current else "away"
 
     async def run(self, on_ready: OnReady, stop: asyncio.Event) -> None:
-        await self._service.adapters.load_configured(self._config.model.adapters)
+        for service in self.models:
+            await service.adapters.load_configured(self._configs[service.model].model.adapters)
         server = self._make_server()
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
-            background = [group.create_task(self.driver.run()), group.create_task(self._sharer.run())]
+            background = [group.create_task(driver.run()) for driver in self.drivers.all]
+            background.append(group.create_task(self._sharer.run()))
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
             if self._demand is not None:
-                reporting = Reporting(self.driver, self._demand, self._router_id)
-                background.append(group.create_task(reporting.run()))
+                background += [group.create_task(r.run()) for r in self._reportings(self._demand)]
             if self._tls is not None:
                 background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
@@ -276,9 +288,12 @@ class RouterProcess:
             for task in background:
                 task.cancel()
 
+    def _reportings(self, client: DemandClient) -> list[Reporting]:
+        return [Reporting(s.driver, client, self._router_id, model=s.model) for s in self.models]
+
     def _make_server(self) -> Server:
         config = uvicorn.Config(
-            make_app(self._service),
+            make_app(self.models, directory_state=self._directory_state),
             http=protocol_for(self._config.router),
             ws="none",
             lifespan="off",
@@ -316,21 +331,23 @@ class RouterProcess:
             await server.stop(0)
 
     async def _drain(self) -> None:
-        timeout_s = self._config.cluster.drain_timeout_s
-        log.info("draining: %d sequences in flight", self.driver.in_flight_count)
-        if not await self.driver.drain(timeout_s):
-            log.warning("%d sequences cut off after %g s", self.driver.in_flight_count, timeout_s)
-            self.driver.fail_all("the router is shutting down")
+        timeout_s, drivers = self._config.cluster.drain_timeout_s, self.drivers
+        log.info("draining: %d sequences in flight", drivers.in_flight_count)
+        ended = await asyncio.gather(*(driver.drain(timeout_s) for driver in drivers.all))
+        if not all(ended):
+            log.warning("%d sequences cut off after %g s", drivers.in_flight_count, timeout_s)
+            drivers.fail_all("the router is shutting down")
 
     async def close(self) -> None:
         if self._directory is not None:
             await self._directory.close()
         if self._demand is not None:
             await self._demand.close()
-        if self._service.store_lookup is not None:
-            await self._service.store_lookup.close()
-        await self._service.gate.close()
-        await self._tokenizer.close()
+        if self._store_lookup is not None:
+            await self._store_lookup.close()
+        await self._gate.close()
+        for service in self.models:
+            await service.tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)
 
 

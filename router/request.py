@@ -1,6 +1,8 @@
 """What all requests that workers are needed for share: an id, a trace, a deadline, an outcome."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 from xxhash import xxh3_128_hexdigest
 
@@ -12,20 +14,26 @@ from router.asgi import (
     REQUEST_ID,
     ClientGone,
     Headers,
+    Message,
     Receive,
     Scope,
     Send,
     header,
+    read_body,
     respond,
     respond_and_linger,
 )
 from router.call import Call
-from router.observe import Outcome, outcome_of
+from router.models import Models
+from router.observe import Observer, Outcome, outcome_of
 from router.openai_response import error_of, retry_after_s
 from router.prepare import Preparation
 from router.service import Service
 from router.slo import NO_OBJECTIVES, Verdict, verdict_of_answer, verdict_of_error
 from router.tenants.client import ANYBODY, client_of
+
+ARRIVED = "baton.arrived"
+"""Key in the scope: when the request came, if somebody saw it before its frame."""
 
 
 class RequestFrame(ABC):
@@ -43,6 +51,11 @@ class RequestFrame(ABC):
         self._reserved_tokens: int | None = None
         self.verdict: Verdict | None = None
         """None at the end: it could never work, and so was not offered."""
+
+    def came_at(self, arrived_s: float) -> None:
+        """Earlier than this frame was made."""
+        self.arrived_s = arrived_s
+        self.deadline_s = arrived_s + self.service.config.request_timeout_s
 
     @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
@@ -108,20 +121,30 @@ class RequestFrame(ABC):
         self.verdict = Verdict.MISSED_TTFT if is_late else Verdict.CANCELLED
 
 
+Frame = Callable[[Service, RequestId, str], RequestFrame]
+"""A kind of frame, made for a model, with the request's id and traceparent."""
+
+
 class Handler:
     """An ASGI application that answers every request with one `RequestFrame`."""
 
-    def __init__(self, service: Service, kind: type[RequestFrame], id_prefix: str) -> None:
+    def __init__(
+        self, service: Service, kind: Frame, id_prefix: str, *, observer: Observer | None = None
+    ) -> None:
+        """`observer` None: the model's own."""
         self._service, self._kind, self._id_prefix = service, kind, id_prefix
+        self._observer = observer or service.observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        observer = self._service.observer
+        observer = self._observer
         request_id = RequestId(self._id_prefix + new_id())
         parent = (header(scope, b"traceparent") or b"").decode("latin-1")
         traceparent = observer.open(request_id, parent, scope.get(REQUEST_ID, ""))
         outcome: Outcome = "failed"
         message = ""
         frame = self._kind(self._service, request_id, traceparent)
+        if (arrived_s := scope.get(ARRIVED)) is not None:
+            frame.came_at(arrived_s)
         frame.verdict = Verdict.FAILED  # unless something else is known in the end
         try:
             outcome = await frame.serve(scope, receive, send)
@@ -139,6 +162,60 @@ class Handler:
             tenant = frame.client.name
             observer.on_end(request_id, outcome, message, frame.verdict, frame.objectives, tenant)
             await frame.settle()
+
+
+class _Misdirected(RequestFrame):
+    """A request that never came to a model: it ends with what kept it from one."""
+
+    def __init__(
+        self, service: Service, request_id: RequestId, traceparent: str, *, error: BatonError | ClientGone
+    ) -> None:
+        super().__init__(service, request_id, traceparent)
+        self._error = error
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+        self.client = client_of(scope)
+        raise self._error
+
+
+class Dispatch:
+    """An ASGI application in front of several models' handlers: it reads the body, since only that says
+    which model is asked for."""
+
+    def __init__(self, models: Models, kind: Frame, id_prefix: str, *, observer: Observer) -> None:
+        """`observer`: of requests that come to no model."""
+        self._models, self._kind, self._id_prefix, self._observer = models, kind, id_prefix, observer
+        self._handlers = {service.model: Handler(service, kind, id_prefix) for service in models}
+        # A body that names no model is every model's mistake in the same words.
+        self._nameless = Handler(models.first, kind, id_prefix, observer=observer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = self._models.first
+        scope[ARRIVED] = first.driver.now_s()
+        handler = self._nameless
+        try:
+            body = await read_body(scope, receive, bytes_max=first.config.body_bytes_max)
+            if (service := self._models.asked_for(body)) is not None:
+                handler = self._handlers[service.model]
+            receive = _again(body, receive)
+        except (BatonError, ClientGone) as error:
+            kind = partial(_Misdirected, error=error)
+            handler = Handler(first, kind, self._id_prefix, observer=self._observer)
+        await handler(scope, receive, send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The whole body once more, then what comes after it."""
+    is_told = False
+
+    async def once_more() -> Message:
+        nonlocal is_told
+        if is_told:
+            return await receive()
+        is_told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return once_more
 
 
 def error_headers(error: BatonError) -> Headers:

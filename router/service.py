@@ -1,7 +1,7 @@
 """What the handlers of the public API share."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -20,8 +20,13 @@ from router.tenants.gate import Gate
 from router.tokenizer import Tokenizer
 
 
+def model_not_found(name: str, known: Sequence[str]) -> ModelNotFound:
+    listed = ", ".join(f"`{one}`" for one in known)
+    return ModelNotFound(f"The model `{name:.200}` does not exist; this server has {listed:.2000}.")
+
+
 class Service:
-    """One per router process."""
+    """One per model of a router process."""
 
     def __init__(
         self,
@@ -36,20 +41,17 @@ class Service:
         parsers: Parsers,
         adapters: Adapters,
         gate: Gate,
-        directory_state: Callable[[], str] = lambda: "none",
         store_lookup: StoreLookup | None = None,
         may_sleep: bool = False,
     ) -> None:
-        """For /health: `directory_state`, whether membership is current; `may_sleep`, whether there may be no
-        worker because nobody asked for anything."""
+        """`may_sleep`: there may be no worker because nobody asked for anything."""
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
         self.classes, self.gate = Classes(slo), gate
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)
         """Special tokens that chat parsers must see as text."""
-        self.directory_state, self.may_sleep = directory_state, may_sleep
-        self.store_lookup = store_lookup
+        self.store_lookup, self.may_sleep = store_lookup, may_sleep
         self.created = int(time.time())
         self._salt = config.tenant_salt.encode()
 
@@ -71,8 +73,7 @@ class Service:
             return None
         if (adapter := self.adapters.get(name)) is not None:
             return adapter.ref
-        known = ", ".join(f"`{one}`" for one in (self.model, *self.adapters.names))
-        raise ModelNotFound(f"The model `{name:.200}` does not exist; this server has {known:.2000}.")
+        raise model_not_found(name, (self.model, *self.adapters.names))
 
     def salt(self, adapter: AdapterRef | None, tenant_salt: bytes = b"") -> bytes:
         """Of the block hashes: no tenant gets KV computed for another, and KV computed with one adapter is of

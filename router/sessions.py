@@ -13,6 +13,7 @@ from baton.core.sharing import RouterMember
 from baton.wire.client import DirectoryClient
 from baton.wire.link import LinkBroken
 from router.driver import Connection, Driver
+from router.drivers import Drivers
 from router.membership import Roster
 from router.silence import SilenceWatch
 
@@ -53,17 +54,15 @@ class WorkerSessions:
 
     def __init__(
         self,
-        driver: Driver,
+        drivers: Drivers,
         roster: Roster,
         *,
         router_id: RouterId,
         silence_s: float,
         dial: Dial,
-        model: str = "",
     ) -> None:
-        """`model`: what clients ask for. A worker that serves another one is never used; empty: any."""
-        self._model = model
-        self._driver, self._roster, self._dial = driver, roster, dial
+        """A worker is its model's driver's. One that serves a model for which there is none is never used."""
+        self._drivers, self._roster, self._dial = drivers, roster, dial
         self._router_id, self._silence_s = router_id, silence_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._open: set[str] = set()
@@ -80,7 +79,7 @@ class WorkerSessions:
 
     def on_view(self, view: MembershipView) -> None:
         for update in self._roster.on_view(view):
-            self._driver.feed(update)
+            self._drivers.feed(update)
         self._follow_roster()
 
     def _follow_roster(self) -> None:
@@ -94,7 +93,7 @@ class WorkerSessions:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A defect must not leave a worker undialled for ever, unnoticed: it ends the router."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._driver.crash(error)
+            self._drivers.crash(error)
 
     async def _keep(self, address: str) -> None:
         backoff = Backoff()
@@ -108,17 +107,21 @@ class WorkerSessions:
 
     async def _one_session(self, address: str, backoff: Backoff) -> None:
         async with self._dial(address, self._router_id) as (hello, link):
-            if self._model and hello.model != self._model:
-                raise IncompatiblePeer(f"{hello.worker_id} serves {hello.model}, not {self._model}")
+            driver = self._drivers.of(hello.model)
+            if driver is None:
+                known = " or ".join(self._drivers.names)
+                raise IncompatiblePeer(f"{hello.worker_id} serves {hello.model}, not {known}")
             log.info("worker %s (%s) answers at %s", hello.worker_id, hello.role, address)
             self._open.add(address)
             try:
-                reason = await self._listen(address, hello, link, backoff)
+                reason = await self._listen(driver, address, hello, link, backoff)
             finally:
                 self._open.discard(address)
             log.info("worker %s is lost: %s", hello.worker_id, reason)
 
-    async def _listen(self, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff) -> str:
+    async def _listen(
+        self, driver: Driver, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff
+    ) -> str:
         """Until the session ends; returns why."""
         reason = "its session was closed here"
         ending = asyncio.timeout(None)
@@ -132,7 +135,7 @@ class WorkerSessions:
         connection = Connection(hello, address, link.send, break_off)
         try:
             async with ending:
-                if not self._driver.connected(connection):
+                if not driver.connected(connection):
                     return "it has a session under another address already"
                 backoff.succeeded()
                 with SilenceWatch(self._silence_s, lambda: _end_now(ending)) as silence:
@@ -140,14 +143,14 @@ class WorkerSessions:
                         if is_broken_off:
                             return "it cannot be told anything"
                         silence.heard()
-                        self._driver.heard(hello.worker_id, message)
+                        driver.heard(hello.worker_id, message)
                 reason = "it closed the session"
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"
         except LinkBroken as error:
             reason = str(error).removeprefix(f"{hello.worker_id}: ")
         finally:
-            self._driver.disconnected(connection, reason)
+            driver.disconnected(connection, reason)
         return reason
 
 

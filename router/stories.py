@@ -37,6 +37,7 @@ class Draft:
         "edge",
         "ended_s",
         "error",
+        "model",
         "notes",
         "objectives",
         "outcome",
@@ -50,8 +51,9 @@ class Draft:
         "waterfall",
     )
 
-    def __init__(self, request_id: str, now_s: float, client_request_id: str) -> None:
+    def __init__(self, request_id: str, now_s: float, client_request_id: str, model: str) -> None:
         self.request_id, self.began_s, self.client_request_id = request_id, now_s, client_request_id
+        self.model = model
         self.ended_s: float | None = None
         self.notes: list[tuple[float, Note]] = []
         self.outcome, self.error, self.tenant = "running", "", ""
@@ -88,9 +90,9 @@ class Stories:
         self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
         self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
 
-    def begin(self, request_id: str, *, client_request_id: str = "") -> None:
+    def begin(self, request_id: str, *, client_request_id: str = "", model: str = "") -> None:
         if len(self._running) < RUNNING_MAX:
-            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id)
+            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id, model)
 
     def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
         """Its class and whose it is, known once its body was read."""
@@ -157,6 +159,7 @@ class Stories:
         served, objectives, usage = draft.served, draft.objectives, draft.usage
         return Story(
             request_id=draft.request_id,
+            model=draft.model,
             client_request_id=draft.client_request_id,
             arrived_s=self._unix_s() - (now_s - draft.began_s),
             took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,

@@ -1,5 +1,6 @@
 """The commands. Each says in its help what it does and shows an example."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,12 @@ Sets = Annotated[
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
 ]
 Model = Annotated[str | None, typer.Option(help="Hugging Face folder, hub id, or GGUF file.")]
+Models = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Several models (YAML, TOML or JSON), instead of --model.", show_default=False
+    ),
+]
 Name = Annotated[str | None, typer.Option(help="Model name clients use; default: the folder's.")]
 DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]
@@ -58,6 +65,7 @@ def _pools(prefill: int | None, decode: int | None, both: int | None) -> dict[st
 def serve(
     model: Model = None,
     name: Name = None,
+    models: Models = None,
     host: Host = None,
     port: Port = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
@@ -91,12 +99,13 @@ def serve(
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
-    serve_cluster(load_config(sets, flags), with_router=True)
+    serve_cluster(load_config(sets, flags, models=models), with_router=True)
 
 
 @app.command()
 def control(
     model: Model = None,
+    models: Models = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
     both: Annotated[
@@ -131,7 +140,7 @@ def control(
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
-    config = load_config(sets, flags)
+    config = load_config(sets, flags, models=models)
     if only:
         serve_control(config, is_local=local_ray, exit_with_parent=exit_with_parent)
     else:
@@ -162,6 +171,7 @@ def dashboard(
 def router(
     model: Model = None,
     name: Name = None,
+    models: Models = None,
     control: Annotated[str, typer.Option(help="host:port of the directory to follow.")] = "",
     worker: Annotated[list[str], typer.Option(help="host:port of a worker; repeatable.")] = [],  # noqa: B006
     host: Host = None,
@@ -177,7 +187,7 @@ def router(
     from baton.cli.settings import load_config
 
     flags = {"model.path": model, "model.name": name, "router.host": host, "router.port": port}
-    config = load_config(sets, flags)
+    config = load_config(sets, flags, models=models)
     serve_router(config, control_address=control, workers=worker, exit_with_parent=exit_with_parent)
 
 

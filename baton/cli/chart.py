@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import Config
+from baton.config import sections as knob_sections
 from baton.config_base import SECRET
+from baton.config_models import NAME_PATTERN, NEVER_OWN, OWN_OF_CLUSTER, OWN_SECTIONS
 from baton.core.messages import Role
 from baton.telemetry.alerts import OBJECTIVE_MIN
 
@@ -111,8 +113,8 @@ def config_schema() -> Schema:
     whole_schema = Config.model_json_schema()
     kinds = whole_schema.get("$defs", {})
     sections: dict[str, Schema] = {}
-    for name, section in whole_schema["properties"].items():
-        schema = _inlined(section, kinds)
+    for name in knob_sections():
+        schema = _inlined(whole_schema["properties"][name], kinds)
         owned = OWNED.get(name, set[str]())
         fields = {
             field: _without(kind, SECRET)
@@ -121,6 +123,21 @@ def config_schema() -> Schema:
         }
         sections[name] = closed(fields)
     return closed(sections)
+
+
+def models_schema() -> Schema:
+    """What a model of several may have of its own, by name."""
+    whole_schema = Config.model_json_schema()
+    kinds = whole_schema.get("$defs", {})
+    entry: dict[str, Schema] = {}
+    for name in OWN_SECTIONS:
+        fields = _inlined(whole_schema["properties"][name], kinds)["properties"]
+        refused = {*NEVER_OWN.get(name, {}), *({"device"} if name == "model" else ())}
+        own = {f: kind for f, kind in fields.items() if f not in refused}
+        if name == "cluster":
+            own = {field: kind for field, kind in own.items() if field in OWN_OF_CLUSTER}
+        entry[name] = closed(own, required=("path",) if name == "model" else ())
+    return each(closed(entry, required=("model",))) | {"propertyNames": {"pattern": NAME_PATTERN}}
 
 
 def _inlined(schema: Any, kinds: Mapping[str, Schema]) -> Any:
@@ -286,6 +303,7 @@ def values_schema() -> Schema:
         "images": _images(),
         "accelerator": text(choices=("cpu", "cuda")),
         "model": _model(),
+        "models": models_schema(),
         "config": config_schema(),
         "pools": closed({role.value: _pool() for role in Role}),
         "gpuResource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),

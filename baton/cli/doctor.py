@@ -40,6 +40,7 @@ class KnownWorker(msgspec.Struct, frozen=True):
     is_stale: bool
     indexed_blocks: int
     status: WorkerStatusReply | None
+    model: str = ""
 
 
 def examine(url: str) -> int:
@@ -76,6 +77,7 @@ async def _ask_workers(health: Mapping[str, Any]) -> list[KnownWorker]:
             is_stale=entry["stale"],
             indexed_blocks=entry["indexed_blocks"],
             status=status,
+            model=entry.get("model", ""),
         )
         for (role, entry), status in zip(listed, statuses, strict=True)
     ]
@@ -91,9 +93,13 @@ async def _status(address: str) -> WorkerStatusReply | None:
 def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     """Pure."""
     yield from _router(health)
-    if health.get("status") != "asleep":
-        yield from _pools(workers, is_served=health.get("status") in ("ok", "degraded"))
-    yield from _compatibility(workers)
+    models = _models(health)
+    for name, status in models.items():
+        mine = [w for w in workers if w.model == name] if len(models) > 1 else workers
+        of = f"{name}: " if len(models) > 1 else ""
+        if status != "asleep":
+            yield from _of(of, _pools(mine, is_served=status in ("ok", "degraded")))
+        yield from _of(of, _compatibility(mine))
     yield from _remote_prefill(workers)
     yield from _caches(workers)
     yield from _store(workers)
@@ -106,8 +112,12 @@ def _machine() -> Iterator[Finding]:
 
 
 def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
-    level: Level = {"ok": "ok", "degraded": "note", "asleep": "note"}.get(str(health.get("status")), "bad")  # pyright: ignore
-    yield Finding(level, f"router: {health.get('status')}, model {health.get('model')}")
+    level = _level(health.get("status"))
+    models = _models(health)
+    yield Finding(level, f"router: {health.get('status')}, model {' and '.join(models)}")
+    if len(models) > 1:
+        for name, status in models.items():
+            yield Finding(_level(status), f"model {name}: {status}")
     yield from _peers(health)
     directory = health.get("directory", "none")
     if directory == "none":
@@ -115,6 +125,22 @@ def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
     else:
         text = f"directory: {directory}"
         yield Finding("ok", text) if directory == "current" else Finding("bad", text)
+
+
+def _models(health: Mapping[str, Any]) -> dict[str, str]:
+    """Name to status."""
+    told: Mapping[str, Any] = health.get("models") or {str(health.get("model")): health}
+    return {name: str(one.get("status")) for name, one in told.items()}
+
+
+def _of(model: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    for finding in findings:
+        yield Finding(finding.level, f"{model}{finding.text}")
+
+
+def _level(status: object) -> Level:
+    levels: dict[str, Level] = {"ok": "ok", "degraded": "note", "asleep": "note"}
+    return levels.get(str(status), "bad")
 
 
 def _peers(health: Mapping[str, Any]) -> Iterator[Finding]:

@@ -45,6 +45,9 @@ Control = Annotated[
 ]
 Why = Annotated[str, typer.Option(help="Kept in the log of decisions.", show_default=False)]
 ModelName = Annotated[str, typer.Option("--model", help="As clients name it; default: the only one.")]
+OneModel = Annotated[
+    str, typer.Option("--model", help="Only its workers, by their names with or without the model's.")
+]
 Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done.")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: not at all.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever is lost by it.")]
@@ -55,6 +58,7 @@ ASK_S = 2.0
 
 
 def status(
+    model: OneModel = "",
     control: Control = "",
     as_json: Annotated[bool, typer.Option("--json", help="All of it, for programs.")] = False,
 ) -> None:
@@ -62,7 +66,7 @@ def status(
 
     Example: baton status --control 127.0.0.1:7000
     """
-    state = _with(control, lambda client: client.state())
+    state = _of_model(_with(control, lambda client: client.state()), model)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(state), indent=2).decode())
         return
@@ -92,6 +96,7 @@ def scale(
 def flip(
     worker: Annotated[str, typer.Argument(help="Name or id, as `baton status` shows it.")],
     role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    model: OneModel = "",
     control: Control = "",
     why: Why = "",
     advise: Advise = False,
@@ -102,8 +107,8 @@ def flip(
 
     Example: baton flip prefill-1 decode
     """
-    action = Flip(worker, _role(role))
-    _order(control, lambda state: action, _How(why, advise, wait, yes))
+    asked = _role(role)
+    _order(control, lambda state: Flip(_worker(state, worker, model), asked), _How(why, advise, wait, yes))
 
 
 def drain(
@@ -112,6 +117,7 @@ def drain(
         bool, typer.Option(help="Start another worker in its place, or make the pool one smaller.")
     ] = True,
     undo: Annotated[bool, typer.Option("--undo", help="Of a node: use it again.")] = False,
+    model: OneModel = "",
     control: Control = "",
     why: Why = "",
     advise: Advise = False,
@@ -125,8 +131,8 @@ def drain(
     """
 
     def action(state: ClusterState) -> Action:
-        if state.replica(target) is not None:
-            return Drain(target, replace)
+        if model or state.replica(target) is not None:
+            return Drain(_worker(state, target, model), replace)
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(
                 [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
@@ -165,6 +171,40 @@ def mount(app: typer.Typer) -> None:
         app.command()(command)
 
 
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _known(state: ClusterState, model: str) -> None:
+    """Raises SetupError if there is no such model."""
+    if model and state.pool(model) is None:
+        names = ", ".join(pool.model for pool in state.pools) or "none"
+        raise SetupError(f"no model {model!r} here: there is {names}")
+
+
+def _of_model(state: ClusterState, model: str) -> ClusterState:
+    """As if there were no other. Raises SetupError."""
+    _known(state, model)
+    if not model:
+        return state
+    return msgspec.structs.replace(
+        state,
+        pools=tuple(pool for pool in state.pools if pool.model == model),
+        replicas=tuple(replica for replica in state.replicas if replica.model == model),
+        autoscale=tuple(one for one in state.autoscale if one.model == model),
+    )
+
+
+def _worker(state: ClusterState, worker: str, model: str) -> str:
+    """What the control plane calls it. Raises SetupError if the model has no such worker."""
+    _known(state, model)
+    if not model:
+        return worker
+    if (replica := state.replica(worker, model=model)) is None:
+        names = ", ".join(r.name for r in state.replicas if r.model == model) or "none"
+        raise SetupError(f"{model} has no worker {worker!r}: there is {names}")
+    return replica.name
+
+
 # --- how ------------------------------------------------------------------------------------------
 
 
@@ -200,7 +240,7 @@ def _order(control: str, action: Callable[[ClusterState], Action], how: _How) ->
                 ended = await _until_over(client, decision)
                 if ended.outcome is Outcome.DONE and _is_replaced(wanted):
                     print(f"{ended.text}; waiting for what is started instead", file=sys.stderr)
-                    return ended, await _until_all_there(client)
+                    return ended, await _until_all_there(client, _model_of(wanted, state))
                 return ended, ""
         except TimeoutError:
             raise SetupError(f"not done within {how.wait_s:g} s; it goes on: see `baton status`") from None
@@ -247,13 +287,22 @@ async def _until_over(client: OperateClient, decision: Decision) -> Decision:
             await asyncio.sleep(1.0)
 
 
-async def _until_all_there(client: OperateClient) -> str:
-    """What is wanted is there again. In words."""
+def _model_of(action: Action, state: ClusterState) -> str:
+    """Whose worker is drained; empty: of any model."""
+    replica = state.replica(action.worker) if isinstance(action, Drain) else None
+    return replica.model if replica is not None else ""
+
+
+async def _until_all_there(client: OperateClient, model: str) -> str:
+    """What is wanted of this model, or of all, is there again. In words."""
+    from control_plane.orders import has_all
+
     began_s = time.monotonic()
     while True:
         try:
             async for state in client.changes():
-                if state.is_settled:
+                pool = state.pool(model) if len(state.pools) > 1 else None
+                if state.is_settled or (pool is not None and has_all(pool, state)):
                     return f"; all that is wanted serves, {time.monotonic() - began_s:.2f} s later"
         except LinkBroken:
             pass

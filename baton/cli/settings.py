@@ -1,20 +1,29 @@
 """From command line and environment to one frozen `Config`, or to one clear line of what is wrong."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from baton.config import Config
+from baton.cli.models_file import read_models
+from baton.config import Config, sections
+from baton.config_models import OWN_SECTIONS
 from baton.core.errors import SetupError
 
+_OF_MODEL = re.compile(rf"(.+?)\.({'|'.join(OWN_SECTIONS)})\.(.+)")
 
-def load_config(sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Config:
+
+def load_config(
+    sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None, *, models: Path | None = None
+) -> Config:
     """`sets` are "section.field=value" texts, `flags` the short options by the same dotted names (None:
-    not given). Precedence: flags, sets, environment, defaults. Raises SetupError."""
-    values: dict[str, dict[str, Any]] = {}
+    not given), `models` a file that names several models. Precedence: flags, sets, file, environment,
+    defaults. Raises SetupError."""
+    values: dict[str, dict[str, Any]] = {} if models is None else {"models": read_models(models)}
     for text in sets:
         name, separator, value = text.partition("=")
         if not separator:
@@ -32,7 +41,7 @@ def load_config(sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None
 
 
 def overlay(config: Config, sets: Sequence[str]) -> Config:
-    """`config` with these texts on top. Raises SetupError."""
+    """`config`, of one model, with these texts on top. Raises SetupError."""
     values: dict[str, dict[str, Any]] = config.model_dump()
     for text in sets:
         name, separator, value = text.partition("=")
@@ -40,7 +49,8 @@ def overlay(config: Config, sets: Sequence[str]) -> Config:
             raise SetupError(f"--set {text}: write section.field=value, for example transfer.lease_s=5")
         _put(values, name.strip(), value.strip())
     try:
-        return Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+        made = Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+        return made.model_copy(update={"models": {}})  # the environment's, if it has any
     except ValidationError as error:
         raise SetupError(_explain(error)) from error
 
@@ -50,6 +60,9 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if not separator or section not in Config.model_fields:
         known = ", ".join(Config.model_fields)
         raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
+    if section == "models":
+        _put_of_model(values.setdefault("models", {}), field, value)
+        return
     field, *path = field.split(".")
     kind = _kind_of(section, field)
     if path and kind is dict:
@@ -61,12 +74,19 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     values.setdefault(section, {})[".".join([field, *path])] = _parsed(value, kind)
 
 
+def _put_of_model(models: dict[str, Any], name: str, value: Any) -> None:
+    """`name`: MODEL.SECTION.FIELD, where a model's name may have dots."""
+    found = _OF_MODEL.fullmatch(name)
+    if found is None:
+        sections = ", ".join(OWN_SECTIONS)
+        raise SetupError(f"models.{name}: write models.NAME.SECTION.FIELD; sections are {sections}")
+    model, section, field = found.groups()
+    _put(models.setdefault(model, {}), f"{section}.{field}", value)
+
+
 def _kind_of(section: str, field: str) -> Any:
     """list and dict of knobs that are such; None: of all others."""
-    section_class = Config.model_fields[section].annotation
-    assert isinstance(section_class, type)
-    assert issubclass(section_class, BaseModel)
-    info = section_class.model_fields.get(field)
+    info = sections()[section].model_fields.get(field)
     return None if info is None else get_origin(info.annotation)
 
 
@@ -91,6 +111,8 @@ def _explain(error: ValidationError) -> str:
 def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{name}: no such knob (see `baton config`)"
+    if detail["type"] == "value_error" and not name:
+        return detail["msg"].removeprefix("Value error, ")  # which names the knob
     if detail["type"] == "value_error" and isinstance(detail["input"], dict):
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several knobs at once
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
@@ -98,10 +120,8 @@ def _explain_one(name: str, detail: Any) -> str:
 
 def knobs() -> Iterator[tuple[str, str, Any, str, str]]:
     """(dotted name, type, default, environment variable, documentation) of every knob."""
-    for section, section_field in Config.model_fields.items():
-        section_class = section_field.annotation
-        assert isinstance(section_class, type)
-        assert issubclass(section_class, BaseModel)
+    yield "models", "map", {}, "BATON_MODELS", Config.model_fields["models"].description or ""
+    for section, section_class in sections().items():
         properties = section_class.model_json_schema()["properties"]
         for field, info in section_class.model_fields.items():
             variable = f"BATON_{section.upper()}__{field.upper()}"

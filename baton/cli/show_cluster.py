@@ -16,16 +16,18 @@ _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red
 
 
 def show(state: ClusterState, console: Console | None = None) -> None:
+    from control_plane.orders import has_all
+
     console = console or standard_console()
     for pool in state.pools:
         counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
-        is_there = "all there" if state.is_settled else "on its way"
+        is_there = "all there" if has_all(pool, state) else "on its way"
         model, version = escape(pool.model), escape(pool.version.name)
         console.print(f"[bold]{model}[/bold] version {version}: {counts} wanted, {is_there}")
     console.print(_replicas(state))
-    if state.autoscale is not None:
-        console.print(_learnt(state.autoscale))
-        console.print(_outlook(state.autoscale))
+    for one in state.autoscale:
+        console.print(_learnt(one, named=len(state.autoscale) > 1))
+        console.print(_outlook(one))
     if state.nodes:
         console.print(_nodes(state))
     if state.decisions:
@@ -52,10 +54,11 @@ def _replicas(state: ClusterState) -> Table:
     return table
 
 
-def _learnt(state: AutoscaleState) -> str:
+def _learnt(state: AutoscaleState, *, named: bool) -> str:
     what = "only advises" if state.mode == "advise" else "orders"
     learnt = f"starts take {span(state.start_s)}, flips {span(state.flip_s)}, drains {span(state.drain_s)}"
-    return f"autoscaler {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
+    of = f" of {state.model}" if named else ""
+    return f"autoscaler{of} {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
 
 
 def _outlook(state: AutoscaleState) -> Table:

@@ -26,10 +26,10 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
     for heading in ("value", "kind", "meaning"):
         table.add_column(heading, overflow="fold")
     for name, kind, default, _, meaning in knobs():
-        section, field = name.split(".")
-        value = values[section][field]
+        section, _, field = name.partition(".")
+        value = values[section][field] if field else values[section]
         style = "" if value == default else "bold"
-        if value and field in secret_fields(type(getattr(config, section))):
+        if value and field and field in secret_fields(type(getattr(config, section))):
             value = masked(value) if "://" in value else "***"
         table.add_row(Text(name), Text(_shown(value), style), Text(kind), Text(" ".join(meaning.split())))
     console.print(table)

@@ -108,7 +108,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 
 
 class DemandReport(msgspec.Struct, frozen=True):
-    """Of one router."""
+    """Of one router and one model."""
 
     router_id: RouterId
     up_s: float
@@ -119,6 +119,8 @@ class DemandReport(msgspec.Struct, frozen=True):
     """Sequences without a place."""
     queued_prompt_tokens: int
     workers: tuple[WorkerLoad, ...]
+    model: str = ""
+    """Whose requests and workers these are; empty: of the only one."""
 
 
 class DemandHeard(msgspec.Struct, frozen=True):

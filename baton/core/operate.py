@@ -5,6 +5,8 @@ Three things are told apart everywhere: what is *desired* (`Pool`), what is *act
 Durations cross the wire, instants do not, but for `Decision.at_s`, which is for people.
 """
 
+import re
+from collections.abc import Sequence
 from enum import StrEnum, auto
 
 import msgspec
@@ -215,6 +217,7 @@ class AutoscaleState(msgspec.Struct, frozen=True):
     """As learnt, or as configured before any was seen; so for the other two."""
     drain_s: float = 0.0
     flip_s: float = 0.0
+    model: str = ""
 
 
 class RouterState(msgspec.Struct, frozen=True):
@@ -239,16 +242,28 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The latest, oldest first."""
     is_settled: bool = False
     """What is desired is there, and nothing else."""
-    autoscale: AutoscaleState | None = None
-    """None: nobody scales it but those who operate it."""
+    autoscale: tuple[AutoscaleState, ...] = ()
+    """Of each model. Empty: nobody scales it but those who operate it."""
     routers: tuple[RouterState, ...] = ()
 
     def pool(self, model: str) -> Pool | None:
         """Of this model, or of the only one."""
-        if not model and len(self.pools) == 1:
-            return self.pools[0]
-        return next((pool for pool in self.pools if pool.model == model), None)
+        return pool_of(self.pools, model)
 
-    def replica(self, worker: str) -> ReplicaState | None:
-        """By worker id or replica name."""
-        return next((r for r in self.replicas if worker in (r.worker_id, r.name)), None)
+    def replica(self, worker: str, *, model: str = "") -> ReplicaState | None:
+        """By worker id or replica name; of one model also without the model's part of the name."""
+        mine = [r for r in self.replicas if model in ("", r.model)]
+        names = (worker, replica_prefix(model) + worker) if model else (worker,)
+        return next((r for r in mine if r.worker_id in names or r.name in names), None)
+
+
+def pool_of(pools: Sequence[Pool], model: str) -> Pool | None:
+    """Of this model, or of the only one."""
+    if not model and len(pools) == 1:
+        return pools[0]
+    return next((pool for pool in pools if pool.model == model), None)
+
+
+def replica_prefix(model: str) -> str:
+    """What names of a model's replicas begin with, where there are several models."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-") + "-"

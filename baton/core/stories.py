@@ -36,6 +36,8 @@ class Story(msgspec.Struct, frozen=True):
     verdict: str = ""
     """Whether its objectives were met, as `router.slo.Verdict`; empty: it was not offered, or runs."""
     error: str = ""
+    model: str = ""
+    """none: it asked for none that there is."""
     slo_class: str = ""
     tenant: str = ""
     ttft_slo_s: float = 0.0

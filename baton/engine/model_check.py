@@ -6,11 +6,12 @@ What only loading can tell (tensors of another shape, a device that runs out of 
 
 import ctypes
 import importlib.metadata
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from baton.config import EngineConfig, ModelConfig
+from baton.config import Config, EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.engine.gguf.folder import weight_files_of
 from baton.engine.gguf.reader import read_gguf
@@ -18,6 +19,7 @@ from baton.engine.models.fallback_spec import check_fallback
 from baton.engine.models.read import load_spec
 from baton.engine.quant.scheme import check_quantization
 from baton.engine.safetensors_files import check_weights
+from baton.engine.served_models import worker_count
 from baton.engine.sizes import context_tokens, kv_geometry, pool_block_count
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -60,6 +62,17 @@ def _check_memory(kv_bytes: int, worker_count: int) -> None:
         raise SetupError(
             f"engine.kv_bytes={kv_bytes} for each of {worker_count} workers is more than this machine's "
             f"memory of {total} bytes"
+        )
+
+
+def check_memory(models: Iterable[Config]) -> None:
+    """Of all models' KV pools on the CPU together. Raises SetupError."""
+    total = psutil.virtual_memory().total
+    kv_bytes = sum(one.engine.kv_bytes * worker_count(one) for one in models if one.model.device == "cpu")
+    if kv_bytes > total:
+        raise SetupError(
+            f"engine.kv_bytes of all models' workers, {kv_bytes} bytes, is more than this machine's memory "
+            f"of {total} bytes"
         )
 
 

@@ -72,10 +72,10 @@ def recorded(window: str) -> str:
 
 
 def _records() -> Iterator[tuple[str, str]]:
-    """(name, expression): share of requests that missed, by class. Nothing is recorded for a class while
-    all its requests meet their objectives."""
+    """(name, expression): share of requests that missed, by model and class. Nothing is recorded for a
+    class while all its requests meet their objectives."""
     q = Promql()
-    by = ("namespace", "slo_class")
+    by = ("namespace", "model", "slo_class")
     for window in WINDOWS:
         bad = q.rate(cat.SLO_REQUESTS, window, *by, outcome=f"!~met|{NOT_PROMISED}")
         offered = q.rate(cat.SLO_REQUESTS, window, *by, outcome=f"!~{NOT_PROMISED}")
@@ -91,8 +91,9 @@ def _burn_alerts() -> Iterator[Alert]:
             f"{recorded(burn.long)} > {threshold} and {recorded(burn.short)} > {threshold}",
             burn.hold,
             burn.severity,
-            f"Class {{{{ $labels.slo_class }}}}: {{{{ $value | humanizePercentage }}}} of requests missed "
-            f"their objectives in {burn.long}, {burn.factor:g} times what the budget allows",
+            f"Class {{{{ $labels.slo_class }}}} of {{{{ $labels.model }}}}: "
+            f"{{{{ $value | humanizePercentage }}}} of requests missed their objectives in {burn.long}, "
+            f"{burn.factor:g} times what the budget allows",
             window=burn.long,
         )
 
@@ -108,10 +109,10 @@ def _capacity() -> Iterator[Alert]:
     )
     yield Alert(
         "BatonPoolDegraded",
-        f"{q.gauge(cat.DEGRADED, 'max', 'namespace', 'pool')} == 1",
+        f"{q.gauge(cat.DEGRADED, 'max', 'namespace', 'model', 'pool')} == 1",
         "2m",
         "page",
-        "There is no {{ $labels.pool }} worker: the other pool serves, or nobody does",
+        "There is no {{ $labels.pool }} worker of {{ $labels.model }}: the other pool serves, or nobody does",
     )
     refused = q.rate(cat.REQUESTS, "5m", "namespace", "model", outcome="refused")
     offered = q.rate(cat.REQUESTS, "5m", "namespace", "model", outcome="!=invalid")
@@ -139,10 +140,10 @@ def _capacity() -> Iterator[Alert]:
     )
     yield Alert(
         "BatonReplicasMissing",
-        f"{q.gauge(cat.REPLICAS, 'sum', 'namespace', 'role', state='=~waiting|starting')} > 0",
+        f"{q.gauge(cat.REPLICAS, 'sum', 'namespace', 'model', 'role', state='=~waiting|starting')} > 0",
         "15m",
         "ticket",
-        "{{ $value }} {{ $labels.role }} replicas do not start",
+        "{{ $value }} {{ $labels.role }} replicas of {{ $labels.model }} do not start",
     )
 
 
@@ -195,10 +196,10 @@ def _trust() -> Iterator[Alert]:
     )
     yield Alert(
         "BatonPredictorOff",
-        f"{q.gauge(cat.PREDICTOR_FALLBACK, 'max', 'namespace')} == 1",
+        f"{q.gauge(cat.PREDICTOR_FALLBACK, 'max', 'namespace', 'model')} == 1",
         "10m",
         "ticket",
-        "Predictions are too far off: placement is by cached prefix",
+        "Predictions for {{ $labels.model }} are too far off: placement is by cached prefix",
     )
     yield Alert(
         "BatonBreakerOpen",

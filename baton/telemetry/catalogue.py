@@ -55,7 +55,7 @@ SLO_REQUESTS = Metric(
     "Offered requests by how they ended: met, missed_ttft, missed_tpot, missed_both, refused_queue, "
     "refused_slo, refused_capacity, refused_quota, deadline, failed, cancelled. Goodput: met over all others "
     "but cancelled.",
-    ("slo_class", "tenant", "outcome"),
+    ("model", "slo_class", "tenant", "outcome"),
 )
 TTFT = Metric(
     "baton_ttft_seconds", "histogram", "seconds", "Request accepted to first token sent.", ("model",)
@@ -74,7 +74,7 @@ TTFT_PART = Metric(
     "seconds",
     "Where the time to first token went: route, tokenize, queue, retries, wait, load, prefill, first_hop; "
     "and after it transfer and first_decode.",
-    ("part",),
+    ("model", "part"),
     SHORT_BUCKETS,
 )
 E2E = Metric("baton_e2e_seconds", "histogram", "seconds", "Request accepted to last token sent.", ("model",))
@@ -91,7 +91,7 @@ CACHED_TOKENS = Metric(
 GENERATED_TOKENS = Metric(
     "baton_generated_tokens_total", "counter", "tokens", "Tokens sent to clients.", ("model",)
 )
-QUEUED = Metric("baton_router_queued_sequences", "gauge", "sequences", "Waiting for a place.")
+QUEUED = Metric("baton_router_queued_sequences", "gauge", "sequences", "Waiting for a place.", ("model",))
 IN_FLIGHT = Metric(
     "baton_router_in_flight_sequences", "gauge", "sequences", "Placed on a worker.", ("worker",)
 )
@@ -100,29 +100,35 @@ PLACEMENTS = Metric(
     "counter",
     "sequences",
     "Placements by kind: split (prefill and decode apart), whole, fallback (a pool was empty).",
-    ("kind",),
+    ("model", "kind"),
 )
 RETRIES = Metric(
-    "baton_router_retries_total", "counter", "sequences", "Sequences placed again, by cause.", ("cause",)
+    "baton_router_retries_total",
+    "counter",
+    "sequences",
+    "Sequences placed again, by cause.",
+    ("model", "cause"),
 )
 REFUSED_RETRIES = Metric(
     "baton_router_refused_retries_total",
     "counter",
     "sequences",
     "Failed, and not placed again since too many attempts failed lately.",
+    ("model",),
 )
 HEDGES = Metric(
     "baton_router_hedges_total",
     "counter",
     "sequences",
     "Second attempts at sequences without a first token: started, and won.",
-    ("what",),
+    ("model", "what"),
 )
 HEDGE_WASTE = Metric(
     "baton_router_hedge_wasted_tokens_total",
     "counter",
     "tokens",
     "Prompt tokens that the slower of two attempts was to compute, at most.",
+    ("model",),
 )
 BREAKER_OPEN = Metric(
     "baton_router_breaker_open_ratio",
@@ -136,6 +142,7 @@ BREAKERS_OPENED = Metric(
     "counter",
     "events",
     "Times that a worker's circuit breaker opened.",
+    ("model",),
 )
 STALE = Metric(
     "baton_router_stale_ratio",
@@ -146,12 +153,12 @@ STALE = Metric(
     ("worker",),
 )
 KNOWN_WORKERS = Metric(
-    "baton_router_known_workers", "gauge", "workers", "Workers with an open session.", ("role",)
+    "baton_router_known_workers", "gauge", "workers", "Workers with an open session.", ("model", "role")
 )
 PEERS = Metric(
     "baton_router_peer_routers", "gauge", "routers", "Other routers whose work counts in placements."
 )
-INDEX_BYTES = Metric("baton_router_index_bytes", "gauge", "bytes", "Memory of the prefix index.")
+INDEX_BYTES = Metric("baton_router_index_bytes", "gauge", "bytes", "Memory of the prefix index.", ("model",))
 INDEXED_BLOCKS = Metric(
     "baton_router_indexed_blocks", "gauge", "blocks", "Blocks in the prefix index.", ("worker",)
 )
@@ -160,7 +167,7 @@ DEGRADED = Metric(
     "gauge",
     "ratio",
     "1 while a pool is empty, else 0; 0 while all workers sleep.",
-    ("pool",),
+    ("model", "pool"),
 )
 PREDICTOR_ERROR = Metric(
     "baton_predictor_error_ratio",
@@ -188,21 +195,21 @@ PREDICTOR_EXCESS = Metric(
     "gauge",
     "ratio",
     "Smoothed error of all predictions beyond what matters; compared with router.predictor_error_max.",
-    (),
+    ("model",),
 )
 PREDICTOR_FALLBACK = Metric(
     "baton_predictor_fallback_ratio",
     "gauge",
     "ratio",
     "1 while predictions are too far off and placement is by cached prefix, else 0.",
-    (),
+    ("model",),
 )
 HANDOVER = Metric(
     "baton_handover_seconds",
     "histogram",
     "seconds",
     "Last grant arrived at the decode worker to sequence in its batch.",
-    (),
+    ("model",),
     SHORT_BUCKETS,
 )
 SLOW_CLIENTS = Metric(
@@ -210,6 +217,7 @@ SLOW_CLIENTS = Metric(
     "counter",
     "requests",
     "Requests whose client read too slowly.",
+    ("model",),
 )
 
 # --- worker -----------------------------------------------------------------------------------------
@@ -326,7 +334,7 @@ STORE_COPIED_BLOCKS = Metric(
 # --- control plane ----------------------------------------------------------------------------------
 
 REPLICAS = Metric(
-    "baton_replica_workers", "gauge", "workers", "Replicas by role and state.", ("role", "state")
+    "baton_replica_workers", "gauge", "workers", "Replicas by role and state.", ("model", "role", "state")
 )
 AUTOSCALE_LOOKS = Metric(
     "baton_autoscale_looks_total",
@@ -334,35 +342,35 @@ AUTOSCALE_LOOKS = Metric(
     "events",
     "Intervals at whose end the autoscaler decided (also that nothing changes), or was blind: a router was "
     "silent.",
-    ("outcome",),
+    ("model", "outcome"),
 )
 AUTOSCALE_DECISIONS = Metric(
     "baton_autoscale_decisions_total",
     "counter",
     "events",
     "Changes that the autoscaler ordered, advised (autoscale.mode=advise), or was refused.",
-    ("kind",),
+    ("model", "kind"),
 )
 AUTOSCALE_NEEDED = Metric(
     "baton_autoscale_needed_workers",
     "gauge",
     "workers",
     "Workers that the forecast takes, by role.",
-    ("role",),
+    ("model", "role"),
 )
 AUTOSCALE_WANTED = Metric(
     "baton_autoscale_wanted_workers",
     "gauge",
     "workers",
     "The same with hysteresis, bounds and budgets applied.",
-    ("role",),
+    ("model", "role"),
 )
 AUTOSCALE_CORRECTION = Metric(
     "baton_autoscale_correction_ratio",
     "gauge",
     "ratio",
     "Factor on the forecast, learnt from objectives that were missed.",
-    ("role",),
+    ("model", "role"),
 )
 RESTARTS = Metric(
     "baton_replica_restarts_total", "counter", "events", "Replicas started anew.", ("replica", "cause")

@@ -99,6 +99,10 @@ def _goodput() -> Row:
         Q.rate(cat.SLO_REQUESTS, WINDOW, "slo_class", outcome="met"),
         Q.rate(cat.SLO_REQUESTS, WINDOW, "slo_class", outcome="!=cancelled"),
     )
+    by_model = (
+        Q.rate(cat.SLO_REQUESTS, WINDOW, "model", outcome="met"),
+        Q.rate(cat.SLO_REQUESTS, WINDOW, "model", outcome="!=cancelled"),
+    )
     by_tenant = (
         Q.rate(cat.SLO_REQUESTS, WINDOW, "tenant", outcome="met"),
         Q.rate(cat.SLO_REQUESTS, WINDOW, "tenant", outcome="!=cancelled"),
@@ -119,10 +123,11 @@ def _goodput() -> Row:
                 cat.SLO_REQUESTS.help,
             ),
             share("Attainment by class", *by_class, "{{slo_class}}", description=cat.SLO_REQUESTS.help),
+            share("Attainment by model", *by_model, "{{model}}", description=cat.SLO_REQUESTS.help),
             share("Attainment by tenant", *by_tenant, "{{tenant}}", description=cat.SLO_REQUESTS.help),
             Panel("Why not met", "reqps", (Query(missed, "{{outcome}}", UNTIL_REFUSED),), is_stacked=True),
-            counted(cat.REQUESTS, "Requests by outcome", "outcome"),
-            measured(cat.QUEUED, "Waiting for a place", "sum"),
+            counted(cat.REQUESTS, "Requests by outcome", "model", "outcome"),
+            measured(cat.QUEUED, "Waiting for a place", "sum", "model"),
         ),
     )
 
@@ -160,14 +165,16 @@ def _pools() -> Row:
     return Row(
         "Pools",
         (
-            measured(cat.REPLICAS, "Replicas", "sum", "role", "state"),
-            measured(cat.AUTOSCALE_NEEDED, "Forecast takes", "max", "role", quiet=WITH_AUTOSCALER),
-            measured(cat.AUTOSCALE_WANTED, "Autoscaler wants", "max", "role", quiet=WITH_AUTOSCALER),
-            measured(cat.AUTOSCALE_CORRECTION, "Its correction", "max", "role", quiet=WITH_AUTOSCALER),
+            measured(cat.REPLICAS, "Replicas", "sum", "model", "role", "state"),
+            measured(cat.AUTOSCALE_NEEDED, "Forecast takes", "max", "model", "role", quiet=WITH_AUTOSCALER),
+            measured(cat.AUTOSCALE_WANTED, "Autoscaler wants", "max", "model", "role", quiet=WITH_AUTOSCALER),
+            measured(
+                cat.AUTOSCALE_CORRECTION, "Its correction", "max", "model", "role", quiet=WITH_AUTOSCALER
+            ),
             counted(cat.AUTOSCALE_DECISIONS, "Its orders", "kind", quiet=WITH_AUTOSCALER),
             counted(cat.AUTOSCALE_LOOKS, "Its looks", "outcome", quiet=WITH_AUTOSCALER),
-            measured(cat.KNOWN_WORKERS, "Workers that routers know", "max", "role"),
-            measured(cat.DEGRADED, "Pool is empty", "max", "pool"),
+            measured(cat.KNOWN_WORKERS, "Workers that routers know", "max", "model", "role"),
+            measured(cat.DEGRADED, "Pool is empty", "max", "model", "pool"),
             measured(cat.IN_FLIGHT, "In flight", "sum", "worker"),
             measured(cat.PEERS, "Other routers that a router knows", "min"),
             counted(cat.RESTARTS, "Replicas started anew", "replica", "cause", quiet=UNTIL_FAILED),
@@ -284,8 +291,8 @@ def _placement() -> Row:
         (
             measured(cat.PREDICTOR_ERROR, "Error", "max", "worker", "what", quiet=placed),
             measured(cat.PREDICTOR_BIAS, "Bias", "avg", "worker", "what", quiet=placed),
-            measured(cat.PREDICTOR_EXCESS, "Error beyond what matters", "max"),
-            measured(cat.PREDICTOR_FALLBACK, "Not trusted", "max"),
+            measured(cat.PREDICTOR_EXCESS, "Error beyond what matters", "max", "model"),
+            measured(cat.PREDICTOR_FALLBACK, "Not trusted", "max", "model"),
             measured(cat.PREDICTOR_CHANGES, "Changes of speed", "max", "worker"),
             measured(cat.STALE, "Hears nothing new", "max", "worker"),
             measured(cat.INDEXED_BLOCKS, "Indexed blocks", "max", "worker"),

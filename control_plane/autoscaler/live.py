@@ -154,6 +154,10 @@ class LiveAutoscaler:
         mine = [r for r in state.replicas if r.model == self.model]
         self._phases.saw(mine, life=state.life, now_s=now_s)
 
+    def limit(self, workers_max: int) -> None:
+        """Of all its roles together, from now on: less than its own where other models have the rest."""
+        self.scaler.settings = msgspec.structs.replace(self.scaler.settings, workers_max=workers_max)
+
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)
         return pool is not None and not any(pool.counts.values())
@@ -235,6 +239,7 @@ class LiveAutoscaler:
         sized = decision.sized if decision is not None else {}
         return AutoscaleState(
             mode="advise" if self.settings.is_advice else "on",
+            model=self.model,
             text=self._blind,
             roles=tuple(
                 RoleOutlook(

@@ -89,19 +89,25 @@ class Attainment(msgspec.Struct, frozen=True):
     slo_class: str
     tenant: str
     counts: Outcomes
+    model: str = ""
 
 
 def attainment(frame: Frame | None) -> list[Attainment]:
-    """By class and tenant, those with most requests first."""
+    """By model, class and tenant, those with most requests first."""
     if frame is None:
         return []
-    groups: dict[tuple[str, str], dict[Labels, float]] = {}
+    groups: dict[tuple[str, str, str], dict[Labels, float]] = {}
     for labels, value in frame.gained.get(c.SLO_REQUESTS.name, {}).items():
         of = dict(labels)
-        groups.setdefault((of.get("slo_class", ""), of.get("tenant", "")), {})[labels] = value
-    rows = [Attainment(*key, outcomes(values)) for key, values in groups.items()]
+        key = (of.get("slo_class", ""), of.get("tenant", ""), of.get("model", ""))
+        groups.setdefault(key, {})[labels] = value
+    rows = [
+        Attainment(slo_class, tenant, outcomes(values), model)
+        for (slo_class, tenant, model), values in groups.items()
+    ]
     return sorted(
-        (r for r in rows if r.counts.offered), key=lambda r: (-r.counts.offered, r.slo_class, r.tenant)
+        (r for r in rows if r.counts.offered),
+        key=lambda r: (-r.counts.offered, r.model, r.slo_class, r.tenant),
     )
 
 

@@ -314,7 +314,9 @@ class DecisionsPage:
             draw(self._chart, self._dash.view(window).charts["replicas"])
         self._shell.put(self._table, markup.decisions(state.decisions if state else ()))
         self._shell.put(self._pools, pools(state))
-        self._shell.put(self._autoscaler, tables.autoscaler(state.autoscale if state else None))
+        scaled = state.autoscale if state else ()
+        told = "".join(tables.autoscaler(one) for one in scaled) or tables.autoscaler(None)
+        self._shell.put(self._autoscaler, told)
 
 
 def pools(state: ClusterState | None) -> str:

@@ -100,22 +100,25 @@ def troubles(found: Iterable[Trouble]) -> str:
 def attainment(rows: Sequence[Attainment], attain: float) -> str:
     if not rows:
         return empty("No request in this time.")
-    body = "".join(_attainment_row(row, attain) for row in rows[:ROWS_MAX])
+    has_several = len({row.model for row in rows}) > 1
+    body = "".join(_attainment_row(row, attain, with_model=has_several) for row in rows[:ROWS_MAX])
     head = (
-        "<tr><th>class</th><th>tenant</th><th></th><th class=n>attained</th><th class=n>refused</th>"
+        f"<tr>{'<th>model</th>' if has_several else ''}<th>class</th><th>tenant</th><th></th>"
+        "<th class=n>attained</th><th class=n>refused</th>"
         "<th class=n>requests</th></tr>"
     )
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _attainment_row(row: Attainment, attain: float) -> str:
+def _attainment_row(row: Attainment, attain: float, *, with_model: bool) -> str:
     counts = row.counts
     attained = counts.attained or 0.0
     kind = "good" if attained >= attain else "bad"
     meter = f'<div class=meter><i class={kind} style="width:{attained * 100:.1f}%"></i></div>'
     offered = number(counts.offered, digits=4)
+    model = f"<td class=nowrap>{h(row.model)}</td>" if with_model else ""
     return (
-        f"<tr><td class=nowrap>{h(row.slo_class)}</td><td class=nowrap>{h(row.tenant)}</td>"
+        f"<tr>{model}<td class=nowrap>{h(row.slo_class)}</td><td class=nowrap>{h(row.tenant)}</td>"
         f'<td style="width:40%">{meter}</td><td class=n>{share(attained)}</td>'
         f"<td class=n>{share(counts.refused_share)}</td><td class=n>{offered}</td></tr>"
     )

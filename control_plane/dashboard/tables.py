@@ -110,6 +110,8 @@ def autoscaler(found: AutoscaleState | None) -> str:
     said = (
         f'<p style="margin:0 0 6px">{tag(found.mode, "good" if found.mode == "on" else "warn")} It {mode}. '
     )
+    if found.model:
+        said = f"<h3>{h(found.model)}</h3>{said}"
     said += f'<span class="dim">Times it reckons with: {h(times)}.</span> {h(found.text)}</p>'
     if not found.roles:
         return said
@@ -189,6 +191,7 @@ def story_facts(s: Story) -> str:
             f"{tag(s.outcome, OUTCOME_TAGS.get(s.outcome, 'bad'))} {_verdict(s) if s.verdict else ''}",
         ),
         ("arrived", f"{clock(s.arrived_s)}, took {h(seconds(s.took_s))}"),
+        ("model", h(s.model or NOTHING)),
         ("class and tenant", f"{h(s.slo_class or 'none')}, {h(s.tenant or NOTHING)}"),
         ("tokens", f"{s.prompt_tokens} prompt ({s.cached_tokens} cached), {s.completion_tokens} answer"),
         ("TTFT", f"{ttft}, predicted {h(seconds(s.predicted_ttft_s))}{_objective(s.ttft_slo_s)}"),

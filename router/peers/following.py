@@ -10,7 +10,7 @@ from baton.core.messages import MembershipView
 from baton.core.sharing import RouterUpdate
 from baton.wire.link import LinkBroken
 from baton.wire.routers import followed
-from router.driver import Driver
+from router.drivers import Drivers
 from router.events import PeerLost, PeerTold
 from router.peers.book import PEER_SILENCE_S
 from router.sessions import Backoff
@@ -26,10 +26,15 @@ class Following:
     """One task per router. Use within `async with`."""
 
     def __init__(
-        self, driver: Driver, router_id: RouterId, *, addresses: Iterable[str] = (), follow: Follow = followed
+        self,
+        drivers: Drivers,
+        router_id: RouterId,
+        *,
+        addresses: Iterable[str] = (),
+        follow: Follow = followed,
     ) -> None:
         """`addresses`: followed whatever the directory says; our own among them does no harm."""
-        self._driver, self._router_id, self._follow = driver, router_id, follow
+        self._drivers, self._router_id, self._follow = drivers, router_id, follow
         self._given = frozenset(addresses)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -58,7 +63,7 @@ class Following:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._driver.crash(error)
+            self._drivers.crash(error)
 
     async def _keep(self, address: str) -> None:
         backoff = Backoff()
@@ -87,16 +92,16 @@ class Following:
                         if heard is None:
                             log.info("following router %s at %s", update.router_id, address)
                             heard = update.router_id
-                        if not update.is_snapshot and update.router_id not in self._driver.peers:
+                        if not update.is_snapshot and update.router_id not in self._drivers.peers:
                             # Given up while this process stood still. Changes say nothing without a snapshot,
                             # and a new stream begins with one.
                             raise LinkBroken(f"{update.router_id} was given up meanwhile")
                         silence.heard()
                         backoff.succeeded()
-                        self._driver.feed(PeerTold(update))
+                        self._drivers.feed(PeerTold(update))
         finally:
             if heard is not None:
-                self._driver.feed(PeerLost(heard))
+                self._drivers.feed(PeerLost(heard))
         return False
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from baton.core.ids import RouterId
 from baton.core.sharing import RouterUpdate
 from baton.core.stories import StoriesTold, StoriesWanted
-from router.driver import Driver
+from router.drivers import Drivers
 from router.stories import Stories
 
 SHARED_EVERY_S = 0.025
@@ -22,14 +22,14 @@ UNREAD_MAX = 80
 class Sharer:
     """`baton.wire.routers.RouterHandler`."""
 
-    def __init__(self, driver: Driver, router_id: RouterId, stories: Stories | None = None) -> None:
-        self._driver, self._router_id = driver, router_id
+    def __init__(self, drivers: Drivers, router_id: RouterId, stories: Stories | None = None) -> None:
+        self._drivers, self._router_id = drivers, router_id
         self._stories = stories or Stories()
         self._queues: set[asyncio.Queue[RouterUpdate | None]] = set()
         self._is_followed = asyncio.Event()
 
     async def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
-        peers = self._driver.peers
+        peers = self._drivers.peers
         self._tell()  # what the snapshot has is told to those who follow already, too
         queue: asyncio.Queue[RouterUpdate | None] = asyncio.Queue(UNREAD_MAX)
         if not self._queues:
@@ -60,7 +60,7 @@ class Sharer:
                 self._put(RouterUpdate(self._router_id))
 
     def _tell(self) -> bool:
-        update = self._driver.peers.changes(self._router_id)
+        update = self._drivers.peers.changes(self._router_id)
         if update is not None:
             self._put(update)
         return update is not None
@@ -78,4 +78,4 @@ class Sharer:
         self._queues.discard(queue)
         if not self._queues and self._is_followed.is_set():
             self._is_followed.clear()
-            self._driver.peers.listen(is_followed=False)
+            self._drivers.peers.listen(is_followed=False)

@@ -91,13 +91,24 @@ def bytes_read(accounts: dict[str, float]) -> float:
 
 
 class Cluster:
-    def __init__(self, model: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any):
+    def __init__(
+        self,
+        model: Path | None,
+        *,
+        models: Path | None = None,
+        prefill: int = 1,
+        decode: int = 1,
+        both: int = 0,
+        **settings: Any,
+    ):
+        """`models`: a file that names several, in place of `model`; requests then say which."""
         settings.setdefault("store__host_bytes", 64 * 2**20)
         settings.setdefault("dashboard__enabled", False)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.model = model.name
-        command = [sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", str(self.port)]
+        self.model = "" if model is None else model.name
+        served = ["--models", str(models)] if model is None else ["--model", str(model)]
+        command = [sys.executable, "-m", "baton", "serve", *served, "--port", str(self.port)]
         command += ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
         # Else prompts as short as the tests' would mostly stay on one worker.
         for name, value in {"transfer__checksums": True, "router__any_role": False, **settings}.items():

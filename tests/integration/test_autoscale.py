@@ -87,7 +87,7 @@ def test_a_pool_grows_with_the_load_and_shrinks_after_it_and_no_request_is_lost(
         cluster.await_workers(prefill=1, decode=1, timeout_s=300)
         last = resizes(operator.state())[-1]
         assert "were needed for" in last.why
-        told = eventually("the start was timed", lambda: operator.state().autoscale, timeout_s=10)
+        (told,) = eventually("the start was timed", lambda: operator.state().autoscale, timeout_s=10)
         assert (told.mode, told.text) == ("on", "")
         assert told.start_s != SETTINGS["autoscale__start_s"], "it learnt how long a start takes"
         log = "\n".join(cluster.log)

@@ -199,3 +199,77 @@ def test_a_role_that_is_none_and_a_control_plane_that_is_not_there_are_one_line(
 def test_help_has_an_example(command):
     text = re.sub(r"\s+", " ", run(command, "--help").output)
     assert f"Example: baton {command} " in text
+
+
+TWO = ClusterState(
+    "x",
+    (Pool("tiny", {Role.DECODE: 1}), Pool("org/big", {Role.DECODE: 1})),
+    tuple(
+        ReplicaState(
+            f"{prefix}-decode-0",
+            model,
+            Role.DECODE,
+            ReplicaPhase.RUNNING,
+            3.0,
+            "1",
+            WorkerId(f"{prefix}-decode-0.a1"),
+        )
+        for prefix, model in (("tiny", "tiny"), ("org-big", "org/big"))
+    ),
+    is_settled=True,
+)
+
+
+@pytest.fixture
+def two(control, monkeypatch):
+    monkeypatch.setitem(globals(), "STATE", TWO)
+    return control
+
+
+@pytest.mark.parametrize(
+    ("words", "action"),
+    [
+        (
+            ["flip", "decode-0", "prefill", "--model", "org/big", "--yes"],
+            Flip("org-big-decode-0", Role.PREFILL),
+        ),
+        (
+            ["flip", "tiny-decode-0", "prefill", "--model", "tiny", "--yes"],
+            Flip("tiny-decode-0", Role.PREFILL),
+        ),
+        (["drain", "decode-0", "--model", "tiny"], Drain("tiny-decode-0")),
+        (["drain", "org-big-decode-0"], Drain("org-big-decode-0")),
+        (["rollout", "v2", "--model", "org/big"], RollOut(Version("v2"), "org/big")),
+    ],
+)
+def test_workers_of_a_model_are_found_by_their_name_within_it(two, words, action):
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    (order,) = two.orders
+    assert order.action == action
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["flip", "decode-0", "prefill", "--model", "huge"], "there is tiny, org/big"),
+        (["flip", "tiny-decode-0", "prefill", "--model", "org/big"], "org/big has no worker 'tiny-decode-0'"),
+        (["drain", "decode-7", "--model", "tiny"], "there is tiny-decode-0"),
+        (["status", "--model", "huge"], "no model 'huge'"),
+    ],
+)
+def test_what_a_model_does_not_have_is_told_before_anything_is_ordered(two, words, said):
+    result = run(*words)
+    assert said in str(result.exception)
+    assert isinstance(result.exception, SetupError)
+    assert two.orders == []
+
+
+def test_status_shows_the_model_of_each_worker_or_one_model_alone(two, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    both = run("status").output
+    assert "org-big-decode-0.a1" in both
+    assert "tiny-decode-0.a1" in both
+    assert re.search(r"org/big version 1: 1 decode wanted, all there", both)
+    one = run("status", "--model", "tiny").output
+    assert "org-big" not in one

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.cli.settings import load_config
-from baton.config import AccessConfig, Config, TlsConfig
+from baton.config import AccessConfig, TlsConfig, sections
 from baton.config_base import secret_fields
 from baton.core.errors import SetupError
 
@@ -21,11 +21,7 @@ SETS = [
 
 
 def secrets():
-    return {
-        f"{section}.{name}"
-        for section, info in Config.model_fields.items()
-        for name in secret_fields(info.annotation)
-    }
+    return {f"{section}.{name}" for section, kind in sections().items() for name in secret_fields(kind)}
 
 
 def test_every_secret_is_tried_here():

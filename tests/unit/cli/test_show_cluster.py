@@ -28,7 +28,9 @@ DECISION = Decision(7, 0.0, "autoscaler", WHY, Resize({Role.DECODE: 3}), Outcome
 
 def shown(scaled):
     out = StringIO()
-    state = ClusterState("x", (Pool("tiny", {Role.DECODE: 2}),), (), autoscale=scaled, decisions=(DECISION,))
+    state = ClusterState(
+        "x", (Pool("tiny", {Role.DECODE: 2}),), (), autoscale=scaled and (scaled,), decisions=(DECISION,)
+    )
     show(state, Console(file=out, width=220))
     return out.getvalue()
 
@@ -48,8 +50,8 @@ def test_why_it_decides_nothing_and_that_it_only_advises():
 
 
 def test_nothing_is_said_of_an_autoscaler_that_is_off():
-    assert "tokens/s forecast takes" in shown(None)
-    assert "correction" not in shown(None)
+    assert "tokens/s forecast takes" in shown(())
+    assert "correction" not in shown(())
 
 
 def test_names_are_whole_on_a_narrow_terminal():

@@ -200,7 +200,8 @@ def config(**cluster_fields):
 
 def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
     assert scaled_roles(config(prefill_workers=1, decode_workers=2)) == {P, D}
-    assert set(live_settings(config(both_workers=2)).bounds) == {Role.BOTH}
-    assert live_settings(config(both_workers=2)).is_advice
+    (found,) = live_settings(config(both_workers=2)).values()
+    assert set(found.bounds) == {Role.BOTH}
+    assert found.is_advice
     with pytest.raises(SetupError, match="both_workers=0"):
         scaled_roles(config(prefill_workers=1, both_workers=1))

@@ -164,7 +164,8 @@ async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(
     await settled(plane, replicas, {Role.DECODE: 1})
     before = plane.state().pools
 
-    def check(version):
+    def check(model, version):
+        assert model == "m"
         raise SetupError("no such model")
 
     plane._check = check

@@ -251,7 +251,7 @@ def test_models_have_pools_and_names_of_their_own():
     pools = (Pool("m", {Role.BOTH: 1}), Pool("org/other.v2", {Role.BOTH: 1}, Version("1", ("model.path=o",))))
     first, second = r.handle(SetDesired(pools), now_s=0.0)
     assert [(replica_name(a.worker_id), a.model) for a in (first, second)] == [
-        ("both-0", "m"),
+        ("m-both-0", "m"),
         ("org-other-v2-both-0", "org/other.v2"),
     ]
     assert second.version.sets == ("model.path=o",)

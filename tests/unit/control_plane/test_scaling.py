@@ -2,14 +2,16 @@
 
 import asyncio
 
+import msgspec
+
 from baton.config import ClusterConfig
 from baton.core.ids import RouterId
 from baton.core.messages import Role
-from baton.core.operate import Outcome, Pool
+from baton.core.operate import ClusterState, Outcome, Pool
 from baton.core.sharing import RouterMember
 from control_plane.autoscaler.values import Bounds
 from control_plane.plane import ControlPlane
-from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling
+from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling, room_for
 from tests.unit.control_plane.autoscale_world import settings
 from tests.unit.control_plane.test_autoscale_live import R1, WORKERS, report
 from tests.unit.control_plane.test_plane import Replicas, member
@@ -32,7 +34,7 @@ class World:
         self.plane.want([Pool("m", counts)], record=record)
         for worker_id, role in self.replicas.started:
             self.plane.renew(member(worker_id, role))
-        self.scaling = Scaling(scales, self.plane, model="m", clock=lambda: self.now_s)
+        self.scaling = Scaling({"m": scales} if scales else {}, self.plane, clock=lambda: self.now_s)
 
     async def watched(self):
         self.watch = self.plane.watch(RouterMember(RouterId(R1), address="h:2"))
@@ -41,7 +43,8 @@ class World:
     def step(self, requests, **more):
         self.now_s += 15.0
         heard = self.scaling.report(report(R1, requests, up_s=self.now_s, workers=WORKERS, **more))
-        return heard, self.scaling.look()
+        decisions = self.scaling.look()
+        return heard, decisions[0] if decisions else None
 
 
 async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
@@ -56,10 +59,10 @@ async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
     assert (decision.who, decision.outcome) == ("autoscaler", Outcome.ACCEPTED)
     assert "forecast" in decision.why
     assert world.plane.state().pools[0].count(P) > 1
-    assert world.plane.state().autoscale.mode == "on"
+    assert [(one.model, one.mode) for one in world.plane.state().autoscale] == [("m", "on")]
     rendered = world.plane.meter.render().decode()
-    assert 'baton_autoscale_decisions_total{kind="ordered"} 1.0' in rendered
-    assert 'baton_autoscale_needed_workers{role="prefill"}' in rendered
+    assert 'baton_autoscale_decisions_total{kind="ordered",model="m"} 1.0' in rendered
+    assert 'baton_autoscale_needed_workers{model="m",role="prefill"}' in rendered
     world.plane.close()
 
 
@@ -81,11 +84,10 @@ async def test_what_it_learnt_is_remembered_for_the_next_life():
     await world.watched()
     for step in range(1, 6):
         world.step(10 * step)
-    memory = world.records[-1].memory
-    assert memory is not None
+    memory = world.records[-1].memories["m"]
     assert memory.traits.keys() == {P, D}
     again = World({P: 1, D: 1}, settings(), record=world.records[-1])
-    assert again.plane.memory == memory
+    assert again.plane.memories == {"m": memory}
     for one in (world, again):
         one.plane.close()
 
@@ -113,5 +115,52 @@ async def test_without_settings_reports_are_heard_and_nothing_is_decided():
     world = World({P: 1, D: 1}, None)
     assert not world.scaling.is_on
     assert world.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
-    assert world.plane.state().autoscale is None
+    assert world.plane.state().autoscale == ()
     world.plane.close()
+
+
+async def test_models_are_scaled_each_by_its_own_reports():
+    world = World({P: 1, D: 1}, settings())
+    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    world.scaling = Scaling({"m": settings(), "n": settings()}, world.plane, clock=lambda: world.now_s)
+    await world.watched()
+    for step in range(1, 6):
+        world.now_s += 15.0
+        for model, requests in (("m", 2 * step), ("n", 150 * step)):
+            told = report(R1, requests, up_s=world.now_s, workers=WORKERS)
+            world.scaling.report(msgspec.structs.replace(told, model=model))
+        world.scaling.look()
+    counts = {pool.model: pool.count(P) for pool in world.plane.state().pools}
+    assert counts["m"] == 1
+    assert counts["n"] > 1
+    assert [one.model for one in world.plane.state().autoscale] == ["m", "n"]
+    assert set(world.plane.memories) == {"m", "n"}
+    unknown = msgspec.structs.replace(report(R1, 1), model="gone")
+    assert world.scaling.report(unknown).every_s == EVERY_S_MAX
+    world.plane.close()
+
+
+async def test_a_bound_on_all_models_is_what_the_others_leave():
+    world = World({P: 1, D: 1}, settings())
+    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    scales = {"m": settings(), "n": settings()}
+    world.scaling = Scaling(scales, world.plane, workers_max=5, clock=lambda: world.now_s)
+    await world.watched()
+    for step in range(1, 9):
+        world.now_s += 15.0
+        for model in scales:
+            told = report(R1, 150 * step, up_s=world.now_s, workers=WORKERS)
+            world.scaling.report(msgspec.structs.replace(told, model=model))
+        world.scaling.look()
+        pools = world.plane.state().pools
+        assert sum(sum(pool.counts.values()) for pool in pools) <= 5
+    assert sum(sum(pool.counts.values()) for pool in pools) == 5
+    world.plane.close()
+
+
+def test_room_is_never_nothing_and_never_more_than_a_models_own_bound():
+    state = ClusterState("x", (Pool("m", {P: 1, D: 2}), Pool("n", {P: 4})), ())
+    assert room_for("m", state, 10, own_max=0) == 6
+    assert room_for("m", state, 10, own_max=4) == 4
+    assert room_for("n", state, 10, own_max=0) == 7
+    assert room_for("m", state, 3, own_max=0) == 1

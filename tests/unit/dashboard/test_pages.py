@@ -68,7 +68,7 @@ def cluster(*phases):
         nodes=(NodeState("n1", "host-1"), NodeState("n2", "host-2", is_drained=True)),
         decisions=(Decision(7, time.time(), "ada", "a fan", Scale(Role.DECODE, 2), Outcome.DONE, "there"),),
         routers=(RouterState(RouterId("r"), "h:1", "h:2"),),
-        autoscale=AutoscaleState("advise"),
+        autoscale=(AutoscaleState("advise"),),
     )
 
 
@@ -76,10 +76,10 @@ def frames(count=20):
     reader, meter = Reader(m.name for m in c.CATALOGUE), Meter()
     before, now_s = {}, time.time()
     for at_s in range(count):
-        meter.inc(c.SLO_REQUESTS, slo_class="chat", tenant="acme", outcome="met")
+        meter.inc(c.SLO_REQUESTS, model="m", slo_class="chat", tenant="acme", outcome="met")
         meter.observe(c.TTFT, 0.2, model="m")
         meter.observe(c.TPOT, 0.01, model="m")
-        meter.observe(c.TTFT_PART, 0.1, part="prefill")
+        meter.observe(c.TTFT_PART, 0.1, model="m", part="prefill")
         meter.inc(c.TRANSFER_BYTES, 1000, worker="decode-0.a", backend="cma")
         meter.set(c.HELD_BLOCKS, 5, worker="decode-0.a")
         meter.set(c.FREE_BLOCKS, 15, worker="decode-0.a")

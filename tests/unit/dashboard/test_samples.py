@@ -28,12 +28,12 @@ def looked(meter):
 
 def test_what_a_meter_renders_is_read_back():
     meter = Meter()
-    meter.inc(c.SLO_REQUESTS, 3, slo_class="chat", tenant='a "b" \\ c', outcome="met")
-    meter.set(c.QUEUED, 7)
+    meter.inc(c.SLO_REQUESTS, 3, model="m", slo_class="chat", tenant='a "b" \\ c', outcome="met")
+    meter.set(c.QUEUED, 7, model="m")
     meter.observe(c.TTFT, 0.25, model="m")
     table = looked(meter)
     assert total(table[c.SLO_REQUESTS.name], tenant='a "b" \\ c') == 3
-    assert table[c.QUEUED.name] == {(): 7}
+    assert table[c.QUEUED.name] == {(("model", "m"),): 7}
     assert total(table["baton_ttft_seconds_bucket"], le="+Inf") == 1
     assert total(table["baton_ttft_seconds_sum"]) == 0.25
 
@@ -148,7 +148,7 @@ def test_parts_are_means_over_requests_and_add_up():
     before = looked(meter)
     for _ in range(2):
         for number, part in enumerate(PARTS[:8]):
-            meter.observe(c.TTFT_PART, number * 0.01, part=part)
+            meter.observe(c.TTFT_PART, number * 0.01, model="m", part=part)
     means = part_means(frame_of(1.0, 1.0, [(before, looked(meter))]))
     assert means["prefill"] == pytest.approx(0.06)
     assert sum(means.values()) == pytest.approx(0.28)

@@ -341,6 +341,14 @@ def test_whom_to_ask_and_how_many_there_are():
     assert replica_levels(None) == {}
 
 
+def test_attainment_says_the_model_where_there_are_several():
+    rows = [Attainment("chat", "t", Outcomes(1.0), model) for model in ("small", "large")]
+    assert "small" not in markup.attainment(rows[:1], 0.9)
+    both = markup.attainment(rows, 0.9)
+    assert "<th>model</th>" in both
+    assert both.index("small") < both.index("large")
+
+
 @pytest.mark.parametrize(
     ("at", "labels"),
     [

@@ -13,15 +13,19 @@ import yaml
 from baton.cli.chart import OWNED, values_schema
 from baton.config import Config
 from baton.core.messages import Role
+from baton.core.operate import Pool as ControlPool
+from baton.engine.served_models import each_model
 from baton.sim.hardware import GPUS, MODELS, Node, find_gpu
 from baton.sim.plan.search import ClusterPlan, Pool, Shape
 from baton.sim.plan.values import helm_values
 from baton.telemetry.render import rendered
+from control_plane.workers import first_pools
 from tests.unit.deploy.chart import (
     CHART,
     EXAMPLES,
     ROOT,
     VALUES,
+    containers,
     documents,
     helm,
     of_kind,
@@ -141,12 +145,43 @@ NEGATIVE = {
     'store.hostFolder="run"': "hostFolder",
     "router.unknown=true": "unknown is not allowed",
     'router.keysSecret.value="secret"': "value is not allowed",
+    'models={"a": {"model": {"path": "x"}}}': "leave model.path",
+    'models={"a": {"model": {"pth": "x"}}}': "pth is not allowed",
+    'models={"a": {"model": {"path": "x"}, "cluster": {"ray_address": "x"}}}': "ray_address is not allowed",
+    'models={"a b": {"model": {"path": "x"}}}': "models",
 }
 
 
 @pytest.mark.parametrize(("wrong", "said"), NEGATIVE.items(), ids=NEGATIVE)
 def test_wrong_values_are_refused_with_the_reason(wrong, said):
     assert said in refusal("moe", wrong)
+
+
+def test_several_models_are_what_processes_read(monkeypatch):
+    models = {
+        "org/chat": {
+            "model": {"path": "org/chat", "tool_parser": "hermes"},
+            "engine": {"kv_bytes": 68719476736},
+            "cluster": {"prefill_workers": 1, "decode_workers": 1},
+        },
+        "small": {"model": {"path": "org/small"}, "cluster": {"both_workers": 1}},
+    }
+    pools = {role: {"replicas": 1} for role in ("prefill", "decode", "both")}
+    sets = (f"models={json.dumps(models)}", 'model={"path": "", "name": ""}', f"pools={json.dumps(pools)}")
+    docs = documents("gpu-one-node", *sets)
+    for name, value in settings(docs).items():
+        monkeypatch.setenv(name, value)
+    chat, small = each_model(Config()).values()
+    assert (chat.model.name, chat.engine.kv_bytes, chat.model.device) == ("org/chat", 68719476736, "cuda")
+    assert first_pools(Config()) == [
+        ControlPool("org/chat", {Role.PREFILL: 1, Role.DECODE: 1}),
+        ControlPool("small", {Role.BOTH: 1}),
+    ]
+    assert small.model.path == "org/small"
+    [control] = [c for name, _, c in containers(docs) if name.endswith("-control")]
+    assert not [word for word in control["args"] if word.startswith(("--prefill", "--decode", "--both"))]
+    one = f"pools={json.dumps(pools | {'both': {'replicas': 0}})}"
+    assert "2 pods in all, and models want 3 workers" in refusal("gpu-one-node", *sets[:2], one)
 
 
 def test_a_change_of_config_restarts_what_reads_it():

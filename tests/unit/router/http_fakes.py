@@ -237,7 +237,7 @@ async def soon(event):
 class Cluster:
     def __init__(self, url, router, workers):
         self.url, self.router, self.workers = url, router, workers
-        self.driver = router.driver
+        self.driver = router.models.first.driver
         self.clients = []
 
     @property
@@ -296,7 +296,7 @@ async def cluster(
 
     keys = await open_keys(config)
     sockets = Sockets(config.router.model_copy(update={"port": 0}))
-    process = RouterProcess(config, tokenizer, None, list(by_address), dial, sockets, keys=keys)
+    process = RouterProcess(config, {MODEL: tokenizer}, None, list(by_address), dial, sockets, keys=keys)
     stop = stop or asyncio.Event()
     serving = asyncio.create_task(process.run(lambda _: None, stop))
     try:

@@ -17,6 +17,7 @@ from baton.core.sharing import RouterMember
 from baton.wire.link import LinkBroken
 from router.core import RouterCore
 from router.driver import Driver
+from router.drivers import Drivers
 from router.events import FailureKind, Submit, Tick, WorkerUpdated
 from router.membership import Roster
 from router.sessions import Backoff, DirectoryWatch, WorkerSessions
@@ -63,7 +64,7 @@ def make_driver(**config):
 
 
 @contextlib.asynccontextmanager
-async def with_workers(*workers, roster=None, silence_s=60.0, model="", **config):
+async def with_workers(*workers, roster=None, silence_s=60.0, model="tiny", **config):
     driver = make_driver(worker_silence_s=silence_s, **config)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
@@ -73,9 +74,8 @@ async def with_workers(*workers, roster=None, silence_s=60.0, model="", **config
         return by_address[address].session()
 
     roster = Roster(by_address) if roster is None else roster
-    sessions = WorkerSessions(
-        driver, roster, router_id=RouterId("r"), silence_s=silence_s, dial=dial, model=model
-    )
+    drivers = Drivers({model: driver})
+    sessions = WorkerSessions(drivers, roster, router_id=RouterId("r"), silence_s=silence_s, dial=dial)
     async with sessions:
         yield driver, sessions
     assert not driver.status().workers
@@ -186,7 +186,9 @@ async def test_a_defect_in_a_session_ends_the_router_instead_of_losing_the_worke
         raise ZeroDivisionError(address)
 
     roster = Roster(["a:1"])
-    async with WorkerSessions(driver, roster, router_id=RouterId("r"), silence_s=60.0, dial=dial):
+    async with WorkerSessions(
+        Drivers({"m": driver}), roster, router_id=RouterId("r"), silence_s=60.0, dial=dial
+    ):
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(driver.run(), BOUND_S)
 

@@ -149,8 +149,8 @@ async def test_an_unforeseen_error_is_500_and_one_bounded_report(folder, monkeyp
         return recurse(depth - 1) if depth else 1 / 0
 
     async with cluster(folder, FakeWorker(reply=[7])) as c, c.http() as http:
-        monkeypatch.setattr(c.router._tokenizer, "text_ids", lambda *_, **__: recurse(500))
-        monkeypatch.setattr(c.router._service.driver, "status", lambda: recurse(500))
+        monkeypatch.setattr(c.router.models.first.tokenizer, "text_ids", lambda *_, **__: recurse(500))
+        monkeypatch.setattr(c.router.models.first.driver, "status", lambda: recurse(500))
         for answer in (
             await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}),
             await http.get("/health"),

@@ -178,7 +178,7 @@ async def test_prompt_logprobs_are_computed_once_for_all_choices(folder, ids):
         assert first[0] is None
         token = str(ids("Once upon")[1])
         assert first[1][token] == {
-            "logprob": -1.0, "rank": 2, "decoded_token": c.router._tokenizer.decode([int(token)]),
+            "logprob": -1.0, "rank": 2, "decoded_token": c.router.models.first.tokenizer.decode([int(token)]),
         }  # fmt: skip
         assert first[1]["9"]["rank"] == 1
 

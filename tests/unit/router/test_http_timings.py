@@ -51,7 +51,7 @@ async def test_an_answer_in_one_piece_has_them(folder, reply):
         assert "baton" not in without
         text = (await http.get("/metrics")).text
         for part in PARTS:
-            assert f'baton_ttft_part_seconds_count{{part="{part}"' in text
+            assert f'baton_ttft_part_seconds_count{{model="tiny",part="{part}"' in text
 
 
 @pytest.mark.parametrize("with_usage", [True, False])

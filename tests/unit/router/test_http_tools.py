@@ -43,7 +43,7 @@ def ids(folder):
 
 
 def decoded(c, start):
-    return c.router._tokenizer.decode(list(start.tokens))
+    return c.router.models.first.tokenizer.decode(list(start.tokens))
 
 
 async def ask(c, *, stream=False, **fields):

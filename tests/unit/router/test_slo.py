@@ -113,8 +113,8 @@ SLO = {"classes": {"fast": {"ttft_s": 15, "tpot_s": 5, "priority": 7}, "never": 
 
 
 def count(c, slo_class, outcome, tenant="default"):
-    meter = c.router._service.observer.meter
-    return meter.value(SLO_REQUESTS, slo_class=slo_class, tenant=tenant, outcome=outcome)
+    meter = c.router.models.first.observer.meter
+    return meter.value(SLO_REQUESTS, model=MODEL, slo_class=slo_class, tenant=tenant, outcome=outcome)
 
 
 async def test_objectives_reach_the_worker_and_the_outcome_is_counted(folder):
@@ -149,7 +149,7 @@ async def test_a_refusal_counts_as_offered(folder):
 
 async def test_tenants_beyond_a_bound_share_one_label(folder):
     async with cluster(folder, FakeWorker(reply=[9])) as c:
-        observer = c.router._service.observer
+        observer = c.router.models.first.observer
         for i in range(TENANT_LABELS_MAX + 5):
             observer.on_verdict("", f"t{i}", Verdict.MET)
         assert count(c, "none", "met", tenant="other") == 5

@@ -250,8 +250,8 @@ async def test_a_key_is_wanted_for_the_api_and_for_nothing_else(folder, tmp_path
         assert (await http.post("/v1/load_lora_adapter", json=load, headers=bearer(key))).status_code == 403
         early = await http.post("/v1/completions", json=ASK | {"priority": -1}, headers=bearer(key))
         assert early.json()["error"]["param"] == "priority"
-        meter = c.router._service.observer.meter
-        assert meter.value(SLO_REQUESTS, slo_class="none", tenant="acme", outcome="met") == 1
+        meter = c.router.models.first.observer.meter
+        assert meter.value(SLO_REQUESTS, model=MODEL, slo_class="none", tenant="acme", outcome="met") == 1
         assert (await http.get("/health")).json()["tenants"] == {"keys": "current", "budgets": "own"}
 
 
@@ -292,8 +292,11 @@ async def test_limits_are_told_kept_and_settled(folder, tmp_path):
         assert 15 <= int(answer.headers["retry-after"]) <= 20
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
         assert (await http.post("/v1/completions", json=ASK, headers=bearer(free))).status_code == 200
-        meter = c.router._service.observer.meter
-        assert meter.value(SLO_REQUESTS, slo_class="none", tenant="acme", outcome="refused_quota") == 1
+        meter = c.router.models.first.observer.meter
+        assert (
+            meter.value(SLO_REQUESTS, model=MODEL, slo_class="none", tenant="acme", outcome="refused_quota")
+            == 1
+        )
 
 
 async def test_requests_at_once_are_given_back_however_they_end(folder, tmp_path):

@@ -63,7 +63,7 @@ def unknown(expression):
     labels = set()
     for name, matchers in SERIES.findall(expression):
         if name in RECORDED:
-            labels |= {"slo_class"}
+            labels |= {"slo_class", "model"}
             continue
         try:
             metric = metric_of(name)
@@ -155,7 +155,7 @@ def test_the_fastest_burn_can_be_reached_with_the_lowest_objective():
 
 # --- what alerts do ----------------------------------------------------------------------------------
 
-SLO = 'baton_slo_requests_total{{slo_class="chat",tenant="t",outcome="{}"}}'
+SLO = 'baton_slo_requests_total{{model="m",slo_class="chat",tenant="t",outcome="{}"}}'
 
 
 def requests(met, missed, *, minutes, quota=0):
@@ -193,12 +193,12 @@ CASES = {
     ),
     "a tenant beyond its quota": (requests(100, 0, minutes=70, quota=900) | SOMEBODY, "1h", set()),
     "a pool is empty": (
-        {'baton_router_degraded_ratio{pool="decode"}': "1x30"} | SOMEBODY,
+        {'baton_router_degraded_ratio{model="m",pool="decode"}': "1x30"} | SOMEBODY,
         "5m",
         {"BatonPoolDegraded"},
     ),
     "a pool was empty for a moment": (
-        {'baton_router_degraded_ratio{pool="decode"}': "1 1 0x30"} | SOMEBODY,
+        {'baton_router_degraded_ratio{model="m",pool="decode"}': "1 1 0x30"} | SOMEBODY,
         "5m",
         set(),
     ),
@@ -235,7 +235,7 @@ CASES = {
         {"BatonReplicasRestarting"},
     ),
     "replicas do not start": (
-        {'baton_replica_workers{role="decode",state="starting"}': "1x40"} | SOMEBODY,
+        {'baton_replica_workers{model="m",role="decode",state="starting"}': "1x40"} | SOMEBODY,
         "30m",
         {"BatonReplicasMissing"},
     ),
@@ -261,7 +261,7 @@ CASES = {
     "leases end unread": (worker(leases_expired_total="0+2") | SOMEBODY, "25m", {"BatonLeasesExpiring"}),
     "a worker is not heard": (worker(router_stale_ratio="1") | SOMEBODY, "5m", {"BatonEventStreamStalled"}),
     "predictions are off": (
-        {"baton_predictor_fallback_ratio": "1x30"} | SOMEBODY,
+        {'baton_predictor_fallback_ratio{model="m"}': "1x30"} | SOMEBODY,
         "20m",
         {"BatonPredictorOff"},
     ),

@@ -1,0 +1,96 @@
+"""What a worker of one of several models is started with, and what is checked before anything is."""
+
+import pytest
+
+from baton.cli.settings import overlay
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from baton.core.operate import Pool, Version
+from baton.engine import model_check
+from control_plane.launch import check_setup
+from control_plane.ray_ops import RayReplicas, WorkerSpec
+from control_plane.reconcile_events import StartReplica
+from control_plane.workers import RayWorkers, first_pools
+from tests.models import make_model
+from tests.unit.control_plane.test_ray_ops import Handle, Ray, RayHome
+
+
+def config_of(**models):
+    return Config.model_validate({"models": models, "router": {"port": 0}})
+
+
+CONFIG = config_of(
+    chat={
+        "model": {"path": "a/chat", "device": "cuda"},
+        "engine": {"threads": 3},
+        "cluster": {"node_labels": {"decode": {"gpu": "H200"}}},
+    },
+    small={"model": {"path": "a/small"}, "cluster": {"both_workers": 2}},
+)
+
+
+class Started:
+    is_local = True
+
+    def __init__(self):
+        self.specs = []
+
+    def start(self, spec, *, threads, avoid):
+        self.specs.append((spec, threads))
+
+
+def test_every_model_has_its_pool_and_its_workers_know_nothing_of_others():
+    assert first_pools(CONFIG) == [
+        Pool("chat", {Role.PREFILL: 1, Role.DECODE: 1}),
+        Pool("small", {Role.BOTH: 2}),
+    ]
+    ray = Started()
+    workers = RayWorkers(ray, CONFIG, overlay=overlay)
+    version = Version("2", ("engine.block_tokens=64",))
+    for name, model, role in (("chat-decode-0", "chat", Role.DECODE), ("small-both-0", "small", Role.BOTH)):
+        workers.start(StartReplica(WorkerId(f"{name}.1"), role, "wanted", model, version))
+    (chat, threads), (small, _) = ray.specs
+    assert (chat.model, chat.config["model"]["name"], chat.config["model"]["path"]) == (
+        "chat",
+        "chat",
+        "a/chat",
+    )
+    assert (small.config["model"]["path"], small.config["engine"]["block_tokens"]) == ("a/small", 64)
+    assert threads == 3
+    assert chat.config["models"] == small.config["models"] == {}
+
+
+def test_a_version_is_checked_against_its_model():
+    workers = RayWorkers(Started(), CONFIG, overlay=overlay)
+    workers.check("small", Version("2", ("model.path=b/small",)))
+    with pytest.raises(SetupError, match=r"model\.name=small"):
+        workers.check("small", Version("2", ("model.name=chat",)))
+
+
+async def test_labels_and_devices_are_of_the_model():
+    home = RayHome("h:1")
+    ray = home._ray = Ray(Handle(RuntimeError()))
+    replicas = RayReplicas(object, config=CONFIG, home=home, is_local=False, on_exit=lambda *_: None)
+    found = {}
+    for model, role in (("chat", Role.DECODE), ("small", Role.BOTH)):
+        replicas.start(WorkerSpec(WorkerId(f"{model}.1"), role, "", {}, model=model), threads=1)
+        found[model] = (ray.chosen.get("label_selector"), ray.chosen["num_gpus"])
+    assert found == {"chat": ({"gpu": "H200"}, 1.0), "small": (None, 0.0)}
+    await replicas.close()
+
+
+def test_every_model_is_looked_at_before_anything_is_started(tmp_path, monkeypatch):
+    good = {"path": str(make_model(tmp_path / "good", "llama"))}
+    check_setup(config_of(a={"model": good}, b={"model": good}), with_router=True)
+    with pytest.raises(SetupError, match="gone"):
+        check_setup(config_of(a={"model": good}, b={"model": {"path": f"{tmp_path}/gone"}}), with_router=True)
+    none = {"prefill_workers": 0, "decode_workers": 0}
+    with pytest.raises(SetupError, match="no workers"):
+        check_setup(config_of(a={"model": good, "cluster": none}), with_router=True)
+    half = model_check.psutil.virtual_memory().total // 3  # two workers each: one model fits, two do not
+    large = {"model": good, "engine": {"kv_bytes": half}}
+    check_setup(config_of(a=large), with_router=True)
+    with pytest.raises(SetupError, match="all models' workers"):
+        check_setup(config_of(a=large, b=large), with_router=True)
