@@ -28,7 +28,7 @@ def fidelity(
     trace: Annotated[Path, typer.Argument(help="A trace in a format that `baton replay` reads.")],
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second.")] = 2.0,
     requests: Annotated[int, typer.Option(min=50, help="Requests that count.")] = 200,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before them, at half the rate.")] = 110,
+    warm_up: Annotated[int, typer.Option(min=1, help="Requests before them, at half the rate.")] = 110,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers, one thread each.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
     both: Annotated[int, typer.Option(min=0, help="Workers for either leg.")] = 0,
