@@ -70,6 +70,9 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     listed = _models(answer)
     chosen = next((m for m in listed if m.get("id") == model), listed[0] if listed else {})
     name = str(chosen.get("id", ""))
+    own = [str(m["id"]) for m in listed if not m.get("parent")]
+    if not model and len(own) > 1:
+        raise SetupError(f"{server.origin} has several models: choose one by --model, of {', '.join(own)}")
     if not model and not name:
         way = "a good --api-key" if answer.status_code in (401, 403) else "--model"
         raise SetupError(f"{server.origin}/v1/models names no model ({answer.status_code}); give {way}")

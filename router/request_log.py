@@ -20,6 +20,9 @@ Which = Literal["off", "troubled", "all"]
 LINES_PER_S_MAX = 50
 """Of requests that did not go well, while only these are wanted: under overload there are thousands."""
 
+ERROR_CHARACTERS_MAX = 300
+"""What was wrong with a request may quote what its client wrote."""
+
 _WARNED = ("failed", "refused")
 
 
@@ -62,13 +65,18 @@ def fields_of(story: Story) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, "", {})}
 
 
+def _printable(text: str) -> str:
+    """In one line, whatever clients name things: nobody writes lines of their own into the log."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def in_words(s: Story) -> str:
     parts = [f"{s.request_id} {s.outcome}"]
     if s.verdict and s.verdict not in (s.outcome, "met"):
         parts[0] += f" ({s.verdict.replace('_', ' ')})"
     parts[0] += f" in {s.took_s:.3f} s"
     if s.error:
-        parts.append(s.error)
+        parts.append(s.error[:ERROR_CHARACTERS_MAX])
     if s.completion_tokens or s.prompt_tokens:
         parts.append(f"{s.prompt_tokens} tokens in ({s.cached_tokens} cached), {s.completion_tokens} out")
     if s.ttft_s is not None:
@@ -84,4 +92,6 @@ def in_words(s: Story) -> str:
         parts.append(f"tenant {s.tenant}")
     if s.slo_class:
         parts.append(f"class {s.slo_class}")
-    return ", ".join(parts)
+    if s.client_request_id:
+        parts.append(f"x-request-id {s.client_request_id}")
+    return _printable(", ".join(parts))

@@ -54,7 +54,7 @@ app.command("store-cost")(store_cost)
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    signal.raise_signal(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 @app.callback()
@@ -63,7 +63,8 @@ def bench() -> None:
 
     Example: baton bench handover --model models/baton-demo
     """
-    # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes.
+    # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes. (Not by
+    # raising SIGINT: scripts start what runs in the background with that ignored.)
     signal.signal(signal.SIGTERM, _interrupt)
     config = Config()  # of the environment: the processes that a benchmark starts have the same
     secure(config.tls, config.access)

@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -84,17 +82,11 @@ def _goodput(asked: GoodputOptions) -> None:
     else:
         make_bench_model(bench.model)
         os.sched_setaffinity(0, bench.cores)
-        # Servers are in sessions of their own: whoever ends this bench ends them through it.
-        signal.signal(signal.SIGTERM, _as_interrupt)
         runs = asyncio.run(bench_runs.run(bench, chosen))
     summary = _summary(bench, chosen, runs)
     show(Console(), summary)
     if asked.json_to:
         asked.json_to.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    signal.raise_signal(signal.SIGINT)
 
 
 goodput = as_command(GoodputOptions, _goodput)

@@ -43,6 +43,32 @@ def read_models(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _parsed(text: str, ending: str) -> Any:
+    """Raises ValueError, yaml.YAMLError; also for a name that is there twice, of which one would be lost."""
     if ending == ".toml":
         return tomllib.loads(text)
-    return json.loads(text) if ending == ".json" else yaml.safe_load(text)
+    if ending == ".json":
+        return json.loads(text, object_pairs_hook=_each_once)
+    loader = _YamlLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is there twice")
+    return found
+
+
+class _YamlLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE_TAG]
+        _each_once([(str(name), None) for name in names])
+        return super().construct_mapping(node, deep=deep)
+
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"

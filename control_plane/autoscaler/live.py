@@ -6,6 +6,7 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median
+from typing import cast
 
 import msgspec
 
@@ -22,6 +23,7 @@ from baton.core.operate import (
     Resize,
     RoleOutlook,
 )
+from control_plane.autoscaler.advised import Advised
 from control_plane.autoscaler.cluster import order_of, roles_of
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.values import Decision, Memory, Observation, RoleState, Settings
@@ -143,6 +145,7 @@ class LiveAutoscaler:
         self._traits: dict[Role, Traits] = {}
         self._decided_s = now_s
         self._last: tuple[Mapping[Role, int], Mapping[Role, int]] | None = None
+        self._advised = Advised(settings.patience_s)
         """What was ordered or advised last, and what was desired before."""
         self._decision: Decision | None = None
         self._blind = "nothing was looked at yet"
@@ -174,12 +177,16 @@ class LiveAutoscaler:
         seen = self._observe(state, routers, now_s)
         self._decision = decision = self.scaler.decide(seen, self._traits)
         order = order_of(decision, self.model)
+        pool = state.pool(self.model)
+        have = dict(pool.counts) if pool else {}
+        if self.settings.is_advice:
+            counts = have if order is None else cast("Resize", order.action).counts
+            return order if self._advised.is_news(counts, have, now_s) else None
         if order is None:
             self._last = None
             return None
         assert isinstance(order.action, Resize)
-        pool = state.pool(self.model)
-        said = (order.action.counts, dict(pool.counts) if pool else {})
+        said = (order.action.counts, have)
         if said == self._last:
             return None
         self._last = said

@@ -109,6 +109,8 @@ def test_what_is_wrong_with_an_entry_is_one_line_that_names_it(entry, said, monk
         ("m.yaml", "a: 1", "must say `models:`"),
         ("m.yaml", "models: {a: 1}", "must say `models:`"),
         ("m.yaml", "models: {a: {model: {path: x}}}\nrouter: {}", "nothing else"),
+        ("m.yaml", "models: {a: {model: {path: x}}, a: {model: {path: y}}}", "a is there twice"),
+        ("m.json", '{"models": {"a": {"model": {"path": "x"}}, "a": {}}}', "a is there twice"),
         ("m.txt", "models: {}", "must end in"),
         ("gone.json", None, "cannot read"),
     ],

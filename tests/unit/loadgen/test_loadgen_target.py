@@ -22,11 +22,18 @@ def asked(model=""):
 
 
 def test_a_baton_is_not_asked_for_a_model_that_it_does_not_have(server):
-    server += [{"id": "a", "owned_by": "baton"}, {"id": "lora", "owned_by": "baton"}]
+    server += [{"id": "a", "owned_by": "baton"}, {"id": "lora", "owned_by": "baton", "parent": "a"}]
     assert asked().model == "a"
     assert asked("lora").model == "lora"
     with pytest.raises(SetupError, match="no model b; it has a, lora"):
         asked("b")
+
+
+def test_of_several_models_one_must_be_chosen(server):
+    server += [{"id": "a", "owned_by": "baton", "parent": None}, {"id": "b", "owned_by": "baton"}]
+    with pytest.raises(SetupError, match="several models: choose one by --model, of a, b"):
+        asked()
+    assert asked("b").model == "b"
 
 
 def test_other_servers_may_answer_to_more_than_they_list(server):

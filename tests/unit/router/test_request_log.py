@@ -65,11 +65,17 @@ def test_a_line_says_who_what_and_where(written):
     assert line.getMessage() == (
         "cmpl-1 completed (missed ttft) in 1.500 s, 20 tokens in (16 cached), 3 out, TTFT 1.200 s, "
         "TPOT 12.3 ms, "
-        "prefill-0.1 -> decode-0.1, 2 attempts, tenant acme, class chat"
+        "prefill-0.1 -> decode-0.1, 2 attempts, tenant acme, class chat, "
+        "x-request-id mine"
     )
     assert line.fields["client_request_id"] == "mine"
     assert line.fields["parts"] == {"route": 0.1}
     assert "moments" not in line.fields
+
+
+def test_nobody_writes_lines_of_their_own():
+    forged = Story("cmpl-3", 1e9, 0.1, outcome="invalid", error="no model a\n15:00:00 INFO fake \x1b[31m")
+    assert in_words(forged).endswith("no model a\\n15:00:00 INFO fake \\x1b[31m")
 
 
 def test_what_is_not_known_is_left_out():
