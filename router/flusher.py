@@ -68,12 +68,13 @@ class Flusher:
     def _take(self) -> None:
         began_s = self._clock()
         # Where tokens come faster than they are taken in, some are written nevertheless.
-        while self._took_s < WAIT_S_MAX and self._take_in():
+        is_full = self._took_s >= WAIT_S_MAX
+        while not is_full and self._take_in():
             if self._clock() - began_s > SLICE_S:
                 self._pause(began_s, self._take)
                 return
         self._round.extend(self._due)
-        self._due, self._has_more = [], False
+        self._due, self._has_more = [], is_full
         self._write(began_s)
 
     def _go_on(self) -> None:

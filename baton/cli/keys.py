@@ -14,8 +14,9 @@ from rich.table import Table
 from baton.cli.console import console
 from baton.config import Config
 from baton.core.errors import SetupError
+from baton.wire.structured_file import check_ending
 from kv_store.directory.interface import DirectoryLost
-from router.tenants.key_files import check_ending, read_file, write_file
+from router.tenants.key_files import read_file, write_file
 from router.tenants.keyring import FileSource, RedisSource, source_of
 from router.tenants.keys import (
     NAME,
@@ -165,7 +166,7 @@ async def _create(place: str, name: str, tenant: str, record: KeyRecord, sets: l
 
 
 def _create_in_file(path: Path, tenant: str, record: KeyRecord, sets: list[str]) -> None:
-    check_ending(path)
+    check_ending(path, what="keys")
     book = with_key(read_file(path) if path.exists() else KeyBook(), tenant, record)
     changed = _changed(book.tenants[tenant], sets)
     write_file(path, KeyBook({**book.tenants, tenant: changed}, book.keys))

@@ -1,51 +1,29 @@
-"""Files of keys: TOML, YAML or JSON, by the name's ending."""
+"""Files of keys."""
 
 import json
 import os
 import tempfile
-import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import yaml
 
 from baton.core.errors import SetupError
+from baton.wire.structured_file import read_structured
 from router.tenants.keys import KeyBook, read_book
 
 FILE_BYTES_MAX = 256 * 2**20
-ENDINGS = (".toml", ".yaml", ".yml", ".json")
 
 
 def read_file(path: Path) -> KeyBook:
     """Raises SetupError: it cannot be read, or something in it is wrong."""
-    check_ending(path)
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise SetupError(f"{path}: more than {FILE_BYTES_MAX} bytes")
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"keys: cannot read {path}: {error}") from None
-    try:
-        fields = _parse(text, path.suffix)
-    except (ValueError, yaml.YAMLError) as error:
-        raise SetupError(f"{path}: {' '.join(str(error).split())}") from None
+    fields = read_structured(path, what="keys", bytes_max=FILE_BYTES_MAX)
+    if fields is None:
+        fields = {}
     if not isinstance(fields, dict):
-        raise SetupError(f"{path}: must have `tenants` and `keys`")
-    return read_book(fields, str(path))
-
-
-def check_ending(path: Path) -> None:
-    if path.suffix not in ENDINGS:
-        raise SetupError(f"keys: {path}: the name must end in {', '.join(ENDINGS)}")
-
-
-def _parse(text: str, ending: str) -> Any:
-    if ending == ".toml":
-        return tomllib.loads(text)
-    if ending == ".json":
-        return json.loads(text) if text.strip() else {}
-    return yaml.safe_load(text) or {}
+        raise SetupError(f"keys: {path}: must have `tenants` and `keys`")
+    return read_book(cast("dict[str, Any]", fields), str(path))
 
 
 def write_file(path: Path, book: KeyBook) -> None:

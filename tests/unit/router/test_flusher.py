@@ -111,13 +111,19 @@ async def test_a_long_round_lets_others_have_their_turn_and_ends_in_order():
 
 
 async def test_tokens_that_come_faster_than_they_are_taken_in_do_not_keep_streams_silent():
-    clock = Clock()
+    clock, waiting, all_in = Clock(), [100], asyncio.Event()
 
     def take_in():
-        clock.now_s += SLICE_S
-        return True
+        clock.now_s += 2 * SLICE_S
+        waiting[0] -= 1
+        if not waiting[0]:
+            all_in.set()
+        return waiting[0] > 0
 
     await flushed(Flusher(clock, take_in))
+    assert waiting[0] > 0, "written before all were in"
+    async with asyncio.timeout(5):
+        await all_in.wait()  # the others without being told again
 
 
 async def test_a_stream_that_fails_takes_no_other_with_it():
