@@ -334,5 +334,5 @@ async def test_the_first_look_at_the_keys_must_succeed(folder, tmp_path):
 def test_a_tenant_that_is_named_twice_is_not_silently_one(tmp_path, ending):
     path = tmp_path / f"keys.{ending}"
     path.write_text('{"tenants": {"acme": {"weight": 1}, "acme": {"weight": 2}}}')
-    with pytest.raises(SetupError, match="keys: .*acme is there twice"):
+    with pytest.raises(SetupError, match=r"keys: .*acme is there twice"):
         read_file(path)
