@@ -30,6 +30,7 @@ from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
+from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         check_memory(models.values())
     if config.store.host_bytes and not config.store.socket:
         check_store(config.store)
+    if config.store.directory:
+        parse_redis_url(config.store.directory)
     _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
     _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
     if with_router:
@@ -166,25 +169,28 @@ class _Cluster:
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> bool:
-        """False: told to stop before everything was ready."""
-        log.debug("starting Ray")
-        if self._ray.is_ours:
-            adopt_orphans()
-            await self._ray.open()
-            self._ray_watch.start()
-        control = self._start_control()
+        """False: told to stop before everything was ready. Routers and store node come first: they start
+        while Ray does, and wait for the control plane, whose address is known before it lives."""
+        cluster = self._config.cluster
+        self._control_port = reserved_address(cluster.control_host, cluster.control_port)
+        port = self._control_port.getsockname()[1]
+        self._address = host_port(reachable_host(cluster.control_host), port)
         self._folder.tell_address(self._address)
         if (node := self._store.start(self._address)) is not None:
             self._background.spawn(node.run())
         if self._router_command is not None:
             self._start_router(self._router_command(self._address))
-        return await self._until_ready(control)
+        if self._ray.is_ours:
+            log.debug("starting Ray")
+            adopt_orphans()
+            await self._ray.open()
+            self._ray_watch.start()
+        if self._router is not None:
+            self._router.check()
+        return await self._until_ready(self._start_control(port))
 
-    def _start_control(self) -> ControlChild:
+    def _start_control(self, port: int) -> ControlChild:
         cluster = self._config.cluster
-        self._control_port = reserved_address(cluster.control_host, cluster.control_port)
-        port = self._control_port.getsockname()[1]
-        self._address = host_port(reachable_host(cluster.control_host), port)
         changes = {
             "control_port": port,
             "ray_address": self._ray.address if self._ray.is_ours else cluster.ray_address,

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from baton.core.errors import SetupError
@@ -20,8 +20,8 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # 15 by default: whatever else runs on the machine would come first
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # A lost node is noticed in 1.5 s instead of 15.
-    "RAY_health_check_initial_delay_ms": "1000",
+    # A lost node is noticed in 1.5 s instead of 15; one that starts may well be busy for longer.
+    "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -37,6 +37,10 @@ LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",  # for the other users of this machine; as a variable, Ray writes no file
 }
+NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Of Ray's `Node`: what starts its autoscaler, the reader of its workers' logs, and its dashboard (which
+`include_dashboard=False` only empties). Nobody asks them here, and each is an interpreter to start."""
+
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
 
 NAMESPACE = "baton"
@@ -114,15 +118,16 @@ class RayHome:
                 common["_node_ip_address"] = "127.0.0.1"
             self._ray.init(address=self._address, **common)
             return
-        self._ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            # Idle interpreters that nobody asked for cost memory and start-up time.
-            _system_config={"prestart_worker_first_driver": False, "num_workers_soft_limit": 0},
-            **common,
-        )
+        with without_helpers():
+            self._ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                # Idle interpreters that nobody asked for cost memory and start-up time.
+                _system_config={"prestart_worker_first_driver": False, "num_workers_soft_limit": 0},
+                **common,
+            )
 
     async def close(self) -> None:
         """Stop Ray if it is ours, else leave it. Idempotent."""
@@ -131,6 +136,25 @@ class RayHome:
         # Ray would do the same again at the interpreter's exit, and wait there for one that hangs.
         atexit.unregister(self._ray.shutdown)
         await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
+
+
+@contextlib.contextmanager
+def without_helpers() -> Generator[None]:
+    """A Ray that is started meanwhile, by this process, has none of `NOT_NEEDED`. A version of Ray that has
+    them under other names starts them, a second later and 200 MB larger."""
+    node: Any = importlib.import_module("ray._private.node").Node
+    theirs = {name: getattr(node, name) for name in NOT_NEEDED if hasattr(node, name)}
+    for name in theirs:
+        setattr(node, name, _nothing)
+    try:
+        yield
+    finally:
+        for name, method in theirs.items():
+            setattr(node, name, method)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def _take_back_signals() -> None:

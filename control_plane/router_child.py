@@ -103,6 +103,12 @@ class RouterChildren:
         """Raises SetupError if one can't, for want of something only a person can give."""
         await asyncio.gather(*(asyncio.shield(child.url) for child in self.children))
 
+    def check(self) -> None:
+        """Raises SetupError if one is known not to start, for want of something only a person can give."""
+        for child in self.children:
+            if child.url.done():
+                child.url.result()
+
     @property
     def url(self) -> str:
         """The public one, once they are started."""

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
+DIRECTORY_BACKOFF_MAX_S = 0.5
+"""A cluster's start waits for this one: routers start beside their control plane, which takes longer."""
 DIRECTORY_SILENCE_S = 5.0
 """The directory sends a view every second; after this long without one it is dialled again."""
 
@@ -38,14 +40,14 @@ Dial = Callable[[str, RouterId], AbstractAsyncContextManager[tuple[WorkerHello, 
 class Backoff:
     """How long to wait before the next attempt: doubles, begins anew after a success."""
 
-    def __init__(self) -> None:
-        self._next_s = BACKOFF_FIRST_S
+    def __init__(self, max_s: float = BACKOFF_MAX_S) -> None:
+        self._next_s, self._max_s = BACKOFF_FIRST_S, max_s
 
     def succeeded(self) -> None:
         self._next_s = BACKOFF_FIRST_S
 
     def next_s(self) -> float:
-        delay_s, self._next_s = self._next_s, min(2 * self._next_s, BACKOFF_MAX_S)
+        delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return delay_s
 
 
@@ -168,7 +170,7 @@ class DirectoryWatch:
 
     async def run(self, on_view: Callable[[MembershipView], None]) -> None:
         """Until cancelled."""
-        backoff = Backoff()
+        backoff = Backoff(DIRECTORY_BACKOFF_MAX_S)
         while True:
             try:
                 await self._follow(on_view, backoff)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from baton.core.errors import SetupError
-from control_plane.ray_home import OBJECT_STORE_BYTES, ray_environment
+from control_plane.ray_home import OBJECT_STORE_BYTES, ray_environment, without_helpers
 
 START_S = 180.0
 STOP_S = 60.0
@@ -119,8 +119,10 @@ def ray_nodes(count: int) -> Generator[RayNodes]:
     cluster: Any = None
     try:
         try:
-            cluster = ray_cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
-            nodes = [cluster.add_node(num_cpus=NODE_CPUS, **common) for _ in range(count)]
+            with without_helpers():
+                cluster = ray_cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+                nodes = [cluster.add_node(wait=False, num_cpus=NODE_CPUS, **common) for _ in range(count)]
+            cluster.wait_for_nodes(timeout=START_S)  # together: each alone would be given 30 s
         except (ConnectionError, RuntimeError, OSError, TimeoutError) as error:
             raise SetupError(f"Ray does not start here: {error}") from error
         yield RayNodes(cluster, nodes)

@@ -5,8 +5,6 @@ import logging
 from baton.config import StoreConfig
 from baton.core.errors import SetupError
 from kv_store.directory.interface import Directory, DirectoryLost
-from kv_store.directory.redis_client import RedisClient
-from kv_store.directory.redis_directory import RedisDirectory
 from kv_store.directory.remote import RemoteDirectory
 
 log = logging.getLogger(__name__)
@@ -26,6 +24,9 @@ async def connect(config: StoreConfig, *, control_address: str) -> Directory:
 
 
 async def _connect_redis(config: StoreConfig) -> Directory:
+    from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+    from kv_store.directory.redis_directory import RedisDirectory
+
     client = RedisClient(config.directory, timeout_s=config.directory_timeout_s)
     try:
         await client.check()

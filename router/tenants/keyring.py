@@ -6,15 +6,17 @@ import json
 import logging
 import secrets
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from baton.core.errors import SetupError
 from kv_store.directory.interface import DirectoryLost
-from kv_store.directory.redis_client import RedisClient
 from router.tenants.key_files import read_file
 from router.tenants.keys import KeyBook, KeyRecord, Keyring, Tenant, read_book
+
+if TYPE_CHECKING:
+    from kv_store.directory.redis_client import RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class RedisSource:
 
     look_s = REDIS_LOOK_S
 
-    def __init__(self, client: RedisClient, name: str) -> None:
+    def __init__(self, client: "RedisClient", name: str) -> None:
         self._client, self._key = client, redis_key(name)
         self._version: bytes | None = None
 
@@ -127,6 +129,8 @@ def source_of(place: str, *, name: str, timeout_s: float) -> FileSource | RedisS
     """`place`: a file's path or a Redis URL. Raises SetupError."""
     if "://" not in place:
         return FileSource(Path(place))
+    from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+
     return RedisSource(RedisClient(place, timeout_s=timeout_s), name)
 
 

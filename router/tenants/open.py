@@ -2,10 +2,8 @@
 
 from baton.config import Config
 from baton.core.errors import SetupError
-from kv_store.directory.redis_client import RedisClient
 from router.tenants.budgets import Budgets, LocalBudgets, RemoteBudgets, SharedBudgets
 from router.tenants.keyring import LiveKeys, source_of
-from router.tenants.redis_budgets import RedisBudgets
 
 
 async def open_keys(config: Config) -> LiveKeys | None:
@@ -29,6 +27,9 @@ def budgets_of(config: Config, control_address: str | None, router_id: str) -> B
         return LocalBudgets()
     store = config.store
     if url := config.router.budgets_url or store.directory:
+        from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+        from router.tenants.redis_budgets import RedisBudgets
+
         client = RedisClient(url, timeout_s=store.directory_timeout_s)
         return SharedBudgets(RedisBudgets(client, name=store.directory_name, router_id=router_id))
     if control_address:

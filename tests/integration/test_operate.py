@@ -32,6 +32,16 @@ def operator(cluster):
     return Operator(cluster)
 
 
+def test_nothing_runs_that_nobody_asks_and_the_router_has_no_torch(cluster):
+    family = psutil.Process(cluster.process.pid).children(recursive=True)
+    commands = {p.pid: " ".join(p.cmdline()) for p in family}
+    assert {"raylet", "gcs_server"} <= {p.name() for p in family}
+    helpers = ("monitor.py", "log_monitor.py", "dashboard/dashboard.py")  # of Ray
+    assert [c for c in commands.values() if any(f"/{name} " in f"{c} " for name in helpers)] == []
+    (router,) = (p for p in family if " baton router " in commands[p.pid])
+    assert not [m.path for m in router.memory_maps() if "torch" in m.path]
+
+
 def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights(cluster, operator):
     before = {w.worker_id: w for w in cluster.workers()}
     name = next(w for w in before if w.startswith("prefill-1"))
