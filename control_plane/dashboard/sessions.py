@@ -65,7 +65,7 @@ class Sessions:
             return None
         name = book.holder_of(token, scope=scope)
         assert name is not None
-        self._drop_old()
+        self._drop_old(book)
         secret = secrets.token_urlsafe(32)
         self._sessions[digest_of(secret)] = Session(name, scope, digest_of(token), now_s, now_s)
         self._remember(self._sessions)
@@ -84,22 +84,22 @@ class Sessions:
         return session
 
     def counts(self, session: Session) -> bool:
+        return session in self._sessions.values() and self._is_good(session, self._book())
+
+    def _is_good(self, session: Session, book: TokenBook) -> bool:
         now_s = self._now_s()
         if now_s - session.used_s > IDLE_S or now_s - session.began_s > AGE_S:
             return False
-        if session not in self._sessions.values():
-            return False
         return any(
-            record.sha256 == session.token_digest and record.scope is session.scope
-            for record in self._book().records
+            record.sha256 == session.token_digest and record.scope is session.scope for record in book.records
         )
 
     def sign_out(self, secret: str) -> None:
         if self._sessions.pop(digest_of(secret), None) is not None:
             self._remember(self._sessions)
 
-    def _drop_old(self) -> None:
-        for key in [k for k, session in self._sessions.items() if not self.counts(session)]:
+    def _drop_old(self, book: TokenBook) -> None:
+        for key in [k for k, session in self._sessions.items() if not self._is_good(session, book)]:
             del self._sessions[key]
         while len(self._sessions) >= SESSIONS_MAX:
             oldest = min(self._sessions, key=lambda key: self._sessions[key].used_s)

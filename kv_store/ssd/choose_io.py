@@ -16,6 +16,8 @@ from kv_store.ssd.device import Device, IoMode
 from kv_store.ssd.layout import PAGE_BYTES
 
 PROBE_BYTES = 16 * 2**20
+PROBE_SLOTS_MAX = 512
+"""Of small slots fewer bytes tell as much; thousands of calls would hold up the tier's start for seconds."""
 _ROUNDS = 3
 _CLEARLY = 0.7
 """Buffered must take less than so much of direct's time: disks are noisy, and its copy costs memory."""
@@ -40,7 +42,7 @@ def choose_io(directory: Path, slot_bytes: int) -> tuple[IoMode, str]:
     """Writes and reads a few slots of a temporary file both ways, in turn. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix="probe-", suffix=".tmp") as file:
         path = Path(file.name)
-        count = max(2, PROBE_BYTES // slot_bytes)
+        count = min(max(2, PROBE_BYTES // slot_bytes), PROBE_SLOTS_MAX)
         os.truncate(path, count * slot_bytes)
         if not supports_direct(path):
             return "buffered", f"{directory}: its file system has no direct IO: buffered"

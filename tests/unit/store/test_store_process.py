@@ -312,7 +312,7 @@ async def test_an_unusable_folder_costs_the_ssd_tier_only(tmp_path):
 
 
 def with_ssd(tmp_path):
-    return config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_bytes=2**20)
+    return config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_bytes=2**20, ssd_io="buffered")
 
 
 async def on_ssd(node, client):
