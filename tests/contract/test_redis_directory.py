@@ -14,8 +14,9 @@ from kv_store.directory.connect import connect
 from kv_store.directory.interface import DirectoryLost
 from tests.contract.directory_worlds import RedisWorld, redis_world
 from tests.contract.redis_groups import certificates, redis_cluster, sentinel_group, tls_before
-from tests.contract.redis_servers import RedisServer, free_port
+from tests.contract.redis_servers import RedisServer
 from tests.contract.test_store_directory import LEASE_S, h, holders, holding, join, member, snapshot, stored
+from tests.ports import free_port
 from tests.unit.kv_store.directory.dull_node import running
 
 QUICK_S = 0.3

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import psutil
 
 from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -56,12 +56,6 @@ class _Loop:
 @functools.cache
 def loop() -> _Loop:
     return _Loop()
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @dataclass
@@ -103,6 +97,8 @@ class Cluster:
     ):
         """`models`: a file that names several, in place of `model`; requests then say which."""
         settings.setdefault("store__host_bytes", 64 * 2**20)
+        # Predictions are other tests' business: few steps are timed, and a worker starts a second earlier.
+        settings.setdefault("engine__self_timing_s", 0.1)
         settings.setdefault("dashboard__enabled", False)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"

@@ -1,6 +1,5 @@
 """The dashboard in a real browser, beside a real cluster."""
 
-import json
 import os
 import re
 import signal
@@ -13,10 +12,11 @@ import pytest
 from playwright.sync_api import expect
 
 from baton.core.operate import Outcome
-from baton.core.tokens import digest_of, new_token
+from baton.core.tokens import new_token
 from tests.certificates import SWITCH
 from tests.integration.browser import LAPTOP, WALL, chromium, picture, sign_in
-from tests.integration.cluster import Cluster, eventually, free_port
+from tests.integration.cluster import Cluster, eventually
+from tests.integration.dashboards import dashboard_url, settings_with_dashboard
 from tests.integration.operating import Operator
 from tests.models import make_model
 
@@ -28,38 +28,20 @@ CLASSES = {
     "hurried": {"ttft_s": 0.0001, "late": "refuse"},
 }
 TOKENS = {"ada": ("operate", new_token()), "vic": ("view", new_token())}
-TOLD = re.compile(r"dashboard at (http://\S+) ")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dashboard")
     model = make_model(folder / "tiny", "llama", seed=3)
-    tokens = folder / "tokens.txt"
-    tokens.write_text("".join(f"{n} {scope} {digest_of(token)}\n" for n, (scope, token) in TOKENS.items()))
-    own = folder / "own.token"
-    own.write_text(TOKENS["ada"][1])
-    settings = {
-        "engine__kv_bytes": 32 * 2**20,
-        "engine__threads": 1,
-        "slo__classes": json.dumps(CLASSES),
-        "slo__default": "interactive",
-        "dashboard__enabled": True,
-        "dashboard__port": free_port(),
-        "cluster__router_silence_s": 60,
-        "access__tokens": tokens,
-        "access__token": own,
-    }
-    with Cluster(model, prefill=1, decode=1, **settings) as cluster:
+    settings = settings_with_dashboard(folder, TOKENS, own="ada", classes=CLASSES)
+    with Cluster(model, prefill=1, decode=1, engine__kv_bytes=32 * 2**20, **settings) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def url(cluster):
-    def told():
-        return next((m.group(1) for line in reversed(cluster.log) if (m := TOLD.search(line))), None)
-
-    return eventually("the dashboard says where it is", told, timeout_s=60)
+    return dashboard_url(cluster)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from baton.telemetry.alerts import rules
 from baton.telemetry.panels import DASHBOARDS
 from baton.telemetry.render import rendered
 from baton.wire.local import ask_store
-from tests.integration.cluster import Cluster, eventually, free_port, loop
+from tests.integration.cluster import Cluster, eventually, loop
 from tests.models import make_model
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

@@ -11,8 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.integration.cluster import ROOT, eventually, free_port
+from tests.integration.cluster import ROOT, eventually
 from tests.models import make_model
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
