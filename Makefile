@@ -86,7 +86,7 @@ sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
 	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/sim)
 
 integration: $(VENV)/.installed ## Real processes
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 
 pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: a quarter of an hour on a quiet machine
 	$(BIN)/python -m tests.pictures docs/images

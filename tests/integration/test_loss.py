@@ -14,7 +14,7 @@ from tests.models import make_model
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 48
-PROMPT_TOKENS = 4000
+PROMPT_TOKENS = 2000
 RECOVER_S = 10.0
 """From the fault being detectable to the stream being complete."""
 DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 3.0}

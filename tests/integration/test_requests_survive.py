@@ -8,12 +8,11 @@ import signal
 
 import pytest
 
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import Cluster
 from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-NEW_TOKENS = 40
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -106,16 +105,3 @@ def test_choices_share_the_prompt_and_differ_by_their_seeds(cluster):
     assert ids[0] == tuple(cluster.complete(prompt, **fields)["choices"][0]["token_ids"])
     assert answer["usage"]["prompt_tokens"] == 1200
     assert computed <= 1200 + 3 * 16, "each choice computed the prompt anew"
-
-
-def test_what_is_kept_small_in_the_cache_still_crosses(model_path):
-    """int8 KV: one worker and two give the same tokens, and most of them are the exact ones."""
-    prompt = prompt_of(300, seed=6)
-    fields = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "return_token_ids": True}
-    settings = {"model__dtype": "float32", "engine__block_tokens": 16, "model__kv_dtype": "int8"}
-    with Cluster(model_path, **settings) as two:
-        split = two.complete(prompt, **fields)["choices"][0]["token_ids"]
-        assert two.metric("baton_router_placements_total", kind="split") == 1
-        eventually("idle", lambda: not two.health()["sequences"].get("running"), timeout_s=10)
-    with Cluster(model_path, prefill=0, decode=0, both=1, **settings) as one:
-        assert one.complete(prompt, **fields)["choices"][0]["token_ids"] == split

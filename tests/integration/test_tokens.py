@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 NEW_TOKENS = 64
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 100, 129, 200, 333, 500, 800, 1200, 1700, 2400, 3000)
+GENERATED = LENGTHS.index(100)
+"""The prompt for which transformers also generates, step by step as its users do."""
 MODELS = {
     "llama": {"kind": "llama"},
     "qwen2": {"kind": "qwen2"},
@@ -21,31 +23,35 @@ MODELS = {
 }
 
 
-def expected_tokens(model_path, prompts):
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    found = []
-    with torch.no_grad():
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=NEW_TOKENS,
-                pad_token_id=0,
-            )
-            found.append(out[0, len(prompt) :].tolist())
-    return found, model.config.vocab_size
+class Reference:
+    """transformers, asked for the likeliest token after every prefix of prompt and answer. An answer whose
+    tokens these are is what it generates, token for token, and one pass says so."""
+
+    def __init__(self, path):
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.vocab = self.model.config.vocab_size
+
+    @torch.inference_mode()
+    def greedy(self, prompt, answer):
+        ids = torch.tensor([[*prompt, *answer]])
+        return self.model(ids).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+
+    @torch.inference_mode()
+    def generated(self, prompt, count):
+        self.model.generation_config.eos_token_id = None
+        ids = torch.tensor([prompt])
+        out = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=0
+        )
+        return out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_equal_transformers(name, tmp_path):
     path = make_model(tmp_path / name, seed=7, **MODELS[name])
     rng = random.Random(name)
-    vocab = AutoModelForCausalLM.from_pretrained(path).config.vocab_size
-    prompts = [[rng.randrange(3, vocab) for _ in range(n)] for n in LENGTHS]
-    expected, _ = expected_tokens(path, prompts)
+    reference = Reference(path)
+    prompts = [[rng.randrange(3, reference.vocab) for _ in range(n)] for n in LENGTHS]
     with Cluster(path, model__dtype="float32", engine__block_tokens=16) as cluster:
 
         def served(prompt):
@@ -53,7 +59,10 @@ def test_tokens_equal_transformers(name, tmp_path):
             return answer["choices"][0]["token_ids"], answer["usage"]
 
         cold = [served(p) for p in prompts]
-        assert [tokens for tokens, _ in cold] == expected
+        expected = [tokens for tokens, _ in cold]
+        assert {len(tokens) for tokens in expected} == {NEW_TOKENS}
+        assert expected == [reference.greedy(*pair) for pair in zip(prompts, expected, strict=True)]
+        assert expected[GENERATED] == reference.generated(prompts[GENERATED], NEW_TOKENS)
         split = cluster.metric("baton_router_placements_total", kind="split")
         assert split == len(prompts)
         decode = cluster.worker("decode").accounts
@@ -66,10 +75,10 @@ def test_tokens_equal_transformers(name, tmp_path):
         cached = [usage["prompt_tokens_details"]["cached_tokens"] for _, usage in warm]
         assert cached == [n - 1 for n in LENGTHS]  # part-filled blocks included
 
-        fresh = [[(t + 1) % vocab or 3 for t in p] for p in prompts]
-        fresh_expected, _ = expected_tokens(path, fresh)
+        fresh = [[(t + 1) % reference.vocab or 3 for t in p] for p in prompts]
         with ThreadPoolExecutor(8) as pool:
             together = [tokens for tokens, _ in pool.map(served, fresh)]
-        assert together == fresh_expected
+        assert {len(tokens) for tokens in together} == {NEW_TOKENS}
+        assert together == [reference.greedy(*pair) for pair in zip(fresh, together, strict=True)]
         assert cluster.metric("baton_router_placements_total", kind="split") == 3 * len(prompts)
         cluster.assert_idle()

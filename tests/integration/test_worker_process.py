@@ -31,8 +31,8 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams
 from baton.wire.client import peer_session, worker_session, worker_status
-from tests.integration.cluster import free_port
 from tests.models import make_model
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -42,6 +42,9 @@ SETTINGS = {
     "engine.kv_bytes": 32 * 2**20,
     "engine.step_tokens_max": 64,
     "engine.threads": 1,
+    "engine.self_timing_s": 0.1,
+    # A worker's first grammar loads what it needs, on cores that are busy here.
+    "engine.prepare_s": 60,
     "transfer.backends": "cma,nixl,tcp",
     "transfer.checksums": True,
 }
@@ -121,6 +124,8 @@ class Session:
 
     async def finished(self, seq_id):
         def ended(messages):
+            lost = [m for m in messages if isinstance(m, SequenceFailed | SequenceRefused)]
+            assert seq_id not in {m.seq_id for m in lost}, lost
             return [
                 output
                 for message in messages
@@ -212,6 +217,25 @@ async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(mode
         assert accounts[f"transfer.{backend}.bytes_read"] >= joined.transferred_bytes
         assert accounts["step_tokens.decode"] > 0
         assert (await settled(prefill))["lease_count"] == 0
+
+
+async def test_what_is_kept_small_in_the_cache_still_crosses(model):
+    """int8 KV: one worker and two give the same tokens. The one is that which computed the prompt: what it
+    holds crossed nothing."""
+    prompt = prompt_of(300, seed=6)
+    with workers(model, **{"model.dtype": "float32", "model.kv_dtype": "int8"}) as (prefill, decode):
+        async with session(prefill) as p, session(decode) as d:
+            p.address = prefill.address
+            await run_split(p, d, "r/0", prompt, max_tokens=40)
+            await d.finished("r/0")
+            (joined,) = d.of(SequenceJoined)
+            assert joined.transferred_bytes > 0
+            p.link.send(start("whole/0", Leg.WHOLE, prompt, p.hello, max_tokens=40))
+            await p.finished("whole/0")
+            assert p.tokens("whole/0") == d.tokens("r/0")
+        accounts = await settled(decode)
+        assert accounts["step_tokens.prefill"] == 0, "every prompt token was computed remotely"
+        await settled(prefill)
 
 
 async def test_a_killed_source_fails_the_sequence_and_the_decode_worker_goes_on(model):
