@@ -80,7 +80,7 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
 
 unit: $(VENV)/.installed ## Unit, contract and tidy tests
-	$(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract tests/tidy
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/tidy
 
 sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
 	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/sim)

@@ -10,7 +10,7 @@ LONG = (
     "test_dashboard",
     "test_autoscale",
     "test_tokens",
-    "test_requests_survive",
+    "test_requests",
     "test_operate",
     "test_serve",
     "test_replay",
