@@ -12,7 +12,7 @@ from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
 from baton.engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.call import Template
 from router.model_card import ModelCard, prompt_too_long, read_model_card
-from router.quick_encoder import quick_encoder
+from router.quick_encoder import QuickEncoder, quick_encoder
 from router.text_bound import characters_per_token_max
 from router.token_bytes import TokenBytes, token_bytes_of
 
@@ -45,12 +45,16 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
+    return (None, "it is written in Python") if rust is None else quick_encoder(rust)
+
+
 class Tokenizer:
     """Shared by all requests. Encoding runs in threads unless it is short; decoding is quick enough for the
     event loop."""
 
-    def __init__(self, pretrained: Any, card: ModelCard) -> None:
-        """`pretrained`: a transformers tokenizer."""
+    def __init__(self, pretrained: Any, card: ModelCard, *, may_be_quick: bool = True) -> None:
+        """`pretrained`: a transformers tokenizer. `may_be_quick`: as `router.quick_tokenizer`."""
         self._pretrained = pretrained
         self.card = card
         rust = getattr(pretrained, "backend_tokenizer", None)
@@ -58,9 +62,8 @@ class Tokenizer:
             rust.no_truncation()
             rust.no_padding()
         self._rust = rust
-        self._quick, self.why_not_quick = (
-            (None, "it is written in Python") if rust is None else quick_encoder(rust)
-        )
+        self._quick, self.why_not_quick = _quick(rust) if may_be_quick else (None, "it was switched off")
+        """And why there is none; empty: there is one."""
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}
@@ -78,7 +81,7 @@ class Tokenizer:
         self._waiting_count = 0
 
     @classmethod
-    def load(cls, path: str, revision: str = "main") -> "Tokenizer":
+    def load(cls, path: str, revision: str = "main", *, may_be_quick: bool = True) -> "Tokenizer":
         """Raises SetupError if the folder (or hub model) is missing or has no usable tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
@@ -86,7 +89,7 @@ class Tokenizer:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
-        return cls(pretrained, card)
+        return cls(pretrained, card, may_be_quick=may_be_quick)
 
     def limit_context(self, tokens_max: int) -> None:
         """To what the operator allows; 0: what the model allows."""
