@@ -14,12 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 
 import uvicorn
 
-from baton.config import Config, RouterConfig
+from baton.config import Config
+from baton.config_router import RouterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
 from baton.core.sharing import RouterMember
-from baton.engine.served_models import each_model
+from baton.engine.served_models import about, each_model
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
@@ -123,7 +124,10 @@ async def run_router(
     port can't be had. A second signal ends at once.
     """
     tls = PublicTls.of(config.router)
-    tokenizers = {name: await _tokenizer(one) for name, one in each_model(config).items()}
+    tokenizers: dict[str, Tokenizer] = {}
+    for name, one in each_model(config).items():
+        with about(config, name):
+            tokenizers[name] = await _tokenizer(one)
     with contextlib.closing(Sockets(config.router)) as sockets:
         lookup = await _store_lookup(config, control_address)
         keys = await open_keys(config)
@@ -138,7 +142,11 @@ async def run_router(
 
 async def _tokenizer(config: Config) -> Tokenizer:
     """Of one model. Raises SetupError."""
-    tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
+    model, may_be_quick = config.model, config.router.quick_tokenizer
+    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
+    why_not = tokenizer.why_not_quick
+    how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
+    log.info("prompts for %s are tokenised by %s", model.path, how)
     tokenizer.limit_context(config.model.context_tokens_max)
     return tokenizer
 
