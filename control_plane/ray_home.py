@@ -146,7 +146,7 @@ class RayHome:
 @contextlib.contextmanager
 def without_helpers() -> Generator[None]:
     """A Ray that is started meanwhile, by this process, has none of `NOT_NEEDED`. A version of Ray that has
-    them under other names starts them, a second later and 200 MB larger."""
+    them under other names starts them, and takes a second longer."""
     node: Any = importlib.import_module("ray._private.node").Node
     theirs = {name: getattr(node, name) for name in NOT_NEEDED if hasattr(node, name)}
     for name in theirs:

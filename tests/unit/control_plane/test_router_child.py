@@ -10,7 +10,7 @@ import pytest
 from baton.core.errors import SetupError
 from control_plane import child as supervision
 from control_plane.reconcile import RestartPolicy
-from control_plane.router_child import RouterChild
+from control_plane.router_child import RouterChild, RouterChildren
 
 POLICY = RestartPolicy(
     backoff_s=0.01, backoff_max_s=0.1, start_timeout_s=60.0, drain_timeout_s=10.0, stable_s=5.0
@@ -88,6 +88,17 @@ async def test_what_the_router_cannot_start_for_is_told_in_its_own_words():
     await asyncio.wait_for(router.run(), 20)
     with pytest.raises(SetupError, match=r"^no tokenizer in there$"):
         router.url.result()
+
+
+async def test_who_asks_meanwhile_hears_of_the_first_that_cannot_start():
+    script = "print('setup error no tokenizer in there', flush=True); raise SystemExit(2)"
+    routers = RouterChildren(
+        [sys.executable, "-c", script], count=2, environment=dict(os.environ), policy=POLICY, silence_s=0.3
+    )
+    routers.check()  # nothing is known yet
+    await asyncio.wait_for(routers.run(), 20)
+    with pytest.raises(SetupError, match="no tokenizer"):
+        routers.check()
 
 
 async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
