@@ -39,7 +39,8 @@ NODES_S = 5.0
 
 class Control:
     """`run` once. `ready` gets the gRPC address and the metrics address once it can be asked; `settled` is
-    called when all workers serve for the first time."""
+    called when all workers serve for the first time; `failed` gets the words of a SetupError at once, while
+    the workers that are there are being ended."""
 
     def __init__(
         self, config: Config, *, actor_class: type, overlay: Overlay, is_local: bool, record: Path | None
@@ -82,7 +83,12 @@ class Control:
         self._show = start
 
     async def run(
-        self, shutdown: Shutdown, *, ready: Callable[[str], None], settled: Callable[[], None]
+        self,
+        shutdown: Shutdown,
+        *,
+        ready: Callable[[str], None],
+        settled: Callable[[], None],
+        failed: Callable[[str], None],
     ) -> None:
         """Until it is asked to end. Raises SetupError for what the operator must change before workers can
         start."""
@@ -91,8 +97,9 @@ class Control:
             ready(await self._start())
             await self._until_stopped(shutdown, settled)
             leaves_workers = self._config.cluster.keep_workers and not shutdown.now.is_set()
-        except SetupError:
+        except SetupError as error:
             leaves_workers = False
+            failed(str(error))
             raise
         finally:
             await self._close(leaves_workers=leaves_workers)

@@ -74,7 +74,7 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     if not config.cluster.ray_address:
         raise SetupError("--only manages workers on a Ray that runs already: name it with --ray-address")
     try:
-        asyncio.run(_control(config, is_local=is_local))
+        asyncio.run(_control(config, is_local=is_local, has_parent=exit_with_parent))
     except SetupError as error:
         if not exit_with_parent:
             raise
@@ -106,10 +106,10 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
-async def _control(config: Config, *, is_local: bool) -> None:
+async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
     from baton.cli.settings import overlay
     from baton.worker.actor import WorkerActor
-    from control_plane.child import READY_PREFIX
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX
     from control_plane.control import Control
     from control_plane.control_child import DASHBOARD_PREFIX, SETTLED_LINE
     from control_plane.shutdown import Shutdown
@@ -130,6 +130,8 @@ async def _control(config: Config, *, is_local: bool) -> None:
             shutdown,
             ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),
             settled=lambda: print(SETTLED_LINE, flush=True),
+            # Before routers miss the control plane: the parent ends them first, and this is all that is told.
+            failed=lambda text: print(f"{SETUP_ERROR_PREFIX}{text}", flush=True) if has_parent else None,
         )
 
 

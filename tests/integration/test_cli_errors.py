@@ -58,9 +58,10 @@ def assert_one_clear_line(result, names):
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     # Workers that joined before the fault was found are logged; the error itself is one line.
-    (line,) = [line for line in result.stderr.splitlines() if " INFO " not in line]
-    assert line.startswith("baton: ")
-    assert names in line
+    lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("baton: ")
+    assert names in lines[0]
 
 
 @pytest.mark.parametrize("case", CASES)
