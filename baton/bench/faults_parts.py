@@ -20,8 +20,8 @@ from baton.core.errors import SetupError
 from control_plane.ray_home import OBJECT_STORE_BYTES, ray_environment, without_helpers
 
 START_S = 180.0
-FIRST_LOOK_MS = 5000
-"""After a node has joined, until it is asked whether it lives: several that start at once on one machine may be
+FIRST_LOOKS = {"RAY_health_check_initial_delay_ms": "5000"}
+"""From a node's joining until it is asked whether it lives: several that start at once on one machine may be
 too busy to answer in time."""
 STOP_S = 60.0
 NODE_CPUS = 8
@@ -116,8 +116,7 @@ def ray_nodes(count: int) -> Generator[RayNodes]:
     """A Ray for this drill alone, on loopback and behind a token, which everything started meanwhile finds
     in the environment. Raises SetupError."""
     before = dict(os.environ)
-    os.environ.update(ray_environment(is_local=True))
-    os.environ["RAY_health_check_initial_delay_ms"] = str(FIRST_LOOK_MS)
+    os.environ.update(ray_environment(is_local=True) | FIRST_LOOKS)
     ray_cluster: Any = importlib.import_module("ray.cluster_utils").Cluster
     common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster: Any = None
