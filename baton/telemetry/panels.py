@@ -323,7 +323,7 @@ def _experts() -> Row:
     over_mean = f"max by (worker) ({by_expert}) / avg by (worker) ({by_expert})"
     routed = Query(over_mean, "{{worker}}", WITH_EXPERTS)
     busiest = Query(f"topk({BUSIEST}, {by_expert})", "{{worker}} expert {{expert}}", WITH_EXPERTS)
-    few = f"{WITH_EXPERTS}, or of few tokens"
+    few = f"{WITH_EXPERTS}, or with few tokens lately"
     return Row(
         "Experts",
         (
