@@ -15,7 +15,7 @@ SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """A configuration that finds its way into a log says no password."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc.aio
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.core.budgets import Ledger
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.operate import NodeState
 from baton.telemetry.exporter import MetricsServer
-from baton.wire.address import host_port, reachable_host
+from baton.wire.address import host_port, is_loopback, reachable_host
 from baton.wire.background import Background
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
@@ -103,6 +103,7 @@ class Control:
         record = self._record.read()
         self._is_first_life = record is None
         await self._home.open()
+        check_reach(cluster, await asyncio.to_thread(self._home.ray.nodes), here=self._home.host)
         self._server, port = await start_server(
             cluster.control_host,
             cluster.control_port,
@@ -181,6 +182,22 @@ class Control:
     def _broke(self, error: BaseException) -> None:
         if not self._crash.done():
             self._crash.set_exception(error)
+
+
+def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:
+    """That workers on Ray's other hosts reach the control plane, and are reached. `listed`: `ray.nodes()`;
+    `here`: our own address there. Raises SetupError."""
+    if cluster.node_labels:
+        return  # who knows where workers may run
+    knobs = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
+    if not (closed := [f"cluster.{name}={host}" for name, host in knobs.items() if is_loopback(host)]):
+        return
+    found = {str(node.get("NodeManagerAddress", "")) for node in listed if node.get("Alive")} - {here}
+    if others := sorted(address for address in found if address and not is_loopback(address)):
+        raise SetupError(
+            f"Ray has other hosts ({', '.join(others[:5])}), and {' and '.join(closed)} is for one machine: "
+            "name this host's address in cluster.control_host, and set cluster.worker_host=0.0.0.0"
+        )
 
 
 def nodes_of(listed: list[dict[str, Any]]) -> list[NodeState]:

@@ -17,7 +17,7 @@ from baton.config_operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
 from baton.engine.model_check import check_machine, check_memory, check_model, check_tokenizer
 from baton.engine.model_files import local_folder
-from baton.engine.served_models import each_model, worker_count
+from baton.engine.served_models import about, each_model, worker_count
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
@@ -30,6 +30,7 @@ from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
+from control_plane.undertaker import Undertaker
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +57,9 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         raise SetupError("no workers: ask for some with --prefill, --decode or --both")
     if config.autoscale.mode != "off":
         live_settings(config)
-    for one in models.values():
-        folder = local_folder(one.model.path)
-        if folder is not None:
-            check_model(folder, one.model, one.engine)
-            if with_router:
-                check_tokenizer(folder)
-        if not cluster.ray_address:
-            check_machine(one.model, one.engine, worker_count=worker_count(one))
+    for name, one in models.items():
+        with about(config, name):
+            _check_model(one, with_router=with_router)
     if not cluster.ray_address:
         check_memory(models.values())
     if config.store.host_bytes and not config.store.socket:
@@ -72,6 +68,17 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
     if with_router:
         _check_port(config.router.host, config.router.port, knob="--port")
+
+
+def _check_model(config: Config, *, with_router: bool) -> None:
+    """One of those that are served. Raises SetupError."""
+    folder = local_folder(config.model.path)
+    if folder is not None:
+        check_model(folder, config.model, config.engine)
+        if with_router:
+            check_tokenizer(folder)
+    if not config.cluster.ray_address:
+        check_machine(config.model, config.engine, worker_count=worker_count(config))
 
 
 def _has_chat_template(path: str) -> bool:
@@ -128,6 +135,7 @@ async def run_cluster(
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
         folder = RuntimeFolder()
+        undertaker = Undertaker(folder.path)  # before Ray and all others are started
         store = LocalStore(config, store_command, folder)
         cluster = _Cluster(store, folder, control_command, router_command, shutdown)
         try:
@@ -137,8 +145,9 @@ async def run_cluster(
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
-            await cluster.close()
+            await cluster.close(spared=undertaker.pid)
             folder.remove()
+            undertaker.close()
 
 
 class _Cluster:
@@ -319,7 +328,8 @@ class _Cluster:
             self._control.kill()
         self._broke(PlatformLost(text))
 
-    async def close(self) -> None:
+    async def close(self, *, spared: int | None) -> None:
+        """`spared`: a child that ends by itself."""
         self._ray_watch.close()
         if self._router is not None:
             self._router.kill()
@@ -329,7 +339,8 @@ class _Cluster:
         for port in (self._router_port, self._control_port):
             if port is not None:
                 port.close()
-        children = psutil.Process().children(recursive=True) if self._ray.is_ours else []
+        family = psutil.Process().children(recursive=True) if self._ray.is_ours else []
+        children = [process for process in family if process.pid != spared]
         if self._ray.is_ours:
             await self._ray.close()
         await self._background.cancel()

@@ -5,7 +5,16 @@ from collections.abc import Iterable
 import msgspec
 
 from baton.core.messages import Role
-from baton.core.operate import Action, ClusterState, Drain, DrainNode, ReplicaPhase, ReplicaState
+from baton.core.operate import (
+    Action,
+    ClusterState,
+    Drain,
+    DrainNode,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    RollOut,
+)
 from control_plane.desired import Refused, node_of, pool_after
 
 
@@ -24,6 +33,8 @@ def loss_of(action: Action, state: ClusterState) -> Loss | None:
     except Refused:
         return None
     before = next((p for p in state.pools if after is not None and p.model == after.model), None)
+    if isinstance(action, RollOut) and after is not None and before is not None:
+        return _exchanged(before, after)
     if after is not None and before is not None:
         gone = [role for role in Role if before.count(role) and not after.count(role)]
         left = [role for role in Role if after.count(role)]
@@ -36,6 +47,15 @@ def loss_of(action: Action, state: ClusterState) -> Loss | None:
         case _:
             return None
     return _meanwhile(leaving, state)
+
+
+def _exchanged(before: Pool, after: Pool) -> Loss | None:
+    """Roles of which so many may be missing at once as there are."""
+    if before.version == after.version:
+        return None
+    gone = [role for role in Role if 0 < before.count(role) <= after.unavailable_max]
+    left = [role for role in Role if before.count(role) and role not in gone]
+    return Loss(_text(after.model, gone, left, " meanwhile"), is_lasting=False) if gone else None
 
 
 def _meanwhile(leaving: list[ReplicaState], state: ClusterState) -> Loss | None:

@@ -84,6 +84,11 @@ class RayHome:
         """Where others join. Once it is open."""
         return self.ray.get_runtime_context().gcs_address
 
+    @property
+    def host(self) -> str:
+        """Of this process, as Ray's nodes know it. Once it is open."""
+        return str(self.ray.util.get_node_ip_address())
+
     def key(self) -> dict[str, str]:
         """Variables of a process that may join this Ray, if it is ours: other children are not given them."""
         return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}

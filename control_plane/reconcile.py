@@ -15,7 +15,7 @@ from typing import assert_never
 from baton.core.ids import WorkerId, replica_name
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import Member, Role
-from baton.core.operate import Pool, ReplicaPhase, ReplicaState, Version
+from baton.core.operate import Pool, ReplicaPhase, ReplicaState, Version, replica_prefix
 from control_plane.reconcile_events import (
     Adopted,
     DrainReplica,
@@ -259,7 +259,8 @@ class Reconciler:
             for name, because in retirements(pool, role, self._have(pool.model)):
                 yield from self._retire(self._replicas[name], because, now_s)
             count = add_count(pool, role, self._have(pool.model))
-            prefix = pool.model if len(self._pools) > 1 else ""
+            models = [one.model for one in self._pools]
+            prefix = replica_prefix(pool.model, models) if len(models) > 1 else ""
             for name in names_of(prefix, role, count, taken=self._replicas):
                 life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
                 self._replicas[name] = _Replica(name, pool.model, role, pool.version, life, due_s=now_s)

@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +15,11 @@ ADDRESS_NAME = "control"
 RECORD_NAME = "record.json"
 DASHBOARD_TOKEN_NAME = "dashboard.token"
 DASHBOARD_SESSIONS_NAME = "sessions.json"
-_LOCK_NAME = "lock"
+_LOCK_NAME = "cluster.lock"
+_NAME = re.compile(re.escape(FOLDER_PREFIX) + r"[a-z0-9_]{8}")
+"""As `mkdtemp` makes them."""
+
+log = logging.getLogger(__name__)
 
 FOLDER_BYTES_MAX = 80
 """Of the folder's path: a Unix socket's address has at most 107 bytes."""
@@ -26,9 +32,13 @@ class RuntimeFolder:
         """Raises OSError."""
         candidates = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
         able = [c for c in candidates if len(os.fsencode(c)) < FOLDER_BYTES_MAX and os.access(c, os.W_OK)]
-        self.path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=next(iter(able), "/tmp")))
-        self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        parent = Path(next(iter(able), "/tmp"))
+        remove_stale(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
+        begun = self.path / f"{_LOCK_NAME}.new"
+        self._lock = os.open(begun, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        begun.rename(self.path / _LOCK_NAME)  # never to be seen without its lock
 
     def socket(self) -> str:
         return str(self.path / SOCKET_NAME)
@@ -67,3 +77,12 @@ def is_in_use(folder: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def remove_stale(parent: Path) -> None:
+    """Folders of ours in there whose cluster was killed, with tokens and records in them."""
+    for folder in sorted(parent.glob(f"{FOLDER_PREFIX}*")):
+        with contextlib.suppress(OSError):  # not ours to open, or gone
+            if _NAME.fullmatch(folder.name) and folder.stat().st_uid == os.getuid() and not is_in_use(folder):
+                shutil.rmtree(folder)
+                log.info("removed %s, which a killed run had left", folder)

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Sequence
 import msgspec
 
 from baton.core.messages import Role
-from baton.core.operate import Pool, ReplicaPhase, replica_prefix
+from baton.core.operate import Pool, ReplicaPhase
 
 _P = ReplicaPhase
 
@@ -98,9 +98,8 @@ def _young(name: str) -> tuple[int, str]:
     return (-int(number.group()) if number else 0, name)
 
 
-def names_of(model: str, role: Role, count: int, *, taken: Container[str]) -> list[str]:
-    """The first free ones; `model` empty: the one whose replicas are named by role alone."""
-    prefix = replica_prefix(model) if model else ""
+def names_of(prefix: str, role: Role, count: int, *, taken: Container[str]) -> list[str]:
+    """The first free ones; `prefix` empty: of the one model whose replicas are named by role alone."""
     names: list[str] = []
     number = 0
     while len(names) < count:

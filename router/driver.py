@@ -106,6 +106,7 @@ class Driver:
         self.sequence_tokens_max: int | None = None
         """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
         self._chain_kinds: tuple[ChainKind, ...] = ()
+        self._fingerprint = ""
 
     @property
     def in_flight_count(self) -> int:
@@ -114,8 +115,8 @@ class Driver:
 
     @property
     def fingerprint(self) -> str:
-        """Of the workers, empty while there is none."""
-        return next((c.hello.fingerprint for c in self._connections.values()), "")
+        """Of the workers; empty: there was none yet."""
+        return self._fingerprint
 
     @property
     def peers(self) -> PeerBook:
@@ -242,6 +243,7 @@ class Driver:
         hellos = [c.hello for c in self._connections.values()]
         if hellos:
             self.sequence_tokens_max = max(hello.max_model_tokens for hello in hellos)
+            self._fingerprint = hellos[0].fingerprint
             kinds = Counter(ChainKind(hello.fingerprint, hello.block_tokens) for hello in hellos)
             self._chain_kinds = tuple(kind for kind, _ in kinds.most_common(CHAIN_KINDS_MAX))
 

@@ -94,12 +94,13 @@ class GenerationRequest(RequestFrame):
         return "completed"
 
     def _format(self, call: Call) -> AnswerFormat:
+        service = self.service
         return AnswerFormat(
             call.endpoint,
             request_id=self.request_id,
             created=int(time.time()),
             model=call.model,
-            system_fingerprint=self.service.system_fingerprint,
+            system_fingerprint=lambda: service.system_fingerprint,
             include_usage=call.include_usage,
         )
 

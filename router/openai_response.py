@@ -5,7 +5,8 @@ tenth of encoding an object per token.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -45,27 +46,33 @@ class AnswerFormat:
         request_id: str,
         created: int,
         model: str,
-        system_fingerprint: str,
+        system_fingerprint: Callable[[], str],
         include_usage: bool = False,
     ) -> None:
+        """`system_fingerprint` is asked once, when there is something to say: a request may have waited for
+        the first worker."""
         self.is_chat = endpoint is Endpoint.CHAT
         self.prompt_field = "messages" if self.is_chat else "prompt"
-        self._head = {
-            "id": request_id,
-            "object": endpoint.value,
-            "created": created,
-            "model": model,
-            "system_fingerprint": system_fingerprint,
-        }
-        chunk_head = self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
-        head = b"data: " + orjson.dumps(chunk_head)[:-1]
-        self._end_head = head + b',"choices":[]'
-        self._chunk_head = head + b',"choices":[{"index":'
+        self._known_head = {"id": request_id, "object": endpoint.value, "created": created, "model": model}
+        self._system_fingerprint = system_fingerprint
         self._chunk_tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
         self._text_key = b',"delta":{"content":' if self.is_chat else b',"text":'
         self._text_end = (
             b'},"logprobs":null,"finish_reason":' if self.is_chat else b',"logprobs":null,"finish_reason":'
         )
+
+    @cached_property
+    def _head(self) -> dict[str, Any]:
+        return self._known_head | {"system_fingerprint": self._system_fingerprint()}
+
+    @cached_property
+    def _stream_head(self) -> bytes:
+        head = self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
+        return b"data: " + orjson.dumps(head)[:-1]
+
+    @cached_property
+    def _chunk_head(self) -> bytes:
+        return self._stream_head + b',"choices":[{"index":'
 
     def first_chunk(self, index: int) -> bytes:
         """Before a choice's text: who speaks. Completions have no such chunk."""
@@ -101,7 +108,7 @@ class AnswerFormat:
         said: dict[str, Any] = {} if usage is None else {"usage": usage.as_dict()}
         if baton is not None:
             said["baton"] = baton
-        return self._end_head + b"," + orjson.dumps(said)[1:] + b"\n\n"
+        return self._stream_head + b',"choices":[],' + orjson.dumps(said)[1:] + b"\n\n"
 
     def rich_chunk(
         self,

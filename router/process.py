@@ -19,7 +19,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
 from baton.core.sharing import RouterMember
-from baton.engine.served_models import each_model
+from baton.engine.served_models import about, each_model
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
@@ -123,7 +123,10 @@ async def run_router(
     port can't be had. A second signal ends at once.
     """
     tls = PublicTls.of(config.router)
-    tokenizers = {name: await _tokenizer(one) for name, one in each_model(config).items()}
+    tokenizers: dict[str, Tokenizer] = {}
+    for name, one in each_model(config).items():
+        with about(config, name):
+            tokenizers[name] = await _tokenizer(one)
     with contextlib.closing(Sockets(config.router)) as sockets:
         lookup = await _store_lookup(config, control_address)
         keys = await open_keys(config)

@@ -27,6 +27,7 @@ from baton.bench.store_policies_cli import policies
 from baton.bench.working_set_cli import store_cost, working_set
 from baton.config import Config
 from baton.wire.transport import secure
+from control_plane.undertaker import Undertaker
 
 app = typer.Typer(
     name="bench",
@@ -58,7 +59,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Parts of Baton against their limits, as ratios measured in one run.
 
     Example: baton bench handover --model models/baton-demo
@@ -66,6 +67,7 @@ def bench() -> None:
     # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes. (Not by
     # raising SIGINT: scripts start what runs in the background with that ignored.)
     signal.signal(signal.SIGTERM, _interrupt)
+    context.call_on_close(Undertaker().close)  # for SIGKILL
     config = Config()  # of the environment: the processes that a benchmark starts have the same
     secure(config.tls, config.access)
 

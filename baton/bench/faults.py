@@ -32,6 +32,9 @@ from loadgen.report import Report
 HEAL_S = 120.0
 """After a fault, for everything wanted to be there again."""
 
+START_S = 30.0
+"""For the replay to read its trace and to send the first request."""
+
 REPLAY_END_S = 300.0
 """For the last answers, after the last request has left."""
 
@@ -60,6 +63,8 @@ class Drill:
     faults_at_s: tuple[float, float, float, float]
     """Since the first request: node lost, control plane killed, Redis restarted, roll-out. A fault waits
     until the one before is healed."""
+    length_s: float
+    """From the first request to the last, in either run at most."""
     html: Path | None = None
     """Where the replay's page goes."""
 
@@ -243,7 +248,7 @@ async def _undisturbed(drill: Drill, records: Path, tell: Callable[[str], None])
     try:
         await serve.start()
         argv = (drill.trace, *drill.reference, "--url", serve.url, "--records", str(records))
-        await _replay(argv, records.with_suffix(".json"))
+        await _replay(argv, records.with_suffix(".json"), drill.length_s)
     finally:
         await serve.stop()
     lost = [r.index for r in read_records(records) if not r.answer]
@@ -271,7 +276,7 @@ async def _disturbed(
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
             await cluster.strike(name, fault)
 
-    tasks = [asyncio.create_task(_replay(argv, report)), asyncio.create_task(strike())]
+    tasks = [asyncio.create_task(_replay(argv, report, drill.length_s)), asyncio.create_task(strike())]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -281,7 +286,7 @@ async def _disturbed(
     return read_records(records), read_run(report)
 
 
-async def _replay(argv: Sequence[str], report: Path) -> None:
+async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
     """Raises SetupError unless a report came of it: what it says is for the caller to judge."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "baton", "replay", *argv, "--json", str(report)),
@@ -290,10 +295,12 @@ async def _replay(argv: Sequence[str], report: Path) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(REPLAY_END_S):
+        async with asyncio.timeout(START_S + length_s + REPLAY_END_S):
             _, said = await process.communicate()
     except TimeoutError:
-        raise SetupError(f"the replay has not ended after {REPLAY_END_S:g} s") from None
+        raise SetupError(
+            f"the replay has not ended {REPLAY_END_S:g} s after its last request left: give it a lower --rate"
+        ) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

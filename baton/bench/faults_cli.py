@@ -83,6 +83,7 @@ def faults(
             FAULTS_AT[2] * seconds_,
             FAULTS_AT[3] * seconds_,
         ),
+        length_s=seconds_,
         html=html,
     )
     notes = Console(stderr=True, highlight=False)

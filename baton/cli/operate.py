@@ -30,7 +30,7 @@ from baton.core.operate import (
     Scale,
     Version,
 )
-from baton.wire.link import LinkBroken
+from baton.wire.link import LinkBroken, LinkRefused
 from baton.wire.operate import OperateClient
 from baton.wire.transport import secure
 
@@ -317,6 +317,8 @@ def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]
         client = OperateClient(control or await _only_cluster())
         try:
             return await call(client)
+        except LinkRefused as error:
+            raise SetupError(f"the control plane refuses it: {error}") from None
         except LinkBroken as error:
             raise SetupError(f"the control plane does not answer: {error}") from None
         finally:

@@ -1,5 +1,6 @@
 """How a command line is run: what is wrong with it is one line, as what is wrong with anything else."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +25,9 @@ def run_app(app: typer.Typer, *, name: str, args: Sequence[str] | None = None) -
             error.show()
             raise SystemExit(error.exit_code) from None
         path = error.ctx.command_path if error.ctx else name
+        if (option := getattr(error, "option_name", "")) and re.fullmatch(r"-\d.*", option):
+            text = f"{option} is read as an option: no argument here is below 0"
+            raise SetupError(f"{text}; see `{path} --help`") from None
         raise SetupError(f"{_sentence(error.format_message())}; see `{path} --help`") from None
     except typer.Abort:
         raise SystemExit(INTERRUPTED_STATUS) from None

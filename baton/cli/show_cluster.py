@@ -1,16 +1,27 @@
 """`baton status` for people."""
 
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from baton.cli.console import console as standard_console
 from baton.core.messages import Role
-from baton.core.operate import AutoscaleState, ClusterState, Outcome, ReplicaPhase
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    Outcome,
+    ReplicaPhase,
+    has_likenesses,
+)
 
 DECISIONS_SHOWN = 10
+DECISIONS_COLUMNS_MIN = 120
+"""Of a terminal that has room for a table of decisions; on a narrower one each has lines of its own."""
 _STYLES = {ReplicaPhase.RUNNING: "green", ReplicaPhase.WAITING: "red", ReplicaPhase.KILLING: "red"}
 _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red"}
 
@@ -30,7 +41,11 @@ def show(state: ClusterState, console: Console | None = None) -> None:
         console.print(_outlook(one))
     if state.nodes:
         console.print(_nodes(state))
-    if state.decisions:
+    if state.decisions and console.width < DECISIONS_COLUMNS_MIN:
+        console.print("decisions:")
+        for line in _decision_lines(state):
+            console.print(Padding(line, (0, 0, 0, 2)))
+    elif state.decisions:
         console.print(_decisions(state))
 
 
@@ -39,7 +54,8 @@ def _replicas(state: ClusterState) -> Table:
     has_nodes = len({r.node for r in state.replicas if r.node}) > 1
     has_versions = len({r.version for r in state.replicas}) > 1
     has_deaths = any(r.deaths_in_a_row for r in state.replicas)
-    extra = (("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
+    has_models = has_likenesses({r.model for r in state.replicas})
+    extra = (("model", has_models), ("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
     table = Table()
     for name in ("worker", "role", "phase", "since", *(name for name, is_shown in extra if is_shown)):
         table.add_column(name, no_wrap=True, overflow="fold")
@@ -48,7 +64,7 @@ def _replicas(state: ClusterState) -> Table:
         style = _STYLES.get(r.phase, "yellow")
         phase = f"[{style}]{r.phase}[/{style}]"
         why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
-        told = (r.version, r.node[:12], str(r.deaths_in_a_row or ""))
+        told = (escape(r.model), r.version, r.node[:12], str(r.deaths_in_a_row or ""))
         shown = [text for text, (_, is_shown) in zip(told, extra, strict=True) if is_shown]
         table.add_row(r.worker_id or r.name, r.role, phase, span(r.for_s), *shown, escape(why[:60]))
     return table
@@ -71,7 +87,10 @@ def _outlook(state: AutoscaleState) -> Table:
 
 
 def _nodes(state: ClusterState) -> Table:
-    table = Table("node", "host", "state", "cpus", "gpus")
+    table = Table()
+    for name in ("node", "host", "state", "cpus", "gpus"):
+        table.add_column(name, overflow="fold")
+    table.columns[0].no_wrap = True
     for n in state.nodes:
         word = "lost" if not n.is_alive else "drained" if n.is_drained else "in use"
         table.add_row(n.node[:12], n.host, word, f"{n.cpus:g}", f"{n.gpus:g}")
@@ -84,12 +103,28 @@ def _decisions(state: ClusterState) -> Table:
     table = Table("", "when", "who", "what", "why", "outcome")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for d in state.decisions[-DECISIONS_SHOWN:]:
-        when = time.strftime("%H:%M:%S", time.localtime(d.at_s))
-        style = _OUTCOMES.get(d.outcome, "yellow")
-        took = "" if d.done_after_s is None else f" after {span(d.done_after_s)}"
-        outcome = f"[{style}]{d.outcome}[/{style}]{took}: {escape(d.text)}"
-        table.add_row(str(d.number), when, d.who, escape(describe(d.action)), escape(d.why), outcome)
+        words = escape(describe(d.action)), escape(d.why), _outcome(d)
+        table.add_row(str(d.number), _clock(d.at_s), escape(d.who), *words)
     return table
+
+
+def _decision_lines(state: ClusterState) -> Iterator[str]:
+    from control_plane.desired import describe
+
+    for d in state.decisions[-DECISIONS_SHOWN:]:
+        why = f" ({escape(d.why)})" if d.why else ""
+        ordered = f"{d.number} {_clock(d.at_s)} {escape(d.who)}: {escape(describe(d.action))}"
+        yield f"{ordered}{why} - {_outcome(d)}"
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
+def _outcome(d: Decision) -> str:
+    style = _OUTCOMES.get(d.outcome, "yellow")
+    took = "" if d.done_after_s is None else f" after {span(d.done_after_s)}"
+    return f"[{style}]{d.outcome}[/{style}]{took}: {escape(d.text)}"
 
 
 def span(seconds: float) -> str:

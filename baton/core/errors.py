@@ -26,21 +26,29 @@ Programming errors are plain AssertionError / IllegalTransition: they crash the 
 from typing import ClassVar
 
 
+def cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 2] + " …"
+
+
 class BatonError(Exception):
     http_status: ClassVar[int] = 500
     openai_type: ClassVar[str] = "server_error"
     retry_elsewhere: ClassVar[bool] = False
 
 
+MESSAGE_CHARS_MAX, PARAM_CHARS_MAX = 4000, 400
+
+
 class ClientError(BatonError):
-    """The request can never work. `param` names the field, `code` is OpenAI's error code."""
+    """The request can never work. `param` names the field, `code` is OpenAI's error code. Both texts are cut,
+    since they may quote the request, and are sent, logged and remembered."""
 
     http_status = 400
     openai_type = "invalid_request_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.code = param, code
+        super().__init__(cut(message, MESSAGE_CHARS_MAX))
+        self.param, self.code = None if param is None else cut(param, PARAM_CHARS_MAX), code
 
 
 class PromptTooLong(ClientError):

@@ -6,8 +6,9 @@ Durations cross the wire, instants do not, but for `Decision.at_s`, which is for
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum, auto
+from hashlib import blake2b
 
 import msgspec
 
@@ -253,7 +254,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     def replica(self, worker: str, *, model: str = "") -> ReplicaState | None:
         """By worker id or replica name; of one model also without the model's part of the name."""
         mine = [r for r in self.replicas if model in ("", r.model)]
-        names = (worker, replica_prefix(model) + worker) if model else (worker,)
+        prefix = replica_prefix(model, (pool.model for pool in self.pools))
+        names = (worker, prefix + worker) if model else (worker,)
         return next((r for r in mine if r.worker_id in names or r.name in names), None)
 
 
@@ -264,6 +266,18 @@ def pool_of(pools: Sequence[Pool], model: str) -> Pool | None:
     return next((pool for pool in pools if pool.model == model), None)
 
 
-def replica_prefix(model: str) -> str:
-    """What names of a model's replicas begin with, where there are several models."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-") + "-"
+def replica_prefix(model: str, models: Iterable[str]) -> str:
+    """What names of a model's replicas begin with, where there are several models. Where names of `models`
+    differ in signs only, which become dashes, those that lost some get a digest too."""
+    plain = _dashed(model)
+    is_alone = plain == model or all(_dashed(other) != plain for other in models if other != model)
+    return plain + ("-" if is_alone else f"-{blake2b(model.encode(), digest_size=3).hexdigest()}-")
+
+
+def has_likenesses(models: Collection[str]) -> bool:
+    """Some of them can hardly be told apart by the names of their replicas."""
+    return len({_dashed(model) for model in models}) < len(models)
+
+
+def _dashed(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", model).strip("-")

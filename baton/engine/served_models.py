@@ -1,5 +1,8 @@
 """Which models a cluster serves, by the names that clients use. Pure."""
 
+import contextlib
+from collections.abc import Generator
+
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.engine.model_files import default_name
@@ -31,6 +34,18 @@ def each_model(config: Config) -> dict[str, Config]:
                 raise SetupError(f"models.{name}.model.adapters: {adapter} is the name of something else")
             taken.add(adapter)
     return found
+
+
+@contextlib.contextmanager
+def about(config: Config, name: str) -> Generator[None]:
+    """A SetupError in here is about this one of the configuration's models: where there are several, it says
+    so."""
+    try:
+        yield
+    except SetupError as error:
+        if not config.models:
+            raise
+        raise SetupError(f"models.{name}: {error}") from error
 
 
 def worker_count(config: Config) -> int:

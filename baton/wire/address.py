@@ -13,6 +13,14 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach what listens there. Of other names than localhost nothing is known."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def reachable_host(host: str, *, towards: str = "") -> str:
     """What to tell others of a server that listens on `host`. That is `host`, unless it means all
     interfaces ("0.0.0.0", "::"): then the address of the interface that leads to `towards` (host:port of

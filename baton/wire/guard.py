@@ -1,11 +1,13 @@
 """Who may call what, looked at when a call begins. What was admitted is not looked at again."""
 
+import contextlib
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 
 from baton.core.tokens import Scope
 from baton.wire.parties import OPERATING, Party, callers_of, parties_named
@@ -23,15 +25,26 @@ def parties_in(auth_context: AuthContext, domain: str) -> frozenset[Party]:
 
 
 def is_local(peer: str) -> bool:
-    """`peer` as gRPC has it: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:/path."""
+    """`peer` as gRPC has it: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:/path. Who calls from an address
+    of this machine's own is on it: what is answered never leaves it."""
     kind, _, rest = peer.partition(":")
     if kind == "unix":
         return True
     host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
     try:
-        return kind in ("ipv4", "ipv6") and ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    return kind in ("ipv4", "ipv6") and (address.is_loopback or address in _own_addresses())
+
+
+def _own_addresses() -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    found = set[ipaddress.IPv4Address | ipaddress.IPv6Address]()
+    for of_interface in psutil.net_if_addrs().values():
+        for one in of_interface:
+            with contextlib.suppress(ValueError):  # of another family
+                found.add(ipaddress.ip_address(one.address.partition("%")[0]))
+    return found
 
 
 class Guard:

@@ -33,6 +33,10 @@ class LinkBroken(Exception):
     """The other side is gone, or too slow to be worth waiting for. Nothing more will arrive."""
 
 
+class LinkRefused(LinkBroken):
+    """The other side is there, and does not do this for us."""
+
+
 class Link(Generic[Out, In]):
     """Send without waiting, receive by iteration.
 

@@ -8,7 +8,7 @@ import grpc
 import msgspec
 
 from baton.core.operate import ClusterState, Decision, Order
-from baton.wire.link import LinkBroken, describe
+from baton.wire.link import LinkBroken, LinkRefused, describe
 from baton.wire.parties import PACKAGE, Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
@@ -65,6 +65,8 @@ class OperateClient:
             reply = await self._standing.stub.Act(request, timeout=CALL_S, metadata=metadata)
             return _decision.decode(reply.payload)
         except (grpc.RpcError, msgspec.MsgspecError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise LinkRefused(f"{self.address}: {error.details()}") from None
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def state(self) -> ClusterState:

@@ -159,7 +159,8 @@ class LiveAutoscaler:
 
     def limit(self, workers_max: int) -> None:
         """Of all its roles together, from now on: less than its own where other models have the rest."""
-        self.scaler.settings = msgspec.structs.replace(self.scaler.settings, workers_max=workers_max)
+        if workers_max != self.scaler.settings.workers_max:
+            self.scaler.settings = msgspec.structs.replace(self.scaler.settings, workers_max=workers_max)
 
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)

@@ -90,8 +90,8 @@ def plan(
 
     Each shape is measured alone, then clusters are simulated, cheapest first, with the production router.
 
-    Example: baton plan conversation.jsonl --model llama-3-70b --gpu h100=2.99 --gpu a100=1.79 --ttft-slo 5
-    --tpot-slo 0.05 --rate 10 --values values.yaml
+    Example: baton plan conversation.jsonl --model qwen2.5-32b --gpu h100=2.99 --gpu a100=1.79 --ttft-slo 5
+    --tpot-slo 0.05 --rate 10 --tensor 1 --pipeline 1 --values plan.yaml
     """
     console = Console(stderr=True)
     try:

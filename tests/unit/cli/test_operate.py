@@ -273,3 +273,11 @@ def test_status_shows_the_model_of_each_worker_or_one_model_alone(two, monkeypat
     assert re.search(r"org/big version 1: 1 decode wanted, all there", both)
     one = run("status", "--model", "tiny").output
     assert "org-big" not in one
+
+
+def test_an_order_that_one_may_not_give_is_not_told_as_silence(control, monkeypatch):
+    monkeypatch.setattr("baton.wire.guard.is_local", lambda peer: False)
+    said = str(run("scale", "decode", "3").exception)
+    assert said.startswith("the control plane refuses it: 127.0.0.1:")
+    assert "from another host this wants mutual TLS" in said
+    assert control.orders == []

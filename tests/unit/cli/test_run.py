@@ -16,6 +16,7 @@ from baton.core.errors import SetupError
         (["drain"], "missing argument 'WORKER|NODE'; see `baton drain --help`"),
         (["certs", "nope"], "no such command 'nope'; see `baton certs --help`"),
         (["replay", "x", "--rate", "y"], "invalid value for '--rate'"),
+        (["scale", "decode", "-1"], "-1 is read as an option: no argument here is below 0; see `baton scale"),
         (["replay"], "missing argument 'trace'; see `baton replay --help`"),
     ],
 )

@@ -38,6 +38,9 @@ def test_a_text_with_a_comma_stays_a_text():
         ("transfer.backends=pigeon", "transfer.backends"),
         ("transfer.backends=[", "transfer.backends"),
         ("model.dtype=int4", "model.dtype"),
+        ("autoscale.headroom=nan", "autoscale.headroom"),
+        ("router.predictor_error_max=inf", "router.predictor_error_max"),
+        ("slo.classes.fast.ttft_s=nan", "slo.classes.fast.ttft_s"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_knob(text, names):

@@ -75,3 +75,27 @@ def test_a_pipe_gets_whole_lines_and_markup_is_no_markup(capsys):
     text = capsys.readouterr().out
     assert "[bold]" + "x" * 150 in text
     assert "would [red]" in text
+
+
+def test_decisions_are_whole_on_a_narrow_terminal():
+    who = "operator somebody-with-a-long-name"
+    decision = msgspec.structs.replace(DECISION, who=who, why="[bold] evening peak", text="all are there")
+    out = StringIO()
+    show(ClusterState("x", (), (), decisions=(decision,)), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    told = " ".join(" ".join(lines).split())
+    assert f"{who}: resize to 3 decode ([bold] evening peak) - advised: all are there" in told
+    assert len(lines) < 12
+
+
+def test_workers_of_models_with_names_alike_are_told_apart():
+    models = ("x/y", "x-y")
+    replicas = tuple(
+        ReplicaState(f"worker-{i}", model, Role.DECODE, ReplicaPhase.RUNNING, 3.0, "1")
+        for i, model in enumerate(models)
+    )
+    out = StringIO()
+    show(ClusterState("x", (), replicas), Console(file=out, width=80))
+    rows = [line for line in out.getvalue().splitlines() if "worker-" in line]
+    assert [model in row for model, row in zip(models, rows, strict=True)] == [True, True]

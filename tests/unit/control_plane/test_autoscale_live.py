@@ -205,3 +205,14 @@ def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
     assert found.is_advice
     with pytest.raises(SetupError, match="both_workers=0"):
         scaled_roles(config(prefill_workers=1, both_workers=1))
+
+
+def test_a_limit_that_stays_as_it_is_changes_nothing():
+    one = live()
+    one.limit(3)
+    assert one.scaler.settings.workers_max == 3
+    before = one.scaler.settings
+    one.limit(3)
+    assert one.scaler.settings is before
+    one.limit(4)
+    assert one.scaler.settings.workers_max == 4

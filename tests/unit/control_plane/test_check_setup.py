@@ -156,3 +156,14 @@ def test_ports_that_somebody_else_has(good):
         assert f"127.0.0.1:{port}" in refused(good, router_port=port)
         check_setup(config_of(good, router_port=port), with_router=False)
         assert "cluster.control_port" in refused(good, cluster={"control_port": port})
+
+
+def test_of_several_models_the_one_with_the_trouble_is_named(good):
+    models = {
+        "chat": {"model": {"path": str(good)}},
+        "small": {"model": {"path": "/nowhere/at/all"}},
+    }
+    with pytest.raises(SetupError) as caught:
+        check_setup(Config(models=models, router={"port": 0}), with_router=True)
+    assert str(caught.value).startswith("models.small: ")
+    assert "/nowhere/at/all does not exist" in str(caught.value)

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from baton.config import Config
+from baton.config import ClusterConfig, Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import NodeState, Pool, Version
-from control_plane.control import nodes_of
+from control_plane.control import check_reach, nodes_of
 from control_plane.control_child import ControlChild
 from control_plane.orders import Record
 from control_plane.reconcile_events import RestartPolicy
@@ -103,3 +103,33 @@ def test_a_version_is_the_configuration_with_some_knobs_changed():
     assert overlay(config, []) == config
     with pytest.raises(SetupError, match=r"engine\.walrus"):
         overlay(config, ["engine.walrus=1"])
+
+
+def node_at(address, *, is_alive=True):
+    return {"NodeID": address, "NodeManagerAddress": address, "Alive": is_alive}
+
+
+HOME, OTHER, GONE = node_at("10.0.0.1"), node_at("10.0.0.2"), node_at("10.0.0.3", is_alive=False)
+
+
+def test_addresses_of_one_machine_are_refused_where_ray_has_several():
+    with pytest.raises(SetupError) as caught:
+        check_reach(ClusterConfig(), [HOME, OTHER, GONE], here="10.0.0.1")
+    assert "other hosts (10.0.0.2)" in str(caught.value)
+    assert "cluster.control_host=127.0.0.1 and cluster.worker_host=127.0.0.1" in str(caught.value)
+    half = ClusterConfig(control_host="10.0.0.1", worker_host="localhost")
+    with pytest.raises(SetupError, match=r"and cluster\.worker_host=localhost is"):
+        check_reach(half, [HOME, OTHER], here="10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes", "here"),
+    [
+        ({"control_host": "10.0.0.1", "worker_host": "0.0.0.0"}, [HOME, OTHER], "10.0.0.1"),
+        ({}, [HOME, GONE], "10.0.0.1"),
+        ({}, [node_at("127.0.0.1"), node_at("127.0.0.1")], "127.0.0.1"),
+        ({"node_labels": {"both": {"rack": "a"}}}, [HOME, OTHER], "10.0.0.1"),
+    ],
+)
+def test_where_all_workers_can_be_reached_nothing_is_refused(settings, nodes, here):
+    check_reach(ClusterConfig(**settings), nodes, here=here)

@@ -45,6 +45,7 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
         (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
         (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),
         (DrainNode("host-a"), False, "m will have no worker left meanwhile"),
+        (RollOut(Version("2"), "m", 0, 1), False, "m will have no worker left meanwhile"),
     ],
 )
 def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
@@ -81,3 +82,11 @@ def test_a_worker_that_does_not_serve_is_no_help_meanwhile():
     loss = loss_of(Drain("decode-0"), down)
     assert loss is not None
     assert not loss.is_lasting
+
+
+def test_an_exchange_that_may_leave_a_role_without_workers_is_told():
+    loss = loss_of(RollOut(Version("2"), "m", 1, 1), THREE)
+    assert loss is not None
+    assert "m will have no prefill worker left meanwhile: its decode workers" in loss.text
+    assert loss_of(RollOut(Version("2"), "m", 1, 0), THREE) is None
+    assert loss_of(RollOut(Version("1"), "m", 0, 1), THREE) is None

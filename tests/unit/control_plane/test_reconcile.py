@@ -4,7 +4,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Member, Role
-from baton.core.operate import Pool, ReplicaPhase, Version
+from baton.core.operate import ClusterState, Pool, ReplicaPhase, Version
 from control_plane.reconcile import KILL_CONFIRM_S, Reconciler
 from control_plane.reconcile_events import (
     Adopted,
@@ -426,3 +426,18 @@ class ClusterUnderChaos(RuleBasedStateMachine):
 
 TestClusterUnderChaos = ClusterUnderChaos.TestCase
 TestClusterUnderChaos.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_models_whose_names_differ_in_signs_only_have_workers_of_different_names():
+    models = ("x/y", "x-y", "x.y", "z/y")
+    r = Reconciler(policy=POLICY, life="a")
+    begun = r.handle(SetDesired(tuple(Pool(model, {Role.DECODE: 2}) for model in models)), now_s=0.0)
+    names = {model: sorted(replica_name(s.worker_id) for s in begun if s.model == model) for model in models}
+    assert names["x-y"] == ["x-y-decode-0", "x-y-decode-1"]
+    assert names["z/y"] == ["z-y-decode-0", "z-y-decode-1"]
+    assert all(len(of_model) == 2 for of_model in names.values())
+    state = ClusterState("x", tuple(Pool(model, {Role.DECODE: 2}) for model in models), tuple(r.status()))
+    for model in models:
+        found = state.replica("decode-0", model=model)
+        assert found is not None
+        assert found.name == names[model][0]

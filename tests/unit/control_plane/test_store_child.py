@@ -82,3 +82,21 @@ async def test_what_the_node_cannot_start_for_ends_the_start_of_the_cluster(fold
 def test_a_folder_whose_cluster_was_killed_is_not_in_use(folder):
     os.close(folder._lock)
     assert not is_in_use(folder.path)
+
+
+def test_what_a_killed_run_left_goes_when_the_next_one_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    killed, alive = RuntimeFolder(), RuntimeFolder()
+    killed.dashboard_token.write_text("secret")
+    os.close(killed._lock)
+    for other in ("baton-bench-12345678", "baton-my_files", "baton-ssd"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "lock").touch()
+    after = RuntimeFolder()
+    assert not killed.path.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(alive.path.name, after.path.name),
+        *("baton-bench-12345678", "baton-my_files", "baton-ssd"),
+    }
+    for folder in (alive, after):
+        folder.remove()

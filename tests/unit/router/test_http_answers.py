@@ -1,13 +1,14 @@
 """What well-behaved clients see, through a real server and the openai package."""
 
 import asyncio
+import contextlib
 
 import orjson
 import pytest
 
 from baton.core.messages import Leg, Role
 from router.tokenizer import Tokenizer
-from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
+from tests.unit.router.http_fakes import MODEL, FakeWorker, called, cluster, make_folder, soon
 
 TEXT = "Grüße! Paris is the capital of France. 🙂🚀 Once upon a time"
 
@@ -268,3 +269,33 @@ async def test_token_ids_come_along_when_asked_for(folder, ids, stream):
         assert got[: len(ids())] == ids()
         plain = await c.openai().completions.create(model=MODEL, prompt="x", max_tokens=100)
         assert not hasattr(plain.choices[0], "token_ids")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_request_that_waited_for_the_first_worker_has_the_fingerprint_of_those_that_follow(
+    folder, ids, is_streamed, monkeypatch
+):
+    async def fingerprint():
+        if not is_streamed:
+            return (await client.chat.completions.create(**ASK)).system_fingerprint
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        (found,) = {chunk.system_fingerprint async for chunk in stream}
+        return found
+
+    worker = FakeWorker("late", reply=ids())
+    may_join, joining = asyncio.Event(), worker.session
+
+    @contextlib.asynccontextmanager
+    async def late():
+        await may_join.wait()
+        async with joining() as opened:
+            yield opened
+
+    worker.session = late
+    async with cluster(folder, worker, waits_for_workers=False) as c:
+        client = c.openai()
+        submitted = called(monkeypatch, c.driver, "submit")
+        held = asyncio.create_task(fingerprint())
+        await soon(submitted)
+        may_join.set()
+        assert await held == await fingerprint()

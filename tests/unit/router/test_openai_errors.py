@@ -8,6 +8,7 @@ import openai
 import orjson
 import pytest
 
+from baton.core.errors import MESSAGE_CHARS_MAX, PARAM_CHARS_MAX, ClientError
 from baton.core.messages import FailureReason, SequenceFailed
 from router.checks import check_seed
 from router.tokenizer import Tokenizer
@@ -245,6 +246,61 @@ async def test_unknown_paths_and_methods_have_the_same_shape(folder):
             assert set(error) == {"message", "type", "param", "code"}
             assert error["type"] == "invalid_request_error"
         assert (await http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+
+
+HUGE = "x" * 1_000_000
+FUNCTION = {"type": "function", "function": {"name": HUGE, "parameters": {"type": "object"}}}
+
+
+def schema(**keywords):
+    return chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": keywords}})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        chat(model=HUGE),
+        chat(messages=[{"role": HUGE, "content": "x"}]),
+        chat(messages=[{"role": "user", "content": [{"type": HUGE}]}]),
+        chat(tools=[FUNCTION, FUNCTION]),
+        chat(tools=[{"type": HUGE}]),
+        chat(tools=[TOOL], tool_choice=HUGE),
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": HUGE}}),
+        chat(response_format={"type": HUGE}),
+        schema(type=HUGE),
+        schema(type="object", properties={HUGE: {"type": "king"}}),
+        schema(type="object", properties={HUGE: {"$ref": f"#/$defs/{HUGE}"}}),
+        schema(**{HUGE: 1}, type="string", format=HUGE),
+        schema(type="string", pattern="(" + HUGE),
+        chat(chat_template_kwargs={HUGE: 1, "messages": HUGE}),
+        chat(logit_bias={HUGE: 1}),
+        chat(reasoning_effort=HUGE),
+        chat(stop=[HUGE]),
+        chat(baton={"slo_class": HUGE}),
+        chat(baton={HUGE: 1}),
+        chat(**{HUGE: 1}),
+        chat(seed=int("9" * 4000)),
+        completion(suffix=HUGE),
+        completion(max_tokens=int("9" * 4000)),
+        ("/v1/embeddings", {"model": MODEL, "input": "x", "encoding_format": HUGE}),
+        ("/v1/load_lora_adapter", {"lora_name": HUGE, "lora_path": HUGE}),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/" + HUGE}),
+        ("/v1/unload_lora_adapter", {"lora_name": HUGE}),
+    ],
+)
+async def test_no_answer_quotes_more_of_a_request_than_a_person_reads(folder, path, body):
+    async with cluster(folder, FakeWorker(reply=[7], endless=True)) as c, c.http() as http:
+        answer = await http.post(path, json=body)
+        if answer.status_code != 200:
+            assert 400 <= answer.status_code < 500, answer.text[:1000]
+            assert len(answer.content) < 5000
+
+
+def test_texts_of_errors_are_cut_for_logs_and_stories_too():
+    error = ClientError("y" * 1_000_000, param="z" * 1_000_000)
+    assert len(str(error)) == MESSAGE_CHARS_MAX
+    assert error.param is not None
+    assert len(error.param) == PARAM_CHARS_MAX
 
 
 async def test_the_openai_client_raises_its_own_errors(folder):

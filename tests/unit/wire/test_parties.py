@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from baton.wire.guard import Guard, is_local, parties_in
@@ -56,12 +58,17 @@ def test_names_of_another_domain_name_nobody():
         ("ipv6:[::1]:4711", True),
         ("unix:/run/x", True),
         ("ipv4:10.0.0.1:4711", False),
+        ("ipv4:10.0.0.7:4711", True),
+        ("ipv6:[fe80::7]:4711", True),
         ("ipv6:[2001:db8::1]:4711", False),
         ("nonsense", False),
         ("", False),
     ],
 )
-def test_whether_a_peer_is_on_this_machine(peer, local):
+def test_whether_a_peer_is_on_this_machine(peer, local, monkeypatch):
+    of_lo = [SimpleNamespace(address="127.0.0.1"), SimpleNamespace(address="00:00:00:00:00:00")]
+    of_eth = [SimpleNamespace(address="10.0.0.7"), SimpleNamespace(address="fe80::7%eth0")]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": of_lo, "eth0": of_eth})
     assert is_local(peer) is local
 
 

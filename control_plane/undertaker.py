@@ -1,0 +1,155 @@
+"""Ends what a process that was killed leaves behind: its servers, Ray's processes, its folder.
+
+`Undertaker` is of a process that starts others. It marks them, through their environment, and starts this
+file as a process of its own, which waits for the end of a pipe: the kernel closes that however the process
+ends. Nothing but the standard library is used here, since it stays in memory for as long as a cluster does.
+Linux; elsewhere nothing happens.
+"""
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+RUN_VARIABLE = "RUN_OF_BATON"
+"""Which run a process belongs to. It and all below it."""
+
+STEPS = ((0, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0))
+"""Signals, and how long they are given to work. First none: children that hear of their parent's death end by
+themselves, in good order."""
+
+PROC = Path("/proc")
+LOOK_S = 0.1
+END_S = 5.0
+"""For it to hear that all is well."""
+
+_ALL_IS_WELL = b"."
+
+Found = dict[int, str]
+"""Process ids, and when the kernel started them: a pid may be given again."""
+
+
+class Undertaker:
+    """From its making to `close`, of this process."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is removed too."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if not (PROC / "self" / "environ").exists():
+            return
+        run = secrets.token_hex(16)
+        self._before = os.environ.get(RUN_VARIABLE)
+        os.environ[RUN_VARIABLE] = run
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).resolve()), run, str(folder or "")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},  # it belongs to no run itself
+            cwd="/",
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """All has ended in good order: nothing is left to do. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # somebody killed it
+            os.write(process.stdin.fileno(), _ALL_IS_WELL)
+        process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        del os.environ[RUN_VARIABLE]
+        if self._before is not None:
+            os.environ[RUN_VARIABLE] = self._before
+
+
+# --- its process ------------------------------------------------------------------------------------
+
+
+def of_run(run: str) -> Found:
+    """Processes that carry the mark, and all below them: some write their title over their environment."""
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    started, parents, marked = Found(), dict[int, int](), set[int]()
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        try:
+            # The name, in parentheses, may have blanks; then: state, parent, …, and 18 further on the start.
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it ended, or is not ours
+        if fields[0] == "Z":
+            continue
+        started[pid], parents[pid] = fields[19], int(fields[1])
+        if mark in environment.split(b"\0"):
+            marked.add(pid)
+    return {
+        pid: start for pid, start in started.items() if pid != os.getpid() and _below(pid, parents, marked)
+    }
+
+
+def _below(pid: int, parents: dict[int, int], marked: set[int]) -> bool:
+    while pid and pid not in marked:
+        pid = parents.get(pid, 0)
+    return pid in marked
+
+
+def end_run(run: str, steps: Iterable[tuple[int, float]] = STEPS) -> None:
+    """Returns when no process of the run is left, or the steps are over."""
+    found = of_run(run)
+    for sign, patience_s in steps:
+        found |= of_run(run)  # who was started since; those whose parent has died stay known
+        if sign:
+            for pid in _living(found):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, sign)
+        ends_s = time.monotonic() + patience_s
+        while found := _living(found):
+            if time.monotonic() >= ends_s:
+                break
+            select.select((), (), (), LOOK_S)
+        if not found and not (found := of_run(run)):
+            return
+
+
+def _living(found: Found) -> Found:
+    living = Found()
+    for pid, start in found.items():
+        with contextlib.suppress(OSError):
+            fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] != "Z" and fields[19] == start:
+                living[pid] = start
+    return living
+
+
+def main(run: str, folder: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends after whom it watches
+    if os.read(sys.stdin.fileno(), 1) == _ALL_IS_WELL:
+        return
+    end_run(run)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
