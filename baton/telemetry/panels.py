@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.telemetry import catalogue as cat
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 from baton.telemetry.promql import Promql
 
 WINDOW = "$__rate_interval"

@@ -6,7 +6,7 @@ from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import StepOutput
 from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
 from baton.worker.events import (
     CopyDone,
