@@ -2,7 +2,7 @@
 
 A real cluster under a replayed trace with two classes and two tenants: some minutes of normal load, overload,
 a worker that is killed. Chromium looks at it in both themes. pngquant makes the pictures small. Then a
-mixture of experts, in a cluster of its own under the same normal load (`--of experts`: that alone).
+mixture of experts, in a cluster of its own under a load of one class (`--of experts`: that alone).
 
 `python -m tests.pictures FOLDER` writes the committed ones; `--every-size` adds what laptops and walls show
 of all pages, for people who change the layout.
@@ -242,8 +242,8 @@ def take(folder, *, minutes, rate, over, every_size):
 
 def take_experts(folder, *, minutes, rate, every_size):
     with shown(folder, *MIXTURE, every_size=every_size) as (_, load, person):
-        load.start(rate, slo_class="interactive", seed=1)
-        _pass(minutes * 60)
+        load.start(3 * rate, slo_class="interactive", seed=1)  # enough for both decode workers
+        _pass(minutes * 30)
         load.check()
         person.card("dashboard-experts", "Expert balance")
         if every_size:

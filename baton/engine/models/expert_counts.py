@@ -23,6 +23,7 @@ class ExpertCounts:
         self.layers, self.expert_count = layers, expert_count
         shape = (len(layers), expert_count)
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._rows = [self._counts[row] for row in range(len(layers))]
         self._one = torch.ones(1, dtype=torch.int64, device=device)
         self._host: Tensor | None = None
         if device.type == "cuda":
@@ -35,7 +36,7 @@ class ExpertCounts:
         each = self._one.expand(chosen.numel())
         if is_token is not None:
             each = is_token[:, None].expand(chosen.shape).reshape(-1)
-        self._counts[row].scatter_add_(0, chosen.reshape(-1), each)
+        self._rows[row].scatter_add_(0, chosen.reshape(-1), each)
 
     def reset(self) -> None:
         """What was counted so far were no requests."""
