@@ -17,7 +17,7 @@ from enum import StrEnum, auto
 from statistics import median
 from typing import NamedTuple
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Role

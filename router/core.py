@@ -11,7 +11,7 @@ from math import inf
 from random import Random
 from typing import assert_never
 
-from baton.config import RouterConfig, SloConfig
+from baton.config_router import RouterConfig, SloConfig
 from baton.core.demand import DemandReport
 from baton.core.hashing import root_hash
 from baton.core.ids import RouterId, SequenceId, WorkerId

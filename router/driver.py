@@ -49,8 +49,8 @@ from router.peers.book import PeerBook
 from router.prompt_hashes import ChainKind
 from router.step_buffer import StepBuffer
 
-TAKEN_IN_AT_ONCE = 16
-"""Sequences: some tenths of a millisecond, after which other events may have their turn."""
+TAKEN_IN_AT_ONCE = 8
+"""Sequences: about a slice of a round (see `router.flusher`)."""
 
 CHAIN_KINDS_MAX = 2
 """While workers are replaced by others there are two; of more, the core computes what it needs."""

@@ -3,8 +3,9 @@ loop can afford.
 
 Alone, a token is written in the moment it comes. With hundreds of streams, handling each token by itself
 would take most of the loop's time; so the next round waits for some multiple of what the last one took, and
-what came meanwhile is handled, and goes out, as one piece. A round of many streams is cut into slices, so
-that new requests and first tokens need not wait for its end.
+what came meanwhile is handled, and goes out, as one piece. A round of many streams is cut into slices with
+the wait spread between them: a new request or a first token needs several turns of the loop, and would meet
+a round in one piece at each of them.
 """
 
 import asyncio
@@ -13,13 +14,12 @@ from collections import deque
 from collections.abc import Callable
 
 SHARE = 3.0
-"""From one round to the next, as a multiple of what it took: rounds get a quarter of the loop's time."""
+"""After each slice, as a multiple of what it took: rounds get a quarter of the loop's time."""
 
 WAIT_S_MAX = 0.04
-"""A token waits no longer than this for others."""
+"""A token waits no longer than this for others: the sum over the slices of a round."""
 
-
-SLICE_S = 0.001
+SLICE_S = 0.00025
 """Of a round, before whatever else happened has its turn."""
 
 
@@ -41,8 +41,8 @@ class Flusher:
         self._due: list[Callable[[], None]] = []
         self._round: deque[Callable[[], None]] = deque()
         """What this round has not written yet."""
-        self._took_s = 0.0
-        """This round, so far."""
+        self._took_s = self._rested_s = 0.0
+        """This round, so far: at work, and between its slices."""
         self._not_before_s = 0.0
         self._is_called = False
         """A round comes, or is under way."""
@@ -90,13 +90,22 @@ class Flusher:
             except Exception:  # a defect of one stream: the others go on
                 self._pause(began_s, self._go_on)
                 raise
-        took_s = self._took_s + self._clock() - began_s
-        self._took_s = 0.0
+        self._not_before_s = self._loop.time() + self._rest_s(self._clock() - began_s)
+        self._took_s = self._rested_s = 0.0
         self._is_called = False
-        self._not_before_s = self._loop.time() + min(WAIT_S_MAX, took_s * SHARE)
         if self._has_more:
             self.wake()
 
     def _pause(self, began_s: float, then: Callable[[], None]) -> None:
-        self._took_s += self._clock() - began_s
-        self._loop.call_soon(then)
+        slice_s = self._clock() - began_s
+        rest_s = self._rest_s(slice_s)
+        self._took_s += slice_s
+        self._rested_s += rest_s
+        if rest_s > 0:
+            self._loop.call_later(rest_s, then)
+        else:
+            self._loop.call_soon(then)
+
+    def _rest_s(self, slice_s: float) -> float:
+        """After a slice that took so long."""
+        return max(0.0, min(slice_s * SHARE, WAIT_S_MAX - self._rested_s))

@@ -11,7 +11,7 @@ from collections import deque
 from math import exp
 from statistics import NormalDist
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import SequenceId
 from router.budgets import CreditBudget
 from router.predict.forecast import Forecast

@@ -11,7 +11,7 @@ from weakref import ref
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
 from router.openai_response import error_body
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import LegTimings
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, SequenceId, WorkerId

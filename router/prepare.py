@@ -1,6 +1,7 @@
 """From a checked call to what is submitted: prompts as tokens, a grammar, and how the text is read."""
 
 import asyncio
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +30,9 @@ HASHED_ON_LOOP_TOKENS = 1024
 """Shorter prompts that need no tokeniser are hashed when they are placed: 35 us at 16 tokens a block, less
 than a way to a thread and back."""
 
+TEMPLATE_CHARACTERS = 64
+"""What a chat template's work on a message counts as."""
+
 LOOKED_UP_TOKENS = 1024
 """Stores are asked for longer prompts only: the others are computed before the answer is here."""
 
@@ -48,6 +52,13 @@ class Prompt(NamedTuple):
     hashes: PromptHashes | None = None
     """Computed already, in the thread that tokenised it."""
     stored: StoredPrefix | None = None
+
+
+def _characters(call: Call) -> float:
+    """About as many as the template makes of a conversation; infinite: it may be any number."""
+    if call.tools.tools or call.template.documents or any("tool_calls" in m for m in call.messages):
+        return math.inf
+    return sum(len(m.get("content") or "") + TEMPLATE_CHARACTERS for m in call.messages)
 
 
 class Preparation:
@@ -96,7 +107,8 @@ class Preparation:
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
-                    found = [await self._tokenizer.in_thread(self._conversation)]
+                    size = _characters(self._call)
+                    found = [await self._tokenizer.on_loop_or_in_thread(size, self._conversation)]
                 else:
                     found = [await self._of(prompt) for prompt in self._call.prompts]
                 if self._service.store_lookup is None:
@@ -107,7 +119,7 @@ class Preparation:
 
     async def _of(self, prompt: str | tuple[int, ...]) -> Prompt:
         if isinstance(prompt, str):
-            return await self._tokenizer.in_thread(lambda: self._text(prompt))
+            return await self._tokenizer.on_loop_or_in_thread(len(prompt), lambda: self._text(prompt))
         if len(prompt) < HASHED_ON_LOOP_TOKENS:
             return Prompt(self._cut(prompt), None, _NO_REASONING)
         return await self._tokenizer.in_thread(

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 
 import uvicorn
 
-from baton.config import Config, RouterConfig
+from baton.config import Config
+from baton.config_router import RouterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
@@ -141,7 +142,11 @@ async def run_router(
 
 async def _tokenizer(config: Config) -> Tokenizer:
     """Of one model. Raises SetupError."""
-    tokenizer = await asyncio.to_thread(Tokenizer.load, config.model.path, config.model.revision)
+    model, may_be_quick = config.model, config.router.quick_tokenizer
+    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
+    why_not = tokenizer.why_not_quick
+    how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
+    log.info("prompts for %s are tokenised by %s", model.path, how)
     tokenizer.limit_context(config.model.context_tokens_max)
     return tokenizer
 

@@ -5,7 +5,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.errors import SetupError
 
 log = logging.getLogger(__name__)

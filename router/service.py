@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from baton.config import RouterConfig, SloConfig
+from baton.config_router import RouterConfig, SloConfig
 from baton.core.errors import ModelNotFound
 from baton.core.messages import AdapterRef
 from router.adapters import Adapters

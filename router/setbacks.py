@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import WorkerId
 from baton.core.messages import (
     FailureReason,

@@ -8,7 +8,7 @@ from enum import StrEnum, auto
 
 import msgspec
 
-from baton.config import SloConfig
+from baton.config_router import SloConfig
 from baton.core.errors import (
     BatonError,
     ClientError,

@@ -4,7 +4,7 @@ from collections.abc import Container
 
 import msgspec
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from baton.config import RouterConfig, SloConfig
+from baton.config_router import RouterConfig, SloConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import SequenceId
 from router.admission.chances import Chances, chances

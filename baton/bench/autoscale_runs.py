@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from baton.bench.autoscale_loads import Load, drawn, of_trace
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.scaling import FleetScaling, Rule, ScalingSpec

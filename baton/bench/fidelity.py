@@ -19,8 +19,9 @@ import orjson
 
 from baton.bench import peers
 from baton.bench.bench_model import FIRST_TOKEN, VOCAB
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
 from baton.config_base import Section
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role

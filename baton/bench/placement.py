@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.pools import anti_phase, wasted_share
 from baton.sim.fleet.setup import BATCH_SEQUENCES, BLOCK_TOKENS, STEP_TOKENS, Pools, fleet_spec, machine_of

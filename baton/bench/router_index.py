@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from baton.bench.router_load import at
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
 from baton.core.messages import BlockEvents, LoadReport, Role, WorkerHello
 from baton.core.sampling import SamplingParams

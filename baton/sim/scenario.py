@@ -4,7 +4,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from baton.config import EngineConfig, RouterConfig, StoreConfig, TransferConfig
+from baton.config import EngineConfig, StoreConfig, TransferConfig
+from baton.config_router import RouterConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
 

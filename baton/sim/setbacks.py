@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import WorkerId
 from baton.sim.world import Violation, World
 from router.budgets import SLICE_S, WINDOW_S

@@ -1,6 +1,6 @@
 """Placement policies: pure objects that choose among the workers that may run a sequence."""
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from router.policy.baselines import LeastLoaded, RandomChoice, RoundRobin
 from router.policy.cached_prefix import CachedPrefix
 from router.policy.views import Policy

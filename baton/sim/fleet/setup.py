@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from baton.config import EngineConfig, RouterConfig, TransferConfig
+from baton.config import EngineConfig, TransferConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
 from kv_store.tiers.choose import PolicyName

@@ -1,6 +1,7 @@
 """A planned cluster in the fleet simulator: the production router over modelled workers."""
 
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.spec import FleetSpec, WorkerSpec

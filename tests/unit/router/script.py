@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Role

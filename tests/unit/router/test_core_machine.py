@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,

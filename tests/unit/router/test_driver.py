@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import uvloop
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.errors import NoCapacity
 from baton.core.ids import RequestId, RouterId, SequenceId, WorkerId
 from baton.core.messages import LoadReport, Member, MembershipView, Role

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     FailureReason,

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from router.flusher import SHARE, SLICE_S, WAIT_S_MAX, Flusher
 
 
@@ -108,6 +110,39 @@ async def test_a_long_round_lets_others_have_their_turn_and_ends_in_order():
     assert "".join(seen).replace(".", "").replace("in", "i") == "iiiiabc"
     assert seen.index(".") < seen.index("a"), "others had a turn before all was taken in"
     assert seen.count(".") >= 3, "and between the slices"
+
+
+async def test_the_wait_is_spread_between_the_slices_of_a_round():
+    """Whoever needs several turns of the loop does not meet a slice at each; and a round of many slices rests
+    no longer than a token may wait."""
+    clock, loop = Clock(), asyncio.get_running_loop()
+    written_s, done = [], asyncio.Event()
+
+    def slowly():
+        clock.now_s += 1.5 * SLICE_S
+        written_s.append(loop.time())
+        if len(written_s) == 100:
+            done.set()
+
+    flusher = Flusher(clock)
+    for _ in range(100):
+        flusher.add(slowly)
+    rested_s: list[float] = []
+    plain = loop.call_later
+
+    def call_later(delay_s, *rest):
+        rested_s.append(delay_s)
+        return plain(delay_s, *rest)
+
+    loop.call_later = call_later
+    try:
+        async with asyncio.timeout(5):
+            await done.wait()
+    finally:
+        del loop.call_later
+    assert rested_s[0] == pytest.approx(1.5 * SLICE_S * SHARE)
+    assert 2 < len(rested_s) < 100
+    assert sum(rested_s) == pytest.approx(WAIT_S_MAX)
 
 
 async def test_tokens_that_come_faster_than_they_are_taken_in_do_not_keep_streams_silent():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.ids import WorkerId
 from baton.core.messages import Leg, Role
 from router.policy import make_policy

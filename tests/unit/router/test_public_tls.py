@@ -8,7 +8,7 @@ import ssl
 import httpx
 import pytest
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from baton.core.errors import SetupError
 from router.public_tls import PublicTls
 from tests.certificates import make_folder

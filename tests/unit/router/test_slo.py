@@ -3,7 +3,7 @@
 import pytest
 
 from baton.cli.settings import load_config
-from baton.config import SloConfig
+from baton.config_router import SloConfig
 from baton.core.errors import ClientError, QueueFull, SetupError
 from baton.telemetry.catalogue import SLO_REQUESTS
 from router.call import SloWish

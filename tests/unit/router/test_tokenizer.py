@@ -122,8 +122,8 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(folder, monkeyp
     await tokenizer.close()
 
 
-async def test_tokenising_gives_up_the_interpreter(tokenizer, monkeypatch):
-    """A batch does, a single text does not."""
+async def test_what_the_quick_encoder_gives_up_on_is_encoded_nevertheless(tokenizer, monkeypatch):
+    """By the tokenizers library, as a batch: that gives up the interpreter, a single text does not."""
     batches = []
 
     class Spy:
@@ -134,10 +134,35 @@ async def test_tokenising_gives_up_the_interpreter(tokenizer, monkeypatch):
             batches.append(texts)
             return self._rust.encode_batch_fast(texts, **options)
 
+    class GivesUp:
+        def ids(self, text, *, with_special):
+            return None
+
     expected = tokenizer._rust.encode("one text").ids
+    assert tokenizer._quick is not None
+    monkeypatch.setattr(tokenizer, "_quick", GivesUp())
     monkeypatch.setattr(tokenizer, "_rust", Spy(tokenizer._rust))
     assert list(await tokenizer.encode("one text")) == expected
     assert batches == [["one text"]]
+
+
+async def test_short_texts_are_encoded_at_once_and_long_ones_in_a_thread(tokenizer, monkeypatch):
+    def here():
+        return threading.current_thread()
+
+    mine = threading.current_thread()
+    assert await tokenizer.on_loop_or_in_thread(module.ON_LOOP_CHARACTERS, here) is mine
+    assert await tokenizer.on_loop_or_in_thread(module.ON_LOOP_CHARACTERS + 1, here) is not mine
+    monkeypatch.setattr(tokenizer, "_quick", None)  # the tokenizers library takes ten times as long
+    assert await tokenizer.on_loop_or_in_thread(1, here) is not mine
+
+
+async def test_the_quick_encoder_can_be_switched_off(folder, tokenizer):
+    slow = Tokenizer.load(str(folder), may_be_quick=False)
+    assert tokenizer._quick is not None
+    assert slow._quick is None
+    assert (tokenizer.why_not_quick, slow.why_not_quick) == ("", "it was switched off")
+    assert slow.text_ids("the same text") == tokenizer.text_ids("the same text")
 
 
 BYTE_LEVEL = {"type": "ByteLevel"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.config import RouterConfig
+from baton.config_router import RouterConfig
 from router.events import FailureKind
 from tests.unit.router.waiting_world import Ask, World, goodput, poisson
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from baton.config import RouterConfig, SloConfig
+from baton.config_router import RouterConfig, SloConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import Leg

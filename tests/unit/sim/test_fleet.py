@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet

@@ -5,7 +5,8 @@ from statistics import mean
 
 import pytest
 
-from baton.config import EngineConfig, RouterConfig
+from baton.config import EngineConfig
+from baton.config_router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet, MakeWorker
