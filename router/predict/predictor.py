@@ -158,7 +158,12 @@ class Predictor:
         # by the objectives of those that decode there.
         chunk = ahead.chunk_tokens
         if slo_s:
-            chunk = min(chunk, max(CHUNK_TOKENS_MIN, int((slo_s * PLANNED_SHARE - step_s) / max(1e-9, costs.prompt_token_s))))
+            chunk = min(
+                chunk,
+                max(
+                    CHUNK_TOKENS_MIN, int((slo_s * PLANNED_SHARE - step_s) / max(1e-9, costs.prompt_token_s))
+                ),
+            )
         rho_s = min(step_s / (1.0 - worker.rho(now_s)), step_s + costs.prompt_token_s * chunk)
         share = min(behind / max(1.0, output_tokens), chunk)
         return max(rho_s, step_s + costs.prompt_token_s * share) / speed.tokens_per_step
