@@ -88,7 +88,7 @@ sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
 integration: $(VENV)/.installed ## Real processes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 
-pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: a quarter of an hour on a quiet machine
+pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: 20 minutes on a quiet machine
 	$(BIN)/python -m tests.pictures docs/images
 
 explore: $(VENV)/.installed ## Unit and contract tests with cases that are new in each run

@@ -26,6 +26,7 @@ class ControlChild(Child):
         self.settled = asyncio.Event()
         self.dashboard = ""
         """Where it is, and how to sign in; empty: there is none, or not yet."""
+        self.has_dashboard = asyncio.Event()
         self.failed: asyncio.Future[SetupError] = asyncio.get_running_loop().create_future()
         """What the operator must change before the first workers can serve."""
 
@@ -46,6 +47,7 @@ class ControlChild(Child):
                 self.settled.set()
             elif text.startswith(DASHBOARD_PREFIX):
                 self.dashboard = text.removeprefix(DASHBOARD_PREFIX)
+                self.has_dashboard.set()
             elif text.startswith(SETUP_ERROR_PREFIX) and not self.settled.is_set():
                 self._fail(text.removeprefix(SETUP_ERROR_PREFIX))
 

@@ -145,6 +145,7 @@ async def run_cluster(
             if await cluster.start():
                 cluster.log_addresses()
                 announce(cluster.ready_text())
+                cluster.tell_of_late_dashboard(announce)
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
@@ -307,6 +308,18 @@ class _Cluster:
     def _dashboard_text(self) -> str:
         where = self._control.dashboard if self._control is not None else ""
         return f"\nDashboard: {where}" if where else ""
+
+    def tell_of_late_dashboard(self, announce: Callable[[str], None]) -> None:
+        """After the ready text, which says where it is if it is there by then."""
+        control = self._control
+
+        async def tell() -> None:
+            assert control is not None
+            await control.has_dashboard.wait()
+            announce(self._dashboard_text().strip())
+
+        if control is not None and not control.has_dashboard.is_set():
+            self._background.spawn(tell())
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""

@@ -28,6 +28,7 @@ Kind = Literal[
     "granite",
     "gpt_neox",
     "cohere2",
+    "olmoe",
 ]
 
 CONTEXT_TOKENS = 8192
@@ -149,6 +150,7 @@ _PER_KIND: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
     "granite": ("Granite", {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5, "num_key_value_heads": 4}),
     "cohere2": ("Cohere2", {"sliding_window": 40, "head_dim": 16, "layer_types": _ALTERNATING}),

@@ -1,7 +1,8 @@
 """The pictures of the dashboard in docs/images: `make pictures`.
 
 A real cluster under a replayed trace with two classes and two tenants: some minutes of normal load, overload,
-a worker that is killed. Chromium looks at it in both themes. pngquant makes the pictures small.
+a worker that is killed. Chromium looks at it in both themes. pngquant makes the pictures small. Then a
+mixture of experts, in a cluster of its own under a load of one class (`--of experts`: that alone).
 
 `python -m tests.pictures FOLDER` writes the committed ones; `--every-size` adds what laptops and walls show
 of all pages, for people who change the layout.
@@ -73,6 +74,15 @@ class Person:
             page.screenshot(path=str(target))
             if self._every_size:
                 target.with_suffix(".html").write_text(page.content())
+        _shrink(target)
+
+    def card(self, name, title, *, dark=False):
+        """One card of the overview alone."""
+        with self._browser.person(size=LAPTOP, dark=dark) as page:
+            sign_in(page, self._url, self._token)
+            page.wait_for_timeout(2500)
+            target = self._folder / f"{name}.png"
+            page.get_by_role("region", name=title).screenshot(path=str(target))
         _shrink(target)
 
     def look_at_all(self, moment):
@@ -166,19 +176,28 @@ def _keys(folder):
     return book, keys
 
 
-def take(folder, *, minutes, rate, over, every_size):
+DENSE = ("llama", {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8})
+MIXTURE = (
+    "qwen3_moe",
+    {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 64,
+        "head_dim": 64,
+    },
+)
+
+
+@contextlib.contextmanager
+def shown(folder, kind, sizes, *, every_size):
+    """A cluster, its load and who looks at it."""
     token = new_token()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-pictures-")))
-        model = make_model(
-            home / "llama-demo",
-            "llama",
-            hidden_size=384,
-            intermediate_size=1024,
-            num_hidden_layers=8,
-            initializer_range=0.02,
-            dtype="bfloat16",
-        )
+        name = f"{kind.replace('_', '-')}-demo"
+        model = make_model(home / name, kind, initializer_range=0.02, dtype="bfloat16", **sizes)
         book, keys = _keys(home)
         settings = {
             **settings_with_dashboard(home, {"ada": ("operate", token)}, own="ada", classes=CLASSES),
@@ -192,9 +211,26 @@ def take(folder, *, minutes, rate, over, every_size):
         load = Load(cluster, keys)
         stack.callback(load.stop_all)
         person = Person(stack.enter_context(chromium()), url, token, folder, every_size=every_size)
+        yield cluster, load, person
+
+
+def take(folder, *, minutes, rate, over, every_size):
+    with shown(folder, *DENSE, every_size=every_size) as (cluster, load, person):
         _normal(person, load, cluster, minutes=minutes, rate=rate)
         _overload(person, load, rate=rate * over)
         _lost_worker(person, cluster)
+
+
+def take_experts(folder, *, minutes, rate, every_size):
+    with shown(folder, *MIXTURE, every_size=every_size) as (_, load, person):
+        load.start(3 * rate, slo_class="interactive", seed=1)  # enough for both decode workers
+        _pass(minutes * 30)
+        load.check()
+        person.card("dashboard-experts", "Expert balance")
+        if every_size:
+            person.card("all-experts-card-dark", "Expert balance", dark=True)
+            person.look("all-experts-worker", path="/workers/decode-0")
+        person.look_at_all("experts")
 
 
 def _normal(person, load, cluster, *, minutes, rate):
@@ -250,12 +286,16 @@ def main():
     parser.add_argument("--minutes", type=float, default=6.0, help="Of normal load.")
     parser.add_argument("--rate", type=float, default=1.4, help="Requests per second, normally.")
     parser.add_argument("--over", type=float, default=20.0, help="Times that much is too much.")
+    parser.add_argument("--of", choices=("all", "experts"), default="all")
     parser.add_argument("--every-size", action="store_true")
     asked = parser.parse_args()
     if shutil.which("pngquant") is None:
         sys.exit("no pngquant: apt-get install pngquant")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    take(asked.folder, minutes=asked.minutes, rate=asked.rate, over=asked.over, every_size=asked.every_size)
+    common = {"minutes": asked.minutes, "rate": asked.rate, "every_size": asked.every_size}
+    if asked.of == "all":
+        take(asked.folder, over=asked.over, **common)
+    take_experts(asked.folder, **common)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ from loadgen.traces import cut, read_trace
 
 NO_DISAGGREGATION = "no disaggregation"
 REFERENCE = "slo"
-POLICIES = ("slo", "cached_prefix", "least_loaded", "round_robin", "random", NO_DISAGGREGATION)
+REFUSING = "slo refusing"
+"""Those that will miss their objectives are refused, as `slo.late=refuse`; elsewhere they are served last."""
+POLICIES = ("slo", REFUSING, "cached_prefix", "least_loaded", "round_robin", "random", NO_DISAGGREGATION)
 LOADS = (0.6, 0.9, 1.1, 1.4)
 
 
@@ -98,7 +100,8 @@ class Stage:
         case = self.case
         is_apart = policy != NO_DISAGGREGATION
         node = Node(find_model(case.model), find_gpu(case.gpu), tensor=case.tensor)
-        settings: dict[str, object] = {"policy": policy if is_apart else REFERENCE, **router}
+        plain = REFERENCE if policy in (NO_DISAGGREGATION, REFUSING) else policy
+        settings: dict[str, object] = {"policy": plain, **router}
         own = self.plan.block_tokens
         block_tokens = int(own) if own else BLOCK_TOKENS
         return fleet_spec(
@@ -113,7 +116,7 @@ class Stage:
                 tpot_slo_s=case.tpot_slo_s,
             ),
             slo_classes={"": (case.ttft_slo_s, case.tpot_slo_s)},
-            refuses_late=refuses_late,
+            refuses_late=refuses_late or policy == REFUSING,
             seed=case.seed,
         )
 

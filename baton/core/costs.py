@@ -10,6 +10,11 @@ that is unlike all that ran; whoever uses it corrects it by what then happens.
 
 import msgspec
 
+PLANNED_SHARE = 0.9
+"""Of the strictest objective for the time per token, what a step with prompts in it is planned to take at
+most. Were it all of it, an answer whose every step is so full would miss its objective by whatever else
+happens to it: the wait for its seat, a step that took longer than planned."""
+
 
 class StepCosts(msgspec.Struct, frozen=True):
     """Seconds. All are zero or more."""

@@ -60,6 +60,7 @@ class Executor:
         self.vocab_size: int = loaded.spec.vocab_size
         self.eos_token_ids: tuple[int, ...] = loaded.spec.eos_token_ids
         self._model: LanguageModel | None = loaded.model
+        self.expert_counts = loaded.model.expert_counts
         self.swap = SwapSpace(self.kv, engine.swap_bytes)
         self.grammars = GrammarStore(loaded.folder, self.vocab_size, self.eos_token_ids)
         self._sampler = Sampler(
@@ -240,6 +241,7 @@ class Executor:
 
         self.execute(StepPlan((item(0, (0,) * max(1, chunk), tuple(range(block_count))),), 0))
         self.execute(StepPlan(tuple(item(n, (0,), (n,)) for n in range(decodes)), 1))
+        self._forget_experts()
 
     def time_itself(self, budget_s: float) -> Measured:
         """What steps of several shapes cost, see `time_steps`. Call before any block holds anything."""
@@ -247,7 +249,7 @@ class Executor:
         blocks = min(self.kv.block_count, max(1, TIMED_BYTES_MAX // block_bytes))
         for block in range(blocks):
             self.kv.clear(block)  # memory that was never written is faster than any that is used
-        return time_steps(
+        measured = time_steps(
             self.execute,
             block_tokens=self.geometry.block_tokens,
             block_count=blocks,
@@ -257,6 +259,12 @@ class Executor:
             vocab=self.vocab_size,
             budget_s=budget_s,
         )
+        self._forget_experts()
+        return measured
+
+    def _forget_experts(self) -> None:
+        if self.expert_counts is not None:
+            self.expert_counts.reset()
 
     def close(self) -> None:
         """Drop weights. The pool's memory lives as long as somebody refers to it. Idempotent."""

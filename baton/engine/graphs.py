@@ -119,6 +119,8 @@ class DecodeGraphs:
         self._recorded: dict[int, _Recorded] = {}
         self._tokens = torch.zeros(sequences_max, dtype=torch.int64, device=device)
         self._positions = torch.zeros(sequences_max, dtype=torch.int64, device=device)
+        self._is_token = torch.zeros(sequences_max, dtype=torch.int64, device=device)
+        self._token_count = 0
         self._ints: Mapping[int, Tensor] = {}
         self._pool: Any = None
 
@@ -142,6 +144,7 @@ class DecodeGraphs:
                 log.exception("decode steps cannot be recorded as CUDA graphs: they run as they are")
                 self._rungs = ()
                 return None
+        self._tell_padding(len(layout.spans))
         recorded.replay()
         return recorded.hidden[: len(layout.spans)]
 
@@ -156,17 +159,25 @@ class DecodeGraphs:
         _copy(self._tokens[:count], tokens)
         _copy(self._positions[:count], torch.from_numpy(layout.positions()))
 
+    def _tell_padding(self, token_count: int) -> None:
+        """Rows from there on are none that anybody asked for."""
+        if token_count != self._token_count:
+            self._token_count = token_count
+            self._is_token[:token_count].fill_(1)
+            self._is_token[token_count:].zero_()
+
     def _record(self, rung: int, host: HostPlan[Any]) -> _Recorded:
         tokens, positions = self._tokens[:rung], self._positions[:rung]
         rows = torch.arange(rung, device=self._device)
-        ints = self._ints[rung]
+        ints, is_token = self._ints[rung], self._is_token[:rung]
 
         def compute() -> Tensor:
             plan = host.on_device(ints, self._model.ropes(positions))
-            return self._model.compute(tokens, StepContext(plan), rows)
+            return self._model.compute(tokens, StepContext(plan, is_token=is_token), rows)
 
         # Once as it is, on the side: kernels are compiled and libraries set up while that is still allowed.
-        # It writes the same keys to the same places as the replay that follows.
+        # It writes the same keys to the same places as the replay that follows, and counts nothing.
+        self._tell_padding(0)
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from baton.core.ids import WorkerId
 from baton.core.store import BlocksReady, EndLoad, LoadBlocks, LoadFailed
 from baton.telemetry import catalogue
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
 from kv_store.node import events as e
 from kv_store.node.counts import NodeStatus

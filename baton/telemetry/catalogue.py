@@ -1,43 +1,6 @@
 """Every metric Baton exports. Code, documentation, dashboards and alerts derive from this list."""
 
-from dataclasses import dataclass
-from typing import Literal
-
-Unit = Literal[
-    "seconds",
-    "bytes",
-    "tokens",
-    "blocks",
-    "ratio",
-    "requests",
-    "sequences",
-    "workers",
-    "routers",
-    "nodes",
-    "sessions",
-    "events",
-]
-Kind = Literal["counter", "gauge", "histogram"]
-
-LATENCY_BUCKETS = (
-    *(0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-SHORT_BUCKETS = (
-    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05),
-    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    name: str
-    kind: Kind
-    unit: Unit
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = LATENCY_BUCKETS
-
+from baton.telemetry.metric import SHORT_BUCKETS, Metric
 
 # --- router -----------------------------------------------------------------------------------------
 
@@ -274,6 +237,22 @@ TRANSFER_READS = Metric(
 )
 TRANSFER = Metric(
     "baton_transfer_seconds", "histogram", "seconds", "One read from a peer.", ("worker",), SHORT_BUCKETS
+)
+EXPERT_TOKENS = Metric(
+    "baton_moe_expert_tokens_total",
+    "counter",
+    "tokens",
+    "Tokens computed by each expert of a mixture, summed over layers: a token counts in every layer once for "
+    "each expert that it is sent to. Experts that all tokens pass are none of these.",
+    ("worker", "expert"),
+)
+EXPERT_BALANCE = Metric(
+    "baton_moe_expert_balance_ratio",
+    "gauge",
+    "ratio",
+    "Tokens per expert of a layer, the mean over the most, lately: 1 is even, 1/E is all to one of E; "
+    "layers: mean (over layers), worst (of the layer with the least). Not said of few tokens.",
+    ("worker", "layers"),
 )
 
 # --- worker: the store ------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from baton.telemetry.catalogue import CATALOGUE, Metric
+from baton.telemetry.catalogue import CATALOGUE
+from baton.telemetry.metric import Metric
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

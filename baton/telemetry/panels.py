@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.telemetry import catalogue as cat
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 from baton.telemetry.promql import Promql
 
 WINDOW = "$__rate_interval"
@@ -90,6 +90,8 @@ WITH_AUTOSCALER = "where autoscale.mode is off"
 WITH_SSD = "without an SSD tier"
 WITH_PEERS = "without a second store node"
 WITH_STORE = "without a store, or before it is asked"
+WITH_EXPERTS = "while no model with experts is served"
+BUSIEST = 8
 
 
 def _goodput() -> Row:
@@ -316,9 +318,25 @@ def _setbacks() -> Row:
     )
 
 
+def _experts() -> Row:
+    by_expert = Q.rate(cat.EXPERT_TOKENS, WINDOW, "worker", "expert")
+    over_mean = f"max by (worker) ({by_expert}) / avg by (worker) ({by_expert})"
+    routed = Query(over_mean, "{{worker}}", WITH_EXPERTS)
+    busiest = Query(f"topk({BUSIEST}, {by_expert})", "{{worker}} expert {{expert}}", WITH_EXPERTS)
+    few = f"{WITH_EXPERTS}, or with few tokens lately"
+    return Row(
+        "Experts",
+        (
+            measured(cat.EXPERT_BALANCE, "Balance", "max", "worker", "layers", quiet=few),
+            Panel("Busiest expert over the mean", "short", (routed,), cat.EXPERT_TOKENS.help),
+            Panel(f"Busiest {BUSIEST} experts", "cps", (busiest,), cat.EXPERT_TOKENS.help),
+        ),
+    )
+
+
 DASHBOARDS = (
     Dashboard("baton-overview", "Baton: overview", (_goodput(), _latency(), _volume(), _pools())),
-    Dashboard("baton-workers", "Baton: workers and KV", (_engine(), _blocks())),
+    Dashboard("baton-workers", "Baton: workers and KV", (_engine(), _blocks(), _experts())),
     Dashboard("baton-store", "Baton: KV store", (_tiers(), _paths(), _store_use(), _directory())),
     Dashboard("baton-placement", "Baton: placement", (_placement(), _setbacks())),
 )

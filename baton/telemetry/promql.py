@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 
 SCRAPED_LABELS = frozenset({"namespace", "job", "instance", "pod"})
 """Added by whoever scrapes; `namespace` by Kubernetes, and missing elsewhere."""

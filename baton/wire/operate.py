@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 import grpc
+import grpc.aio
 import msgspec
 
 from baton.core.operate import ClusterState, Decision, Order
@@ -65,9 +66,7 @@ class OperateClient:
             reply = await self._standing.stub.Act(request, timeout=CALL_S, metadata=metadata)
             return _decision.decode(reply.payload)
         except (grpc.RpcError, msgspec.MsgspecError) as error:
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise LinkRefused(f"{self.address}: {error.details()}") from None
-            raise LinkBroken(f"{self.address}: {describe(error)}") from None
+            raise _broken(self.address, error) from None
 
     async def state(self) -> ClusterState:
         changes = self.changes()
@@ -92,3 +91,9 @@ class OperateClient:
 
     async def close(self) -> None:
         await self._standing.close()
+
+
+def _broken(address: str, error: Exception) -> LinkBroken:
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED:
+        return LinkRefused(f"{address}: {error.details()}")
+    return LinkBroken(f"{address}: {describe(error)}")

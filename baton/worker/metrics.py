@@ -6,7 +6,7 @@ from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import StepOutput
 from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
-from baton.telemetry.catalogue import Metric
+from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
 from baton.worker.events import (
     CopyDone,
@@ -16,6 +16,7 @@ from baton.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+from baton.worker.expert_load import ExpertLoad
 from kv_transfer.manager import ReadOutcome, TransferCounters
 
 GAUGES: dict[str, Metric] = {
@@ -114,6 +115,18 @@ class WorkerMetrics:
         for backend, counters in transfer.items():
             new_bytes = self._risen(backend, counters.bytes_read)
             self.meter.inc(catalogue.TRANSFER_BYTES, new_bytes, worker=self._worker, backend=backend)
+
+    def experts(self, load: ExpertLoad) -> None:
+        """As `accounts`, of a model that has some. Those that nobody was sent to are told too."""
+        for expert, total in enumerate(load.totals.tolist()):
+            risen = self._risen(f"expert {expert}", total)
+            self.meter.inc(catalogue.EXPERT_TOKENS, risen, worker=self._worker, expert=str(expert))
+        for layers, balance in (("mean", load.balance), ("worst", load.worst)):
+            labels = {"worker": self._worker, "layers": layers}
+            if balance is None:
+                self.meter.forget(catalogue.EXPERT_BALANCE, **labels)
+            else:
+                self.meter.set(catalogue.EXPERT_BALANCE, balance, **labels)
 
     def _store_accounts(self, accounts: Mapping[str, float]) -> None:
         self.meter.set(catalogue.STORE_JOINED, accounts.get("store.joined", 0.0), worker=self._worker)

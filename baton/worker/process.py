@@ -39,6 +39,7 @@ from baton.worker import events as e
 from baton.worker.core import WorkerCore
 from baton.worker.driver import CoreDriver, CoreSink
 from baton.worker.engine_thread import EngineThread
+from baton.worker.expert_watch import ExpertWatch
 from baton.worker.grant_checksums import Send
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.preparation import Preparation
@@ -137,6 +138,8 @@ class WorkerProcess:
     def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
         self._executor, self._transfer = executor, transfer
         self._metrics = WorkerMetrics(self._worker_id)
+        counts = executor.expert_counts
+        self._experts = ExpertWatch(counts, self._engine) if counts is not None else None
         core = self._core = self._make_core(executor)
         self._role_now = lambda: core.status().role
         self._driver = CoreDriver(
@@ -237,6 +240,8 @@ class WorkerProcess:
             stack.callback(self._background.spawn(registration.run()).cancel)
         if self._store.is_configured:
             self._background.spawn(self._store.run())
+        if self._experts is not None:
+            self._background.spawn(self._experts.run())
         return self._member
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -304,6 +309,8 @@ class WorkerProcess:
         accounts["source_count"] = self._puller.source_count
         accounts["asker_count"] = self._askers.asker_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
+        if self._experts is not None:
+            accounts |= self._experts.load.accounts()
         for backend, counters in self._transfer.counters.items():
             accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
             accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
@@ -315,6 +322,8 @@ class WorkerProcess:
 
     def _render_metrics(self) -> bytes:
         self._metrics.accounts(self._accounts(), self._transfer.counters)
+        if self._experts is not None:
+            self._metrics.experts(self._experts.load)
         return self._metrics.meter.render()
 
     def _health(self) -> dict[str, object]:

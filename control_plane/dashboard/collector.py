@@ -25,6 +25,7 @@ from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
 from baton.wire.routers import stories_of
+from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
 from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, Reader, Table, frame_of
 from kv_store.directory.connect import connect
@@ -81,6 +82,7 @@ class Collector:
     ) -> None:
         self.config = config
         self.history = History()
+        self.experts = ExpertHistory()
         self.state: ClusterState | None = None
         self.trouble = "not connected yet"
         """With the control plane; empty: it answers."""
@@ -166,6 +168,7 @@ class Collector:
             if table is not None:
                 looks.append(({} if seen.table is None and seen.is_new else seen.table, table))
                 seen.table = table
+        self.experts.add(self._unix_s(), looks)
         if span_s > 0:
             self.history.add(frame_of(self._unix_s(), span_s, looks, replica_levels(self.state)))
         ticked, self.ticked = self.ticked, asyncio.Event()

@@ -7,7 +7,7 @@ from nicegui import background_tasks, ui
 
 from baton.core.operate import ClusterState, ReplicaState
 from baton.core.stories import Story
-from control_plane.dashboard import markup, tables
+from control_plane.dashboard import expert_strips, markup, tables
 from control_plane.dashboard.actions import ask_drain, ask_flip, ask_node, ask_scale
 from control_plane.dashboard.samples import Frame
 from control_plane.dashboard.shell import Card, Shell, button, draw
@@ -22,9 +22,9 @@ class Panel:
     """A full-width frame with a heading, room for buttons, and content."""
 
     def __init__(self, title: str, note: str = "") -> None:
-        section = ui.element("section").classes("panel")
-        section.props["aria-label"] = title
-        with section:
+        self.section = ui.element("section").classes("panel")
+        self.section.props["aria-label"] = title
+        with self.section:
             with ui.element("header"):
                 text = f'<h2>{h(title)}</h2><span class="dim">{h(note)}</span>'
                 ui.html(text, sanitize=False).style("display: contents")
@@ -103,6 +103,9 @@ class WorkerPage:
             self._facts = panel.html()
             with ui.element("div").classes("charts3"):
                 self._charts = self._cards()
+            experts = Panel("Experts", "tokens by expert, all layers, last 5 min")
+            self._expert_panel, self._experts = experts.section, experts.html()
+            self._expert_panel.set_visibility(False)
             self._accounts = Panel(
                 "What it says of itself", "its own accounts, those that are not zero"
             ).html()
@@ -158,6 +161,9 @@ class WorkerPage:
         self._drawn = drawn
         for name, options in self._dash.worker_charts(window, worker_id).items():
             draw(self._charts[name], options)
+        experts = self._dash.worker_experts(replica)
+        self._expert_panel.set_visibility(experts is not None)
+        self._shell.put(self._experts, "" if experts is None else expert_strips.worker_experts(experts))
 
 
 def worker_facts(r: ReplicaState, now: Frame | None) -> str:

@@ -8,6 +8,7 @@ from baton.config import Config
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Decision, Outcome, ReplicaPhase
 from baton.telemetry import catalogue as c
+from baton.telemetry.metric import Metric
 from control_plane.dashboard import charts
 from control_plane.dashboard.derive import (
     PARTS,
@@ -58,7 +59,7 @@ def load_chart(times: Sequence[float], points: Points) -> charts.Options:
 
 
 def latency_chart(
-    times: Sequence[float], points: Points, metric: c.Metric, lines: Sequence[charts.Objective]
+    times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.Objective]
 ) -> charts.Options:
     found = quantiles_over_time(points, metric.name, PERCENTILES)
     drawn = [

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from nicegui import app as nicegui_app
 from nicegui import ui
 
-from control_plane.dashboard import markup, overview
+from control_plane.dashboard import expert_strips, markup, overview
 from control_plane.dashboard.collector import Collector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
@@ -112,6 +112,7 @@ class OverviewPage:
         self._tokens = tokens.chart()
         _keys(tokens, [(name, color, "line") for name, color in overview.TOKEN_COLORS.items()])
         self._checks = Card("Is it really on?", scrolls=True).html()
+        self._build_experts()
 
     def _latency(self, title: str, *, has_objectives: bool) -> ui.echart:
         card = Card(title)
@@ -126,6 +127,13 @@ class OverviewPage:
             self._tiers = ui.html("", sanitize=False).classes("top")
             ui.html("Prompt tokens from caches", sanitize=False).classes("name")
             self._hits = ui.echart({}, renderer="svg").classes("chart")
+
+    def _build_experts(self) -> None:
+        card = Card("Expert balance", "tokens by expert, all layers, last 5 min", scrolls=True)
+        _keys(card, expert_strips.legend())
+        self._expert_card = card.section.classes("wide")
+        self._expert_card.set_visibility(False)
+        self._experts = card.html()
 
     def _build_replicas(self) -> None:
         self._replica_card = Card("Workers and decisions")
@@ -165,6 +173,9 @@ class OverviewPage:
         shell.put(self._waterfall, markup.waterfall(view.waterfall))
         shell.put(self._tiers, markup.tiers(view.tiers))
         shell.put(self._checks, markup.checks(dash.checks()))
+        groups = dash.experts()
+        self._expert_card.set_visibility(bool(groups))
+        shell.put(self._experts, expert_strips.expert_balance(groups))
 
 
 def _keys(card: Card, items: list[tuple[str, str, str]]) -> None:

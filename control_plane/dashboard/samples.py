@@ -5,16 +5,22 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.telemetry import catalogue as c
+
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
 
 Table = dict[str, dict[Labels, float]]
 """By name as the process says it (`…_bucket`, `…_sum`, `…_total`), then by labels."""
 
-KNOWN_MAX = 50_000
-"""Series whose text is remembered."""
+KNOWN_MAX = 200_000
+"""Series whose text is remembered, some 400 bytes each: with more, all are parsed at every look. A worker has
+a few hundred, and one more for each expert of its model."""
 
 TEXT_BYTES_MAX = 8 * 2**20
+
+APART = frozenset({c.EXPERT_TOKENS.name})
+"""Metrics that frames leave out: too many for hours of them."""
 
 COUNTED = ("_total", "_bucket", "_sum", "_count")
 """Ends of names that only rise."""
@@ -96,6 +102,8 @@ def frame_of(
     gauges: Table = {}
     for before, now in looks:
         for name, values in now.items():
+            if name in APART:
+                continue
             if is_counted(name):
                 if before is not None:
                     _gain(gained.setdefault(name, {}), before.get(name, {}), values)
@@ -106,10 +114,14 @@ def frame_of(
     return Frame(at_s, span_s, gained, gauges)
 
 
+def risen(before: float, now: float) -> float:
+    """By how much a counter rose; one that fell began anew."""
+    return now if now < before else now - before
+
+
 def _gain(into: dict[Labels, float], before: Mapping[Labels, float], now: Mapping[Labels, float]) -> None:
     for labels, value in now.items():
-        rise = value - before.get(labels, 0.0)
-        rise = value if rise < 0 else rise
+        rise = risen(before.get(labels, 0.0), value)
         if rise:
             into[labels] = into.get(labels, 0.0) + rise
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.config import Config
+from baton.core.ids import replica_name
+from baton.core.operate import ReplicaState
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, overview
 from control_plane.dashboard.checks import Check, checks
@@ -21,6 +23,7 @@ from control_plane.dashboard.derive import (
     quantile,
     share_of,
 )
+from control_plane.dashboard.experts import ExpertGroup, ExpertRow, expert_groups
 from control_plane.dashboard.history import WINDOWS, Window
 from control_plane.dashboard.samples import Frame
 from control_plane.dashboard.sessions import Sessions
@@ -150,6 +153,17 @@ class Dashboard:
             serving=serving,
             wanted=wanted,
         )
+
+    def experts(self) -> list[ExpertGroup]:
+        """Empty: no model with experts is served, or they are not counted."""
+        collector = self.collector
+        return expert_groups(collector.state, collector.experts.tokens(), collector.history.latest)
+
+    def worker_experts(self, replica: ReplicaState) -> ExpertRow | None:
+        """None: its model has none, or they are not counted."""
+        name = replica_name(replica.worker_id) if replica.worker_id else ""
+        rows = (row for group in self.experts() for row in group.workers)
+        return next((row for row in rows if row.name == name), None)
 
     def checks(self) -> list[Check]:
         """Of all that is remembered."""

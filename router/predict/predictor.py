@@ -8,7 +8,7 @@ and decoding are corrected apart, each by what happened on that worker (`router.
 from collections.abc import Mapping
 from math import erf, exp, log, sqrt
 
-from baton.core.costs import LegTimings, prompt_pairs
+from baton.core.costs import PLANNED_SHARE, LegTimings, prompt_pairs
 from baton.core.ids import WorkerId
 from baton.core.messages import SequenceJoined
 from router.cluster_view import Worker
@@ -158,7 +158,12 @@ class Predictor:
         # by the objectives of those that decode there.
         chunk = ahead.chunk_tokens
         if slo_s:
-            chunk = min(chunk, max(CHUNK_TOKENS_MIN, int((slo_s - step_s) / max(1e-9, costs.prompt_token_s))))
+            chunk = min(
+                chunk,
+                max(
+                    CHUNK_TOKENS_MIN, int((slo_s * PLANNED_SHARE - step_s) / max(1e-9, costs.prompt_token_s))
+                ),
+            )
         rho_s = min(step_s / (1.0 - worker.rho(now_s)), step_s + costs.prompt_token_s * chunk)
         share = min(behind / max(1.0, output_tokens), chunk)
         return max(rho_s, step_s + costs.prompt_token_s * share) / speed.tokens_per_step
@@ -316,7 +321,7 @@ def _chunk_tokens(worker: Worker, decoding: float, beside_s: float) -> int:
     most = max(1, hello.step_tokens_max - int(decoding))
     if not worker.tpot_slos:
         return most
-    left_s = min(worker.tpot_slos) - costs.base_s - beside_s
+    left_s = min(worker.tpot_slos) * PLANNED_SHARE - costs.base_s - beside_s
     within = int(left_s / max(1e-9, costs.prompt_token_s)) if left_s > 0 else 0
     return min(most, max(CHUNK_TOKENS_MIN, within))
 

@@ -33,7 +33,7 @@ TOKENS = {"ada": ("operate", new_token()), "vic": ("view", new_token())}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dashboard")
-    model = make_model(folder / "tiny", "llama", seed=3)
+    model = make_model(folder / "tiny", "qwen3_moe", seed=3)
     settings = settings_with_dashboard(folder, TOKENS, own="ada", classes=CLASSES)
     with Cluster(model, prefill=1, decode=1, engine__kv_bytes=32 * 2**20, **settings) as cluster:
         yield cluster
@@ -108,6 +108,9 @@ def test_data_advance_and_objectives_are_drawn(cluster, browser, ada):
         for name in names:
             label = card(ada, title).locator("svg text", has_text=re.compile(f"^{name}$"))
             expect(label).to_be_visible()
+    bars = card(ada, "Expert balance").locator("svg.bars path[d*='v-']")
+    expect(bars).not_to_have_count(0)
+    expect(card(ada, "Expert balance")).to_contain_text(re.compile(r"#\d [\d.]+×"))
     curves = card(ada, "Load and goodput").locator("svg path[fill='var(--c-green)']")
     expect(curves).not_to_have_count(0)
     picture(ada, "load")

@@ -21,7 +21,7 @@ FLIP_S = 2.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("models") / "tiny", "llama", seed=3)
+    model = make_model(tmp_path_factory.mktemp("models") / "tiny", "qwen3_moe", seed=3)
     settings = {"engine__kv_bytes": 32 * 2**20, "engine__threads": 1, "router__migrate_after_s": 0.5}
     with Cluster(model, prefill=2, decode=1, **settings) as cluster:
         yield cluster
@@ -57,6 +57,15 @@ def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights
     assert after.keys() == before.keys()
     assert after[name].pid == before[name].pid
     assert after[name].accounts["weight_loads"] == 1
+    counted = {worker_id: w.accounts["experts.routed_tokens"] for worker_id, w in before.items()}
+
+    def go_on():
+        """Counts of experts are of the weights, whatever the role; they are a second old at most."""
+        now = {w.worker_id: w.accounts["experts.routed_tokens"] for w in cluster.workers()}
+        assert all(now[worker_id] >= count for worker_id, count in counted.items())
+        return sum(now.values()) > sum(counted.values())
+
+    eventually("tokens of the streams are counted", go_on, timeout_s=10)
     ended = operator.order(Flip(name, Role.PREFILL))
     print(f"flip of an idle worker: {ended.done_after_s:.3f} s")
     assert ended.done_after_s < FLIP_S, "an idle worker has nothing to drain"

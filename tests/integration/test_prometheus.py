@@ -103,12 +103,12 @@ def serve_some(cluster):
 
 
 def silent(url):
-    """Only those that nobody has an excuse for."""
-    return sorted(name for name, quiet in without_data(url).items() if not quiet)
+    """Only those that nobody has an excuse for; this model has experts."""
+    return sorted(name for name, quiet in without_data(url).items() if not quiet or "Busiest" in name)
 
 
 def test_every_panel_and_rule_works_on_a_running_cluster(tmp_path):
-    model = make_model(tmp_path / "tiny", "llama", seed=3)
+    model = make_model(tmp_path / "tiny", "qwen3_moe", seed=3)
     objectives = {"slo.classes": '{"chat": {"ttft_s": 60, "tpot_s": 5}}', "slo.default": "chat"}
     settings = {name.replace(".", "__"): value for name, value in objectives.items()}
     with Cluster(model, **settings) as cluster, prometheus(tmp_path, targets(cluster)) as url:

@@ -79,6 +79,7 @@ SLEEPERS = {
     "baton/engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
     "baton/store/local.py",  # backoff when out of descriptors
     "baton/store/process.py",  # a pause before dialling again
+    "baton/worker/expert_watch.py",  # counts on the device are looked at at intervals
     "baton/worker/leave.py",  # another process can only be asked until it is empty
     "baton/worker/registration.py",  # a heartbeat has a period
     "baton/worker/store_link.py",  # backoff before dialling again

@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from baton.engine.kernels.weights import DenseMatrix
 from baton.engine.models.attention import Attention, GroupedAttention
+from baton.engine.models.expert_counts import ExpertCounts
 from baton.engine.models.linear import Loader, Norm, StepContext
 from baton.engine.models.mla import LatentAttention
 from baton.engine.models.mlp import GatedMlp, Mlp
@@ -25,9 +26,14 @@ _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 
 class Layer:
     def __init__(
-        self, spec: ModelSpec, loader: Loader[Plan, Packed, PackedExperts], layer: int, at: str
+        self,
+        spec: ModelSpec,
+        loader: Loader[Plan, Packed, PackedExperts],
+        layer: int,
+        at: str,
+        counts: ExpertCounts | None,
     ) -> None:
-        """at: the layer's name in the checkpoint, with a dot."""
+        """at: the layer's name in the checkpoint, with a dot. counts: None if no layer has experts."""
 
         def norm(name: str) -> Norm:
             return loader.norm(at + name, spec.hidden_size, spec.norm_eps, offset=spec.norm_offset)
@@ -39,8 +45,8 @@ class Layer:
         else:
             self.attention = LatentAttention(spec, loader, layer, f"{at}self_attn")
         self._mlp: Mlp
-        if spec.moe is not None and layer in spec.moe.layers:
-            self._mlp = MixtureOfExperts(spec, loader, at)
+        if counts is not None and layer in counts.layers:
+            self._mlp = MixtureOfExperts(spec, loader, layer, at, counts)
         else:
             self._mlp = GatedMlp(spec, loader, f"{at}mlp", spec.intermediate_size)
         self._after_attention: Norm | None = None
@@ -86,9 +92,12 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         self._embedding = source.tensor(f"{at}embed_tokens.weight", vocab, hidden)
         # Gemma's authors round the factor to the model's dtype.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=source.dtype).item()
+        self.expert_counts: ExpertCounts | None = None
+        if spec.moe is not None and spec.moe.layers:
+            self.expert_counts = ExpertCounts(spec.moe.layers, spec.moe.expert_count, source.device)
         self._layers: list[Layer] = []
         for index in range(spec.layer_count):
-            self._layers.append(Layer(spec, loader, index, f"{at}layers.{index}."))
+            self._layers.append(Layer(spec, loader, index, f"{at}layers.{index}.", self.expert_counts))
             if progress is not None:
                 progress(index + 1, spec.layer_count)
         self._norm = loader.norm(f"{at}norm", hidden, spec.norm_eps, offset=spec.norm_offset)

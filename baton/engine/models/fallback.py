@@ -18,6 +18,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.engine.kernels.interface import BatchLayout, Kernels, RopeTables, Span
 from baton.engine.kv_pool import KVPool
+from baton.engine.models.fallback_experts import count_experts
 from baton.engine.models.paged_hook import PagedHook
 from baton.engine.models.spec import ModelSpec
 
@@ -42,6 +43,7 @@ class FallbackModel:
         self._given: Tensor | None = None
         self._made: Any = None
         self._model = _load(spec, folder, self._hook.name, kv)
+        self.expert_counts = count_experts(self._model, kv.device)
         self._base: Any = self._model.base_model
         self._base_forward = self._base.forward
         self._base.forward = self._forward_or_given
@@ -54,6 +56,8 @@ class FallbackModel:
         try:
             with torch.inference_mode():
                 self._check()
+                if self.expert_counts is not None:
+                    self.expert_counts.reset()
         except SetupError as error:
             raise SetupError(f"{spec.architecture} is not supported: {error}") from error
         except (

@@ -15,15 +15,20 @@ from baton.engine.models.lora import LowRank, group_by_slot
 class StepContext(Generic[Plan]):
     """What belongs to the step's tokens rather than to the model. One row per token of what is computed."""
 
-    def __init__(self, plan: Plan, adapter_slots: Tensor | None = None) -> None:
-        """adapter_slots: int64 [T], LoRA slot of each token, -1: none; None: no token has one."""
+    def __init__(
+        self, plan: Plan, adapter_slots: Tensor | None = None, *, is_token: Tensor | None = None
+    ) -> None:
+        """adapter_slots: int64 [T], LoRA slot of each token, -1: none; None: no token has one.
+        is_token: int64 [T], 0 for rows that pad a batch, else 1; None: there are none."""
         self.plan = plan
+        self.is_token = is_token
         self._slots = adapter_slots
         self.adapter_groups = () if adapter_slots is None else group_by_slot(adapter_slots)
 
     def rows(self, rows: Tensor) -> "StepContext[Plan]":
         """For the rest of a step in which only these rows are computed."""
-        return StepContext(self.plan, None if self._slots is None else self._slots[rows])
+        slots = None if self._slots is None else self._slots[rows]
+        return StepContext(self.plan, slots, is_token=None if self.is_token is None else self.is_token[rows])
 
 
 class MatrixSource(Protocol):

@@ -5,10 +5,14 @@ from typing import Protocol
 from torch import Tensor
 
 from baton.engine.kernels.interface import BatchLayout
+from baton.engine.models.expert_counts import ExpertCounts
 
 
 class LanguageModel(Protocol):
     """A loaded model, bound to one KV pool."""
+
+    expert_counts: ExpertCounts | None
+    """None: it has no experts, or they are not counted."""
 
     def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
         """Write the KV of all tokens; return the final hidden states (after the last norm) of some.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.engine.kernels.interface import Activation, Packed, PackedExperts, Plan
 from baton.engine.kernels.weights import ExpertMatrices, Matrix, join_rows
+from baton.engine.models.expert_counts import ExpertCounts
 from baton.engine.models.expert_weights import load_gpt_oss_experts
 from baton.engine.models.linear import Linear, Loader, StepContext
 from baton.engine.models.mlp import GatedMlp
@@ -16,10 +17,18 @@ from baton.engine.models.spec import ModelSpec, MoeSpec
 class MixtureOfExperts(Generic[Packed, PackedExperts]):
     """Implements `baton.engine.models.mlp.Mlp`."""
 
-    def __init__(self, spec: ModelSpec, loader: Loader[Plan, Packed, PackedExperts], at: str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loader: Loader[Plan, Packed, PackedExperts],
+        layer: int,
+        at: str,
+        counts: ExpertCounts,
+    ) -> None:
         """at: the layer's name with a dot. Raises SetupError, see `MatrixSource`."""
         assert spec.moe is not None
         self._moe, self._kernels = spec.moe, loader.kernels
+        self._counts, self._row = counts, counts.layers.index(layer)
         self._activation: Activation = spec.activation
         moe, hidden = spec.moe, spec.hidden_size
         name = at + ("block_sparse_moe" if moe.expert_names == "block_sparse_moe" else "mlp")
@@ -41,6 +50,7 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
 
     def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
         chosen, weights = choose_experts(self._moe, self._router.logits(x), self._correction)
+        self._counts.add(self._row, chosen, step.is_token)
         out = self._kernels.experts(x, self._experts, chosen, weights, self._activation)
         if self._shared is not None:
             shared = self._shared(x, step)

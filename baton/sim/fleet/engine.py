@@ -10,7 +10,7 @@ from collections import deque
 from typing import Protocol
 
 from baton.config import EngineConfig
-from baton.core.costs import StepCosts, prompt_pairs
+from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
 from baton.core.messages import Leg
 from baton.engine.block_pool import OutOfBlocks
 from baton.engine.prefix_cache import PrefixCache
@@ -240,7 +240,9 @@ class MacroEngine:
         limit_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
         if not limit_s:
             return budget
-        left_s = limit_s - costs.step_s(decodes=decodes, context_tokens=self._batch.context_tokens)
+        left_s = limit_s * PLANNED_SHARE - costs.step_s(
+            decodes=decodes, context_tokens=self._batch.context_tokens
+        )
         within = int(left_s / max(costs.prompt_token_s, 1e-9)) if left_s > 0 else 0
         return min(budget, max(config.chunk_tokens_min, within))
 

@@ -90,7 +90,7 @@ def plan(
 
     Each shape is measured alone, then clusters are simulated, cheapest first, with the production router.
 
-    Example: baton plan conversation.jsonl --model qwen2.5-32b --gpu h100=2.99 --gpu a100=1.79 --ttft-slo 5
+    Example: baton plan conversation.jsonl --model llama-3-8b --gpu h100=2.99 --gpu a100=1.79 --ttft-slo 5
     --tpot-slo 0.05 --rate 10 --tensor 1 --pipeline 1 --values plan.yaml
     """
     console = Console(stderr=True)
@@ -212,7 +212,14 @@ def _show(task: Task, found: Found, reached: float | None) -> None:
     console = Console()
     if found.best is None:
         console.print(f"[bold]Nothing that was tried serves[/bold] {_for_what(task)}.")
-        console.print("Raise --simulations, loosen the objectives, or offer other GPUs.")
+        if found.tried:
+            nearest = max(found.tried, key=lambda one: one.verdict.met).verdict
+            met, ttft_met, tpot_met = (f"{share:.0%}" for share in nearest)
+            console.print(
+                f"At best {met} met both objectives, {ttft_met} that of TTFT, {tpot_met} that of TPOT. Where "
+                "more replicas change nothing, one of them is too slow."
+            )
+        console.print("Raise --simulations, loosen the objectives, or offer other GPUs or widths.")
         return
     table = Table(title=_for_what(task), title_justify="left")
     for name in ("", "pool", "replicas", "shape", "$/hour"):

@@ -17,7 +17,12 @@ from baton.sim.hardware import Node
 OPTIMISM = 0.75
 """The first guess is this share of what phases say: waiting smooths out over several replicas."""
 REPLICAS_MAX = 4096
+"""Of all pools together: a router follows no more workers."""
 GROWTH = 10
+VAIN_GROWTH = 1.5
+"""A cluster that has grown so much and serves no better will not serve by growing."""
+GAIN_MIN = 0.005
+"""Share of requests; less is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,10 @@ class ClusterPlan:
         return sum(pool.gpu_count for pool in self.pools.values())
 
     @property
+    def replica_count(self) -> int:
+        return sum(pool.count for pool in self.pools.values())
+
+    @property
     def kind(self) -> tuple[tuple[Role, str], ...]:
         """Shapes, whatever the counts."""
         return tuple((role, pool.shape.name) for role, pool in self.pools.items())
@@ -151,11 +160,14 @@ def search(
     on_tried: Callable[[Tried], None] = lambda _: None,
 ) -> Found:
     """At most `simulations_max` calls of `verify`. Ends when two plans of different shapes passed."""
-    line = [(plan.price_per_hour, number, plan) for number, plan in enumerate(plans)]
+    able = [plan for plan in plans if plan.replica_count <= REPLICAS_MAX]
+    line = [(plan.price_per_hour, number, plan) for number, plan in enumerate(able)]
     heapq.heapify(line)
     number = len(line)
     tried: list[Tried] = []
     best: ClusterPlan | None = None
+    gained: dict[tuple[tuple[Role, str], ...], tuple[float, int]] = {}
+    """By shapes: the most requests served, and with how many replicas."""
     while line and len(tried) < simulations_max:
         _, _, plan = heapq.heappop(line)
         if best is not None and plan.kind == best.kind:
@@ -169,9 +181,13 @@ def search(
         if one.passed:
             best = plan
             continue
+        met, replicas = gained.get(plan.kind, (-1.0, 0))
+        if verdict.met > met + GAIN_MIN:
+            replicas = plan.replica_count
+            gained[plan.kind] = (verdict.met, replicas)
         grown = plan.with_more(_lacking(plan, verdict))
         number += 1
-        if max(pool.count for pool in grown.pools.values()) <= REPLICAS_MAX:
+        if grown.replica_count <= REPLICAS_MAX and grown.replica_count < 2 + VAIN_GROWTH * replicas:
             heapq.heappush(line, (grown.price_per_hour, number, grown))
     return Found(best, None, tuple(tried))
 

@@ -60,6 +60,16 @@ async def test_what_the_operator_must_change_is_told_also_after_it_could_be_aske
     await task
 
 
+async def test_where_the_dashboard_is_is_heard_whenever_it_is_said():
+    script = "print('ready h:1 127.0.0.1:1', flush=True); print('dashboard http://d', flush=True); input()"
+    control = child(script)
+    task = await running(control)
+    await asyncio.wait_for(control.has_dashboard.wait(), 20)
+    assert control.dashboard == "http://d"
+    await control.stop(5)
+    await task
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

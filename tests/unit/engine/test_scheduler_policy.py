@@ -111,7 +111,8 @@ def test_without_an_objective_chunks_fill_the_budget():
 @pytest.mark.parametrize("engine", [{"tpot_slo_s": 0.05}, {"tpot_slo_s": 9.0, "own_slo_s": 0.05}])
 def test_chunks_keep_the_objective_of_the_running_sequences(engine):
     sizes = chunks_beside_a_decode(chunk_tokens_min=8, **engine)
-    assert all(35 <= size <= 55 for size in sizes[1:])
+    # 2 ms and a millisecond per token, of which one decodes: a tenth of the 50 ms is left to other things.
+    assert all(35 <= size <= 0.9 * 50 - 3 for size in sizes[1:])
 
 
 def test_an_objective_that_cannot_be_kept_still_leaves_prompts_the_least_chunk():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.core.messages import Role
 from baton.sim.hardware import MODELS, Node, find_gpu
-from baton.sim.plan.search import Option, Shape, Verdict, first_plans, search
+from baton.sim.plan.search import REPLICAS_MAX, Option, Shape, Verdict, first_plans, search
 
 NODES = [Node(MODELS["llama-3-8b"], find_gpu("a100"), tensor=n) for n in (1, 2, 4)]
 
@@ -79,3 +79,32 @@ def test_prices_add_up():
         assert plan.price_per_hour == sum(
             p.count * p.shape.node.gpu_count * p.shape.price_per_gpu_hour for p in plan.pools.values()
         )
+
+
+def test_shapes_that_serve_no_better_however_many_there_are_are_given_up():
+    listed = options((1, 1, 1), (0.1, 0, 0), (0.1, 0, 0), (0.1, 0, 0))
+    tried = []
+
+    def verify(plan):
+        tried.append(plan)
+        return Verdict(0.7, 0.7, 1.0)
+
+    found = search(first_plans(listed, rate=20), verify, attain=0.9, simulations_max=1000)
+    assert found.best is None
+    assert 2 < len(tried) < 40
+    least = {plan.kind: min(p.replica_count for p in tried if p.kind == plan.kind) for plan in tried}
+    assert all(plan.replica_count < 2 + 1.5 * least[plan.kind] for plan in tried)
+
+
+def test_no_cluster_has_more_workers_than_a_router_follows():
+    listed = options((1, 9, 9), (1e-3, 0, 0), (1e-3, 0, 0), (0, 0, 0))
+    tried = []
+
+    def verify(plan):
+        tried.append(plan.replica_count)
+        return Verdict(len(tried) / 100, 0.5, 1.0)
+
+    search(first_plans(listed, rate=2.6), verify, attain=0.9, simulations_max=100)
+    search(first_plans(listed, rate=100), verify, attain=0.9, simulations_max=100)
+    assert tried
+    assert max(tried) <= REPLICAS_MAX
