@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 LAST_PROCESSES_S = 3.0
 """After Ray's shutdown, for its processes to end by themselves."""
 
-CONTROL_END_S = 10.0
-"""For the control plane to end its workers and itself. They hold nothing by then."""
+CONTROL_END_S = 20.0
+"""For the control plane to end its workers and itself. They hold nothing by then; Ray's part in it alone may
+take `ray_home.SHUTDOWN_S`."""
 
 ROUTER_END_S = 5.0
 """For the router to end after its own drain, which has the same limit as ours."""
