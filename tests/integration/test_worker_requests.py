@@ -51,6 +51,10 @@ async def test_constrained_penalised_sampled_and_guessed_across_two_workers(tmp_
     guesses = {"engine.speculation": "draft", "engine.draft_model": str(model)}
     with workers(model, **guesses) as (prefill, decode):
         async with session(prefill) as p, session(decode) as d:
+            # Its first grammar holds up a worker for seconds, on busy cores for longer than who wants the
+            # prompt from it waits to hear of it; a router would place the request again.
+            p.link.send(asks("first/0", Leg.WHOLE, prompt_of(20, seed=2), p.hello))
+            await p.finished("first/0")
             d.link.send(asks("whole/0", Leg.WHOLE, prompt, d.hello))
             await d.finished("whole/0")
             whole = d.tokens("whole/0")
