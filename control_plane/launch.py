@@ -38,9 +38,11 @@ log = logging.getLogger(__name__)
 LAST_PROCESSES_S = 3.0
 """After Ray's shutdown, for its processes to end by themselves."""
 
-CONTROL_END_S = 20.0
-"""For the control plane to end its workers and itself. They hold nothing by then; Ray's part in it alone may
-take `ray_home.SHUTDOWN_S`."""
+CONTROL_END_S = 10.0
+"""For the control plane to end its workers and itself. They hold nothing by then."""
+
+CONTROL_FAILS_S = 60.0
+"""The same, where it cannot start and ends by itself: Ray may still be starting what is to be ended."""
 
 ROUTER_END_S = 5.0
 """For the router to end after its own drain, which has the same limit as ours."""
@@ -355,7 +357,8 @@ class _Cluster:
             self._router.kill()
         self._store.close()
         if self._control is not None:
-            await self._control.stop(CONTROL_END_S)
+            fails = self._control.failed.done()
+            await self._control.stop(CONTROL_FAILS_S if fails else CONTROL_END_S)
         for port in (self._router_port, self._control_port):
             if port is not None:
                 port.close()

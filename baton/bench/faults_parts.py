@@ -23,6 +23,8 @@ START_S = 180.0
 FIRST_LOOKS = {"RAY_health_check_initial_delay_ms": "5000"}
 """From a node's joining until it is asked whether it lives: several that start at once on one machine may be
 too busy to answer in time."""
+ATTEMPTS = 2
+"""At starting them: Ray gives each node 30 s, whatever it is told, too few on a crowded machine."""
 STOP_S = 60.0
 NODE_CPUS = 8
 """That Ray believes in: the machine's own are shared by all."""
@@ -117,23 +119,38 @@ def ray_nodes(count: int) -> Generator[RayNodes]:
     in the environment. Raises SetupError."""
     before = dict(os.environ)
     os.environ.update(ray_environment(is_local=True) | FIRST_LOOKS)
-    ray_cluster: Any = importlib.import_module("ray.cluster_utils").Cluster
-    common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    cluster: Any = None
+    nodes: RayNodes | None = None
     try:
-        try:
-            with without_helpers():
-                cluster = ray_cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
-                nodes = [cluster.add_node(wait=False, num_cpus=NODE_CPUS, **common) for _ in range(count)]
-            cluster.wait_for_nodes(timeout=START_S)  # together: each alone would be given 30 s
-        except (ConnectionError, RuntimeError, OSError, TimeoutError) as error:
-            raise SetupError(f"Ray does not start here: {error}") from error
-        yield RayNodes(cluster, nodes)
+        nodes = _started(count, attempts=ATTEMPTS)
+        yield nodes
     finally:
-        if cluster is not None:
-            cluster.shutdown()
+        if nodes is not None:
+            nodes.cluster.shutdown()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _started(count: int, *, attempts: int) -> RayNodes:
+    """Raises SetupError."""
+    ray_cluster: Any = importlib.import_module("ray.cluster_utils").Cluster
+    common = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    here = set(psutil.Process().children(recursive=True))
+    cluster: Any = None
+    try:
+        with without_helpers():
+            cluster = ray_cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
+            nodes = [cluster.add_node(wait=False, num_cpus=NODE_CPUS, **common) for _ in range(count)]
+        cluster.wait_for_nodes(timeout=START_S)  # together: each alone would be given 30 s
+    except Exception as error:  # Ray's own kinds, and plain ones
+        if cluster is not None:
+            cluster.shutdown()
+        for process in set(psutil.Process().children(recursive=True)) - here:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if attempts > 1:
+            return _started(count, attempts=attempts - 1)
+        raise SetupError(f"Ray does not start here: {error}") from error
+    return RayNodes(cluster, nodes)
 
 
 class Serve:
