@@ -180,6 +180,8 @@ class _Cluster:
         self._router_port: socket.socket | None = None
         self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Nobody awaits it when all is ending already.
+        self._crash.add_done_callback(lambda crash: crash.cancelled() or crash.exception())
 
     async def start(self) -> bool:
         """False: told to stop before everything was ready. Routers and store node come first: they start

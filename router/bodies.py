@@ -136,6 +136,8 @@ def _utf8_error(body: bytes) -> str:
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """Raises ClientError if the body is no JSON object."""
+    if not body.strip():
+        raise ClientError("the body is empty: it must be a JSON object")
     try:
         fields = msgspec.json.decode(body)
     except UnicodeDecodeError as error:

@@ -132,6 +132,11 @@ def drain(
 
     def action(state: ClusterState) -> Action:
         if model or state.replica(target) is not None:
+            if undo:
+                raise SetupError(
+                    f"--undo is of nodes, and {target} is a worker: one that was drained does not come back; "
+                    "another was started in its place, or `baton scale` starts one"
+                )
             return Drain(_worker(state, target, model), replace)
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(

@@ -318,26 +318,27 @@ def make_demo_model(
     _check(out, budget_s=budget_s)
     chosen = plan or TrainingPlan()
     out.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(random.Random(seed), conversation_count=chosen.tokenizer_conversations)
-    torch.manual_seed(seed)
-    end_id, pad_id = (token_id(tokenizer, t) for t in (END, PAD))
-    model = Qwen3ForCausalLM(model_config(end_id=end_id, pad_id=pad_id))
-    model.set_attn_implementation("eager")  # rows are short: plain matmuls beat the CPU's fused backward
-    model.generation_config.eos_token_id = [end_id, pad_id]
-    model.generation_config.pad_token_id = pad_id
-    source = batches(tokenizer, random.Random(seed + 1), chosen)
-    done = train(model, source, chosen, budget_s=budget_s, on_progress=progress or _silent)
-    card = MODEL_CARD.format(
-        parameters=model.num_parameters(),
-        steps=done.steps,
-        step_tokens=chosen.rows * chosen.row_tokens,
-        seconds=done.seconds,
-        seed=seed,
-        loss=done.loss,
-    )
-    # Same directory as `out`: a rename is atomic only within one file system.
+    # Made first: where nothing can be written, that is known before the training. In the same directory as
+    # `out`: a rename is atomic only within one file system.
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
+        tokenizer = train_tokenizer(random.Random(seed), conversation_count=chosen.tokenizer_conversations)
+        torch.manual_seed(seed)
+        end_id, pad_id = (token_id(tokenizer, t) for t in (END, PAD))
+        model = Qwen3ForCausalLM(model_config(end_id=end_id, pad_id=pad_id))
+        model.set_attn_implementation("eager")  # rows are short: plain matmuls beat the CPU's fused backward
+        model.generation_config.eos_token_id = [end_id, pad_id]
+        model.generation_config.pad_token_id = pad_id
+        source = batches(tokenizer, random.Random(seed + 1), chosen)
+        done = train(model, source, chosen, budget_s=budget_s, on_progress=progress or _silent)
+        card = MODEL_CARD.format(
+            parameters=model.num_parameters(),
+            steps=done.steps,
+            step_tokens=chosen.rows * chosen.row_tokens,
+            seconds=done.seconds,
+            seed=seed,
+            loss=done.loss,
+        )
         save(unfinished, model, tokenizer, card=card)
         unfinished.chmod(0o755)
         unfinished.rename(out)

@@ -195,6 +195,7 @@ FREE_BLOCKS = Metric(
 HELD_BLOCKS = Metric(
     "baton_kv_held_blocks", "gauge", "blocks", "Blocks held by sequences, leases or reads.", ("worker",)
 )
+BLOCK_BYTES = Metric("baton_kv_block_bytes", "gauge", "bytes", "Size of one block, all layers.", ("worker",))
 QUARANTINED_BLOCKS = Metric(
     "baton_kv_quarantined_blocks", "gauge", "blocks", "Blocks an abandoned read may write.", ("worker",)
 )

@@ -208,6 +208,7 @@ def _blocks() -> Row:
         (
             measured(cat.FREE_BLOCKS, "Free blocks", "sum", "worker"),
             measured(cat.HELD_BLOCKS, "Held blocks", "sum", "worker"),
+            measured(cat.BLOCK_BYTES, "Bytes of a block", "max", "worker"),
             measured(cat.QUARANTINED_BLOCKS, "Quarantined blocks", "sum", "worker"),
             measured(cat.LEASED, "Sequences under lease", "sum", "worker"),
             counted(cat.LEASES_EXPIRED, "Leases that ended unread", "worker", quiet=UNTIL_FAILED),

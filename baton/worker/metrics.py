@@ -22,6 +22,7 @@ from kv_transfer.manager import ReadOutcome, TransferCounters
 GAUGES: dict[str, Metric] = {
     "free_blocks": catalogue.FREE_BLOCKS,
     "held_blocks": catalogue.HELD_BLOCKS,
+    "block_bytes": catalogue.BLOCK_BYTES,
     "quarantined_blocks": catalogue.QUARANTINED_BLOCKS,
     "lease_count": catalogue.LEASED,
     "running_count": catalogue.RUNNING,

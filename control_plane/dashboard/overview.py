@@ -1,6 +1,6 @@
 """What the overview shows, from what was seen. Pure: no browser, no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -186,17 +186,25 @@ class Tier(msgspec.Struct, frozen=True):
     """Of the blocks or tokens that were asked for."""
 
 
-def tiers(config: Config, now: Frame | None, past: Frame | None) -> list[Tier]:
+def _by_worker(frame: Frame, metric: Metric) -> dict[str, float]:
+    return by_label(frame.levels.get(metric.name), "worker")
+
+
+def _bytes(blocks: Mapping[str, float], block_bytes: Mapping[str, float]) -> float:
+    """Of all workers. Models differ in their blocks, and pools in how many they have."""
+    return sum(count * block_bytes.get(worker, 0.0) for worker, count in blocks.items())
+
+
+def tiers(now: Frame | None, past: Frame | None) -> list[Tier]:
     """`now`: the latest frame; `past`: the window."""
     if now is None:
         return []
-    held, free = level(now, c.HELD_BLOCKS.name), level(now, c.FREE_BLOCKS.name)
     found: list[Tier] = []
-    if held is not None and free is not None and held + free > 0:
-        workers = len(by_label(now.levels.get(c.FREE_BLOCKS.name), "worker"))
-        limit = float(config.engine.kv_bytes * workers)
+    block_bytes = _by_worker(now, c.BLOCK_BYTES)
+    held, free = (_bytes(_by_worker(now, m), block_bytes) for m in (c.HELD_BLOCKS, c.FREE_BLOCKS))
+    if held + free > 0:
         hits = share_of(gained(past, c.PREFIX_HIT_TOKENS.name), gained(past, c.PROMPT_TOKENS.name))
-        found.append(Tier("KV pools", limit * held / (held + free), limit, "held by sequences", hits))
+        found.append(Tier("KV pools", held, held + free, "held by sequences", hits))
     asked = gained(past, c.STORE_MISSES.name) + gained(past, c.STORE_HITS.name)
     for tier, name in (("host", "host memory"), ("ssd", "SSD")):
         limit = level(now, c.STORE_LIMIT_BYTES.name, tier=tier)

@@ -100,7 +100,7 @@ class Dashboard:
             },
             attainment=attainment(past),
             waterfall=overview.waterfall(past),
-            tiers=overview.tiers(config, history.latest, past),
+            tiers=overview.tiers(history.latest, past),
             is_empty=not gained(past, c.SLO_REQUESTS.name),
         )
 

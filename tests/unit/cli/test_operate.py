@@ -143,6 +143,12 @@ def test_the_last_worker_of_a_role_is_not_given_up_unasked(control, words, lost)
     assert len(control.orders) == 1
 
 
+def test_a_drain_that_is_to_be_undone_drains_no_worker(control):
+    result = run("drain", "decode-0", "--undo")
+    assert "--undo is of nodes" in str(result.exception)
+    assert control.orders == []
+
+
 def test_advice_and_what_is_replaced_are_warned_of_and_done(control):
     assert "no worker left meanwhile" in run("drain", "decode-0").output
     control.outcome = Outcome.ADVISED

@@ -310,14 +310,18 @@ def test_tiers_tell_how_full_they_are():
         levels=[
             (c.HELD_BLOCKS.name, {"worker": "w"}, 25.0),
             (c.FREE_BLOCKS.name, {"worker": "w"}, 75.0),
+            (c.BLOCK_BYTES.name, {"worker": "w"}, 1000.0),
+            (c.HELD_BLOCKS.name, {"worker": "of another model"}, 1.0),
+            (c.FREE_BLOCKS.name, {"worker": "of another model"}, 9.0),
+            (c.BLOCK_BYTES.name, {"worker": "of another model"}, 50.0),
             (c.STORE_LIMIT_BYTES.name, {"tier": "host"}, 1000.0),
             (c.STORE_BYTES.name, {"tier": "host"}, 400.0),
             (c.STORE_LIMIT_BYTES.name, {"tier": "ssd"}, 0.0),
         ]
     )
     seen = past([(c.STORE_HITS.name, {"tier": "host"}, 3.0), (c.STORE_MISSES.name, {}, 1.0)])
-    pools, host = tiers(Config(), now, seen)
-    assert pools.used_bytes == pools.limit_bytes / 4
+    pools, host = tiers(now, seen)
+    assert (pools.used_bytes, pools.limit_bytes) == (25_050.0, 100_500.0)
     assert (host.used_bytes, host.limit_bytes, host.hit_share) == (400.0, 1000.0, 0.75)
 
 
