@@ -46,6 +46,9 @@ OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes 
 NAMESPACE = "baton"
 """Of our drivers, in a Ray that others may use too."""
 
+REACH_S, REACH_AGAIN_S = 5.0, 0.25
+"""For a Ray elsewhere to answer: it may be starting, as we are."""
+
 SHUTDOWN_S = 10.0
 """For Ray's own orderly end; whatever is left then is killed."""
 
@@ -99,6 +102,7 @@ class RayHome:
 
     async def open(self) -> None:
         """Raises SetupError."""
+        await _must_answer(self._address)
         os.environ.update(ray_environment(is_local=self.is_ours))
         self._ray = await asyncio.to_thread(importlib.import_module, "ray")
         _quieten()
@@ -141,6 +145,29 @@ class RayHome:
         # Ray would do the same again at the interpreter's exit, and wait there for one that hangs.
         atexit.unregister(self._ray.shutdown)
         await _in_daemon(self._ray.shutdown, timeout_s=SHUTDOWN_S)
+
+
+async def _must_answer(address: str) -> None:
+    """Raises SetupError if nobody listens at HOST:PORT: Ray itself would take a minute to say so, in pages.
+    Of other kinds of address (`auto`, and none) nothing is known."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address or not port.isdecimal():
+        return
+    deadline_s = asyncio.get_running_loop().time() + REACH_S
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            return
+        except (OSError, OverflowError) as error:  # a timeout is an OSError
+            if asyncio.get_running_loop().time() + REACH_AGAIN_S >= deadline_s:
+                reason = getattr(error, "strerror", None) or str(error) or "no answer"
+                raise SetupError(
+                    f"no Ray answers at {address} ({reason}): start one there with `ray start --head`, or "
+                    "leave --ray-address out to have one started here"
+                ) from None
+        await asyncio.sleep(REACH_AGAIN_S)
 
 
 @contextlib.contextmanager

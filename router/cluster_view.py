@@ -278,6 +278,17 @@ class Worker:
             self.joining_count -= not ticket.has_begun
         self._count(ticket, sequences=-1, tokens=-ticket.tokens, blocks=-ticket.blocks)
 
+    @property
+    def strictest_tpot_slo_s(self) -> float:
+        """Of what decodes there, which its steps with prompts keep; 0: nothing, or nothing that minds."""
+        limits = [slo_s for slo_s in self.tpot_slos if slo_s]
+        if (default_s := self.hello.tpot_slo_s) and self._has_decodes_without_slo():
+            limits.append(default_s)
+        return min(limits, default=0.0)
+
+    def _has_decodes_without_slo(self) -> bool:
+        return self.decode_count > self.tpot_slos.total() or self.others_decodes > 0
+
     def _change_backlog(self, ticket: Ticket, *, is_new: bool) -> None:
         self.outlook = None
         self._whole_prompts += (1 if is_new else -1) * (ticket.leg is Leg.WHOLE)

@@ -109,6 +109,11 @@ class Placing:
         """Whether `leaves_room` changes anything: policies that only rank keep nothing for anybody."""
         return self._placer is not None and self.predictor.is_trusted
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether the policy would predict, if its predictions were trusted."""
+        return self._placer is not None and not self.predictor.is_trusted
+
     # --- sequences --------------------------------------------------------------------------------
 
     def find(self, flow: Flow, *, now_s: float, leaves_room: bool = False) -> Placement | NoPlace:

@@ -36,6 +36,8 @@ WAIT_FOR_SPEED_SHARE = 0.5
 """Of the time until its first token is due, for decode to become fast enough; then it is late."""
 BURST_S = 2.0
 """Of all service: what a tenant that had less than its share lately may have before the others."""
+BLIND_STEPS = 2
+"""Of prompts, that a worker is given ahead while predictions are not trusted."""
 HOLD_S_MIN = 0.01
 """Between two looks for no other reason than that time has passed."""
 LOOK_S = 0.004
@@ -285,8 +287,18 @@ class Waiting:
             if outcome is not Outcome.PLACED:
                 self.waits_for = because
                 return outcome, [], forecast
+        elif self._placing.is_blind and not flow.was_placed and self._has_steps_enough(flow, found):
+            self.waits_for = "the worker that suits it has enough to do"
+            return Outcome.HELD, [], None
         self._count_placed(flow, found, now_s)
         return Outcome.PLACED, self._start(flow, found), forecast
+
+    def _has_steps_enough(self, flow: Flow, placement: Placement) -> bool:
+        """Without trusted predictions, tokens say that a worker will not idle soon. Once placed there,
+        a sequence would stay there when they are trusted again."""
+        worker = self._placing.cluster[placement.prefill.worker_id]
+        is_busy = worker.backlog.tokens >= BLIND_STEPS * worker.hello.step_tokens_max
+        return is_busy and not self._line.is_starving(flow.name)
 
     def _count_placed(self, flow: Flow, placement: Placement, now_s: float) -> None:
         view = placement.prefill

@@ -128,4 +128,4 @@ def served_by(
         return msgspec.structs.replace(before, decode_worker=decode, attempts=attempts)
     if forecast is None:
         return Served(prefill, decode, None, None, attempts)
-    return Served(prefill, decode, waited_s + forecast.ttft_s, forecast.tpot_s, attempts)
+    return Served(prefill, decode, waited_s + forecast.ttft_s, forecast.seen_tpot_s, attempts)

@@ -31,6 +31,10 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
 
     configure_logs("serve", config.telemetry)
     secure(config.tls, config.access)
+    if with_router:
+        from router.setup_check import check_router_setup
+
+        check_router_setup(config)
 
     def control_command(is_local: bool) -> Sequence[str]:
         command = [sys.executable, "-m", "baton", "control", "--only", "--exit-with-parent"]

@@ -153,6 +153,10 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     """Token budget of one step: the longest chunk of a prompt."""
     batch_sequences_max: int = 64
     """Sequences in one step."""
+    tpot_slo_s: float = 0.0
+    """Objective that its steps keep for sequences that name none; 0: it keeps none for them."""
+    chunk_tokens_min: int = 128
+    """Prompt tokens of a step with prompts, at least, whatever the objective."""
     host: str = ""
     """Workers of one host reach each other's memory fast."""
 

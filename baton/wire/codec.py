@@ -110,6 +110,8 @@ def _hello_to_pb(h: m.WorkerHello) -> pb.WorkerHello:
         block_bytes=h.block_bytes,
         step_tokens_max=h.step_tokens_max,
         batch_sequences_max=h.batch_sequences_max,
+        tpot_slo_s=h.tpot_slo_s,
+        chunk_tokens_min=h.chunk_tokens_min,
         host=h.host,
     )
 
@@ -136,6 +138,8 @@ def _hello_from_pb(h: pb.WorkerHello) -> m.WorkerHello:
         block_bytes=h.block_bytes,
         step_tokens_max=h.step_tokens_max,
         batch_sequences_max=h.batch_sequences_max,
+        tpot_slo_s=h.tpot_slo_s,
+        chunk_tokens_min=h.chunk_tokens_min,
         host=h.host,
     )
 

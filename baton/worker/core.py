@@ -319,6 +319,8 @@ class WorkerCore:
             block_bytes=self._block_bytes,
             step_tokens_max=self._engine.step_tokens_max,
             batch_sequences_max=self._engine.batch_sequences_max,
+            tpot_slo_s=self._engine.tpot_slo_s,
+            chunk_tokens_min=self._engine.chunk_tokens_min,
             host=self._host,
         )
         self._out.join(router_id, hello, self._report())

@@ -160,6 +160,7 @@ class SloPlacer:
             hop_s=prefill.hop_s,
             exposed_transfer_s=best.exposed_s,
             tpot_s=best.tpot_s,
+            seen_tpot_s=look.seen_tpot_s(best.tpot_s, best.exposed_s),
             ttft_sigma=ttft_sigma,
             tpot_sigma=self._predictor.look(best.decode or first.worker).tpot_sigma,
             meets=best.chance,
@@ -339,6 +340,10 @@ class _Look:
         cost_s = prefill.ttft_s + OTHERS_WEIGHT * prefill.compute_s * delayed
         return _First(worker, cached, prefill, odds, cost_s)
 
+    def seen_tpot_s(self, tpot_s: float, exposed_s: float) -> float:
+        """As the client measures it, from its first token on."""
+        return tpot_s + exposed_s / max(1.0, self._output - 1.0)
+
     def _decode(self, first: _First, worker: Worker, *, is_whole: bool) -> _Option:
         """With `worker` decoding what `first` prefills."""
         predictor, want, output = self._predictor, self._want, self._output
@@ -364,7 +369,7 @@ class _Look:
             exposed_s += max(0.0, adapter_s - prefill.ttft_s)
         odds = first.chance
         if want.tpot_slo_s:
-            seen_s = tpot_s + exposed_s / max(1.0, output - 1.0)
+            seen_s = self.seen_tpot_s(tpot_s, exposed_s)
             odds *= chance(want.tpot_slo_s, seen_s, predictor.look(worker).tpot_sigma)
         second = self._seconds.get(worker.worker_id) or self._beside(worker)
         others_s, marginal_s = second.others_s, second.marginal_s

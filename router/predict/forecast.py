@@ -20,6 +20,8 @@ class Forecast(NamedTuple):
     """From the first token to the decode worker's batch: delays the second token, not the first."""
     tpot_s: float
     """Of the decode worker, at the time when this sequence will decode there, with it in the batch."""
+    seen_tpot_s: float
+    """As its client will measure it: the second token's delay by the hand-over included."""
     ttft_sigma: float
     """Standard deviation of ln(actual / predicted) of TTFT, as it was lately."""
     tpot_sigma: float

@@ -157,13 +157,8 @@ class Predictor:
         # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
         # by the objectives of those that decode there.
         chunk = ahead.chunk_tokens
-        if slo_s:
-            chunk = min(
-                chunk,
-                max(
-                    CHUNK_TOKENS_MIN, int((slo_s * PLANNED_SHARE - step_s) / max(1e-9, costs.prompt_token_s))
-                ),
-            )
+        if own_slo_s := slo_s or worker.hello.tpot_slo_s:
+            chunk = min(chunk, _within(worker, own_slo_s, step_s))
         rho_s = min(step_s / (1.0 - worker.rho(now_s)), step_s + costs.prompt_token_s * chunk)
         share = min(behind / max(1.0, output_tokens), chunk)
         return max(rho_s, step_s + costs.prompt_token_s * share) / speed.tokens_per_step
@@ -319,15 +314,15 @@ def _chunk_tokens(worker: Worker, decoding: float, beside_s: float) -> int:
     """Prompt tokens of one step beside what decodes there, whose objectives hold it down."""
     hello, costs = worker.hello, worker.speed.costs
     most = max(1, hello.step_tokens_max - int(decoding))
-    if not worker.tpot_slos:
-        return most
-    left_s = min(worker.tpot_slos) * PLANNED_SHARE - costs.base_s - beside_s
-    within = int(left_s / max(1e-9, costs.prompt_token_s)) if left_s > 0 else 0
-    return min(most, max(CHUNK_TOKENS_MIN, within))
+    slo_s = worker.strictest_tpot_slo_s
+    return min(most, _within(worker, slo_s, costs.base_s + beside_s)) if slo_s else most
 
 
-CHUNK_TOKENS_MIN = 128
-"""`engine.chunk_tokens_min`, as it is when nobody changed it."""
+def _within(worker: Worker, slo_s: float, step_s: float) -> int:
+    """Prompt tokens that such a step without any may take besides, as the worker plans it."""
+    left_s = slo_s * PLANNED_SHARE - step_s
+    within = int(left_s / max(1e-9, worker.speed.costs.prompt_token_s)) if left_s > 0 else 0
+    return max(1, worker.hello.chunk_tokens_min, within)
 
 
 def _compute_s(speed: Speed, start: int, end: int, chunk: int, beside_s: float) -> float:

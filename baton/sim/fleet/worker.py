@@ -110,6 +110,8 @@ class MacroWorker:
             block_bytes=int(spec.kv_token_bytes * spec.block_tokens),
             step_tokens_max=spec.engine.step_tokens_max,
             batch_sequences_max=spec.engine.batch_sequences_max,
+            tpot_slo_s=spec.engine.tpot_slo_s,
+            chunk_tokens_min=spec.engine.chunk_tokens_min,
             host=self.worker_id,
         )
 

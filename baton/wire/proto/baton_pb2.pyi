@@ -284,7 +284,7 @@ class LegTimings(_message.Message):
     def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "host")
+    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "host", "tpot_slo_s", "chunk_tokens_min")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,8 @@ class WorkerHello(_message.Message):
     STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     fingerprint: str
@@ -311,7 +313,9 @@ class WorkerHello(_message.Message):
     step_tokens_max: int
     batch_sequences_max: int
     host: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    tpot_slo_s: float
+    chunk_tokens_min: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., host: _Optional[str] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding", "timings")

@@ -323,7 +323,7 @@ def test_the_hint_is_bounded():
     assert retry_after_s(1e9) == RETRY_AFTER_S_MAX
 
 
-FORECAST = Forecast(0.2, 0.0, 0.3, 0.0, 0.0, 0.04, 0.2, 0.1, 1.0, 0.0)
+FORECAST = Forecast(0.2, 0.0, 0.3, 0.0, 0.0, 0.04, 0.04, 0.2, 0.1, 1.0, 0.0)
 
 
 def test_chances_fall_with_the_line_and_are_even_at_the_objective():

@@ -315,3 +315,21 @@ def test_a_role_that_flips_is_used_in_its_new_role(pair):
     pair.do(WorkerUpdated(WorkerId("x"), Role.DECODE, False))
     pair.submit()
     assert pair.legs() == {"p": Leg.PREFILL, "x": Leg.DECODE}
+
+
+def test_while_predictions_are_not_trusted_a_worker_is_not_given_all_there_is():
+    """What waits in the router can go elsewhere when they are trusted again."""
+    script = Script(policy="slo")
+    script.join("p", Role.PREFILL, blocks=4000)
+    script.join("d", Role.DECODE, blocks=4000)
+    script.core._placing.predictor.is_trusted = False
+    names = [f"s{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        script.submit(name, tuple(range(number, number + 600)))  # a step takes 512
+    assert [name for name in names if name in script.starts] == ["s0", "s1"]
+    for number, name in enumerate(names):
+        script.output("p", 0, 10, seq=name)
+        script.report("p", Role.PREFILL, free=3000)
+        script.at(number + 1.0)
+        assert len(script.starts) == min(6, number + 3)
+    assert not script.ends

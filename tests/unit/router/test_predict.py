@@ -125,6 +125,34 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
     assert raw_s(slo_s) == pytest.approx(0.9 * slo_s, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("own_slo_s", "default_s", "prompt_share_s"),
+    [
+        (0.0, 0.0, None),
+        (0.0, 0.05, 0.045),
+        (0.03, 0.05, 0.027),
+        (0.2, 0.05, 0.18),  # nobody decodes there who names none
+        (0.0, 0.005, None),
+    ],
+)
+def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default_s, prompt_share_s):
+    """Sequences that name no objective have the worker's."""
+    cluster = ClusterView(silence_s=1e9)
+    hello = WorkerHello(
+        WorkerId("w"), Role.BOTH, "f", "m", 16, 4000, 100_000, costs=COSTS, step_tokens_max=4096,
+        tpot_slo_s=default_s, chunk_tokens_min=32,
+    )  # fmt: skip
+    cluster.join(hello, "w:1")
+    worker = cluster[WorkerId("w")]
+    worker.issue(SequenceId("s"), leg=Leg.DECODE, tokens=0, blocks=1, load=Load(100, 0, own_slo_s), now_s=0.0)
+    worker.prefilled(SequenceId("s"))
+    ahead = Predictor(error_max=1.0).look(worker)
+    if prompt_share_s is None:
+        assert ahead.chunk_tokens == (32 if default_s else 4095)
+    else:
+        assert ahead.chunk_tokens == int((prompt_share_s - ahead.step_s) / COSTS.prompt_token_s)
+
+
 def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():
     cluster = cluster_of("a", "b", costs=COSTS)
     hello = WorkerHello(WorkerId("c"), Role.BOTH, "f", "m", 16, 4000, 100_000)

@@ -109,7 +109,17 @@ class World:
         compute_s = flow.token_count / RATE
         left_s = flow.arrived_s + flow.submit.ttft_slo_s - now_s
         forecast = Forecast(
-            wait_s, 0.0, compute_s, 0.0, 0.0, self.tpot_s, 0.1, 0.1, float(wait_s + compute_s <= left_s), 0.0
+            wait_s,
+            0.0,
+            compute_s,
+            0.0,
+            0.0,
+            self.tpot_s,
+            self.tpot_s,
+            0.1,
+            0.1,
+            float(wait_s + compute_s <= left_s),
+            0.0,
         )
         prefill = SimpleNamespace(worker_id=WorkerId(f"w{at}"), block_tokens=BLOCK_TOKENS, fingerprint="f")
         return Placement(prefill, None, "least wait", forecast=forecast)
