@@ -86,6 +86,7 @@ SLEEPERS = {
     "control_plane/control.py",  # Ray's list of nodes can only be looked at
     "control_plane/dashboard/collector.py",  # processes' metrics are looked at at intervals
     "control_plane/child.py",  # backoff before a restart
+    "control_plane/ray_home.py",  # a Ray that is starting can only be dialled until it answers
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
