@@ -6,9 +6,9 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from loadgen.files import check_writable, read_run, write_file
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
@@ -54,7 +54,7 @@ def _compare_command(asked: CompareOptions) -> None:
         reports = [_read(asked, i) for i in range(len(asked.runs))]
         if not 0 < len(reports) <= RUNS_MAX:
             raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")
-        show_comparison(Console(stderr=asked.json_to == STDOUT), reports)
+        show_comparison(new_console(stderr=asked.json_to == STDOUT), reports)
         write_json(comparison_bytes(reports), asked.json_to)
         if asked.html_to is not None:
             write_file(asked.html_to, render(reports, title=asked.title).encode())

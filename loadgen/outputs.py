@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from loadgen.files import check_writable, report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.records import Record
@@ -100,7 +100,7 @@ def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -
 
     Raises SetupError.
     """
-    show_report(Console(stderr=outputs.json_to == STDOUT), report)
+    show_report(new_console(stderr=outputs.json_to == STDOUT), report)
     write_json(report_bytes(report), outputs.json_to)
     if outputs.html_to is not None:
         write_file(outputs.html_to, render([report]).encode())

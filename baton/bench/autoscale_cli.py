@@ -12,6 +12,7 @@ from baton.bench.autoscale import Result, measure_all
 from baton.bench.autoscale_loads import Lengths, Load
 from baton.bench.autoscale_runs import Case, Run
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 
 SLOW_STARTS = 5.0
 """Times as long as of the other loads."""
@@ -84,13 +85,9 @@ def autoscale(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        out = Console(highlight=False)
-        wide = out if out.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
-        wide.print(table_of(results))
+        new_console(highlight=False).print(table_of(results))
 
 
-PIPE_COLUMNS = 200
-"""A file or a pipe takes lines as long as they are."""
 COLUMNS = (
     "load",
     "rule",

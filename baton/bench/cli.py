@@ -26,6 +26,7 @@ from baton.bench.store_cli import store
 from baton.bench.store_policies_cli import policies
 from baton.bench.working_set_cli import store_cost, working_set
 from baton.config import Config
+from baton.terminal import new_console
 from baton.wire.transport import secure
 from control_plane.undertaker import Undertaker
 
@@ -118,7 +119,7 @@ def handover(
         times = (r.handover_p50_s, r.handover_p99_s, r.raw_last_chunk_s, r.raw_all_s, r.overhead_p50_s)
         sizes = (f"{r.all_bytes / 1e6:.1f}", f"{r.last_chunk_bytes / 1e6:.1f}")
         table.add_row(str(r.prompt_tokens), *sizes, *(f"{t * 1e3:.2f}" for t in times))
-    Console().print(table)
+    new_console().print(table)
 
 
 @app.command()

@@ -18,6 +18,7 @@ from baton.bench.peers import Peer
 from baton.bench.servers import ServerResult
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 
 SLOT_TOKENS = 1024
 """Context of one of llama.cpp's slots."""
@@ -163,7 +164,7 @@ def _show_engine(results: list[EngineResult]) -> None:
             shares = (f"{r.bandwidth_ratio(batch):.2f}", f"{100 * r.overhead_share[batch]:.0f} %")
             sizes = (str(batch), str(r.context_tokens))
             decode.add_row(str(r.threads), r.quantization, *sizes, f"{step_s * 1e3:.2f}", *shares)
-    Console().print(prefill, decode)
+    new_console().print(prefill, decode)
 
 
 def _show_servers(results: list[ServerResult]) -> None:
@@ -199,4 +200,4 @@ def _show_servers(results: list[ServerResult]) -> None:
             *(f"{t * 1e3:.1f}" for t in times),
             ratio,
         )
-    Console().print(table)
+    new_console().print(table)

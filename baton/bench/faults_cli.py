@@ -16,6 +16,7 @@ from baton.bench import faults as faults_bench
 from baton.bench.faults import Drill, FaultsResult
 from baton.bench.faults_parts import ray_nodes
 from baton.core.messages import Role
+from baton.terminal import new_console
 from control_plane.desired import describe
 from loadgen.files import check_writable
 from loadgen.report import Report
@@ -93,7 +94,7 @@ def faults(
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
     else:
-        show(Console(), result)
+        show(new_console(), result)
     if complaint := what_was_lost(result.report):
         typer.echo(f"baton: {complaint}", err=True)
         raise typer.Exit(1)

@@ -18,6 +18,7 @@ from baton.bench.fidelity import Load, Outcome
 from baton.core.errors import SetupError
 from baton.sim.fleet.setup import Pools
 from baton.telemetry.machine import scheduling_note
+from baton.terminal import new_console
 from loadgen.lengths import parse_factor
 from loadgen.report import Percentiles, Report
 from loadgen.slo import Slo
@@ -94,7 +95,7 @@ def _show(outcome: Outcome, pools: Pools, rate: float) -> None:
             there, here = (getattr(pick(report), part, float("nan")) for report in (live, simulated))
             ratio = f"{here / there:.2f}" if there else "-"
             table.add_row(f"{name} {part}, ms", f"{there * 1e3:.1f}", f"{here * 1e3:.1f}", ratio)
-    console = Console()
+    console = new_console()
     console.print(table)
     told = live.predictions
     for name, error in (("TTFT", told.ttft), ("TPOT", told.tpot)) if told is not None else ():

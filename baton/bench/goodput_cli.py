@@ -18,6 +18,7 @@ from baton.bench.goodput_show import Summary, show
 from baton.bench.goodput_variants import Variant, baton_variants, choose, read_peers
 from baton.core.errors import SetupError
 from baton.telemetry.machine import scheduling_note
+from baton.terminal import new_console
 from loadgen.options import as_command
 from loadgen.slo import Slo
 
@@ -84,7 +85,7 @@ def _goodput(asked: GoodputOptions) -> None:
         os.sched_setaffinity(0, bench.cores)
         runs = asyncio.run(bench_runs.run(bench, chosen))
     summary = _summary(bench, chosen, runs)
-    show(Console(), summary)
+    show(new_console(), summary)
     if asked.json_to:
         asked.json_to.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
 

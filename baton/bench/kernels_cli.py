@@ -11,6 +11,7 @@ from rich.table import Table
 from baton.bench.kernels import LLAMA_8B, KernelBench, Shape
 from baton.config import EngineConfig
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 
 SHAPES = {"82m": Shape(), "8b": LLAMA_8B}
 
@@ -53,7 +54,7 @@ def kernels(
     for r in results:
         beside = "" if r.torch_ratio is None else f"{r.torch_ratio:.2f}"
         table.add_row(r.kernel, r.case, f"{r.seconds * 1e6:.0f}", r.limit, f"{r.ratio:.2f}", beside)
-    Console().print(table)
+    new_console().print(table)
 
 
 def _engine(implementation: str, threads: int) -> EngineConfig:

@@ -12,6 +12,7 @@ from baton.bench.overload import OVERLOAD, QUIET_SHARE, Result, measure
 from baton.bench.placement import Case
 from baton.sim.fleet.pools import pool_charts
 from baton.sim.fleet.setup import Pools
+from baton.terminal import new_console
 from loadgen.files import check_writable, write_file
 
 
@@ -47,7 +48,7 @@ def overload(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
-        show(result, Console(highlight=False))
+        show(result, new_console(highlight=False))
 
 
 def show(result: Result, console: Console) -> None:

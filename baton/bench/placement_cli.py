@@ -11,6 +11,7 @@ from rich.table import Table
 from baton.bench.placement import LOADS, POLICIES, Case, Result, measure
 from baton.core.errors import SetupError
 from baton.sim.fleet.setup import Pools
+from baton.terminal import new_console
 
 
 def placement(
@@ -47,7 +48,7 @@ def placement(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
-        show(result, Console(highlight=False))
+        show(result, new_console(highlight=False))
 
 
 def _policies(text: str) -> tuple[str, ...]:

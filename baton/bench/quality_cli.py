@@ -13,6 +13,7 @@ from baton.bench.quality import BASE_DTYPES, VARIANTS, Plan, Quality
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.engine.model_files import resolve_model
+from baton.terminal import new_console
 
 
 def quality(
@@ -60,7 +61,7 @@ def quality(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        Console().print(_table(results))
+        new_console().print(_table(results))
     worst = min(results, key=lambda result: result.top1_agreement)
     if worst.top1_agreement < agreement_min:
         raise SetupError(f"{worst.variant} agrees in {worst.top1_agreement:.2%} of positions only")

@@ -14,6 +14,7 @@ from rich.table import Table
 from baton.bench import reuse as reuse_bench
 from baton.bench.bench_model import FIRST_TOKEN, VOCAB, make_bench_model
 from baton.bench.reuse import ReuseResult
+from baton.terminal import new_console
 
 
 def reuse(
@@ -50,7 +51,7 @@ def reuse(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        Console().print(_table(results, prompt_tokens))
+        new_console().print(_table(results, prompt_tokens))
 
 
 def _table(results: list[ReuseResult], prompt_tokens: int) -> Table:

@@ -12,6 +12,7 @@ from baton.bench.router import Load, RouterSeen, Target, measure
 from baton.bench.router_index import IndexSeen
 from baton.core.errors import SetupError
 from baton.telemetry.machine import scheduling_note
+from baton.terminal import new_console
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -72,9 +73,9 @@ def router(
         print(msgspec.json.format(msgspec.json.encode({"routers": seen, "index": index})).decode())
         return
     if seen:
-        Console().print(_routers(seen))
+        new_console().print(_routers(seen))
     if index:
-        Console().print(_index(index))
+        new_console().print(_index(index))
 
 
 def _targets(peers: list[str]) -> list[Target]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from baton.bench.bench_model import make_bench_model
 from baton.bench.speculation import PROMPT_TOKENS, TEXTS, Load, TextResult, TokensDiffer, measure
 from baton.config import EngineConfig, ModelConfig
+from baton.terminal import new_console
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ def _show(report: Report) -> None:
         counts = (str(r.guessed), str(r.accepted)) if r.mode != "off" else ("", "")
         spread = f"{r.ratio_min:.2f}–{r.ratio_max:.2f}" if r.mode != "off" else ""
         table.add_row(r.text, r.mode, f"{r.tokens_per_s:.1f}", f"{r.ratio:.2f}", spread, *counts)
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(table)
     for name, what in TEXTS.items():
         console.print(f"{name}: {what}")

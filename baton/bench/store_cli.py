@@ -13,6 +13,7 @@ from baton.bench import store as copies
 from baton.bench.store import Rate
 from baton.bench.store_disk import DiskBench, DiskPlan, DiskRates
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 
 IO_CHOICES = ("auto", "direct", "buffered")
 
@@ -73,7 +74,7 @@ def _print_table(block_bytes: int, rates: list[Rate], disk: DiskRates | None) ->
     for rate in (*rates, *(disk.rates if disk else ())):
         beside = (f"{rate.beside_bytes_per_s / 1e9:.2f}", f"{rate.ratio:.2f}") if rate.beside else ("", "")
         table.add_row(rate.path, f"{rate.bytes_per_s / 1e9:.2f}", rate.beside, *beside)
-    out = Console()
+    out = new_console()
     out.print(table)
     if disk is not None:
         out.print(f"recovery: {disk.labels_per_s:,.0f} slots/s", highlight=False)

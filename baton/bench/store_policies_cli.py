@@ -10,6 +10,7 @@ from rich.table import Table
 
 from baton.bench.store_policies import Report, measure
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from kv_store.tiers.choose import PolicyName
 
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -69,4 +70,4 @@ def _show(report: Report) -> None:
             for r in size.policies
         ]
         table.add_row(str(size.capacity_blocks), *cells, f"{size.best_possible:.4f}")
-    Console(highlight=False).print(table)
+    new_console(highlight=False).print(table)

@@ -16,6 +16,7 @@ from baton.bench import working_set as bench
 from baton.bench.bench_model import make_bench_model
 from baton.bench.servers import ServerResult
 from baton.bench.working_set import WorkingSet, WorkingSetResult
+from baton.terminal import new_console
 
 NO_STORE = "store.host_bytes=0"
 TOKEN_BYTES = 12_288
@@ -62,7 +63,7 @@ def working_set(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        Console().print(_table(results))
+        new_console().print(_table(results))
 
 
 def _table(results: list[WorkingSetResult]) -> Table:
@@ -113,7 +114,7 @@ def store_cost(
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
     else:
-        Console().print(_cost_table(results))
+        new_console().print(_cost_table(results))
 
 
 def _cost_table(results: list[ServerResult]) -> Table:

@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from baton.cli.console import console
 from baton.config import TlsConfig
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from baton.wire.parties import Party
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def list_certificates(
             parties = ", ".join(one.parties) or one.subject
             ends = f"{one.ends:%Y-%m-%d %H:%M}" + (" ended" if one.ends <= now else "")
             table.add_row(one.name, parties, one.domain, ", ".join(one.hosts), ends)
-        console().print(table)
+        new_console().print(table)
     raise typer.Exit(int(any(one.ends <= now for one in found)))
 
 

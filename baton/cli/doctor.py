@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import httpx
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from baton.cli.settings import load_config
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
 from baton.telemetry.machine import scheduling_note
+from baton.terminal import new_console
 from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.transport import secure
@@ -51,7 +51,7 @@ def examine(url: str) -> int:
     health = _health(url)
     workers = asyncio.run(_ask_workers(health))
     findings = [*diagnose(health, workers), *_machine()]
-    console = Console()
+    console = new_console()
     for finding in findings:
         mark, style = MARKS[finding.level]
         console.print(Text(mark, style), Text(finding.text), soft_wrap=True)

@@ -11,9 +11,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from baton.cli.console import console
 from baton.config import Config
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from baton.wire.structured_file import check_ending
 from kv_store.directory.interface import DirectoryLost
 from router.tenants.key_files import read_file, write_file
@@ -89,7 +89,7 @@ def list_keys(
             table.add_row(name, record.key_id, record.created, record.note, limits)
         if not own:
             table.add_row(name, "no key", "", "", limits)
-    console().print(table)
+    new_console().print(table)
 
 
 @app.command()

@@ -8,7 +8,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from baton.cli.console import console as standard_console
 from baton.core.messages import Role
 from baton.core.operate import (
     AutoscaleState,
@@ -18,6 +17,7 @@ from baton.core.operate import (
     ReplicaPhase,
     has_likenesses,
 )
+from baton.terminal import new_console as standard_console
 
 DECISIONS_SHOWN = 10
 DECISIONS_COLUMNS_MIN = 120

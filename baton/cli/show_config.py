@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from baton.cli.settings import knobs, load_config
 from baton.config import Config
 from baton.config_base import secret_fields
+from baton.terminal import new_console
 from kv_store.directory.redis_url import masked
 
 
@@ -20,7 +20,7 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
         return
     config = load_config(sets)
     values = config.model_dump()
-    console = Console()
+    console = new_console()
     table = Table(box=None, pad_edge=False, title=None)
     table.add_column("knob", no_wrap=True)
     for heading in ("value", "kind", "meaning"):

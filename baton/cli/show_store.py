@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from baton.core.store_admin import NodeStatus
+from baton.terminal import new_console
 
 TIERS = ("host", "ssd", "peer")
 PATHS = {"ssd_read": "SSD read", "ssd_write": "SSD write", "peer_read": "peer read"}
@@ -16,7 +16,7 @@ def show(status: NodeStatus, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
         return
-    console = Console()
+    console = new_console()
     for line in heading(status):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_tiers(status.accounts))

@@ -13,6 +13,7 @@ from baton.sim.fleet.fleet import Fleet, Observer
 from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
 from baton.sim.fleet.scaling_report import figures_of, scaling_section, show_scaling, with_scaling
 from baton.sim.fleet.simulate import Simulated
+from baton.terminal import new_console
 from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.outputs import write_json
@@ -67,7 +68,7 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
 
 def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> None:
     """`rule`: by which it was scaled. Raises SetupError: a file cannot be written."""
-    console = Console(stderr=to.json_to == "-")
+    console = new_console(stderr=to.json_to == "-")
     show_report(console, done.report)
     fleet = done.fleet
     console.print(

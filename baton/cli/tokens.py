@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from baton.cli.console import console
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.tokens import NAME, Scope, TokenBook, TokenRecord, digest_of, new_token, read_book, write_book
+from baton.terminal import new_console
 
 app = typer.Typer(
     help="Tokens of the people and programs that operate a cluster.",
@@ -52,7 +52,7 @@ def list_tokens(tokens: Place = "") -> None:
         table.add_column(heading)
     for record in _read(_path(tokens)).records:
         table.add_row(record.name, record.scope, record.sha256[:12])
-    console().print(table)
+    new_console().print(table)
 
 
 @app.command()

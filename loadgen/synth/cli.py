@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
+from baton.terminal import new_console
 from loadgen.files import check_writable
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
@@ -58,7 +59,7 @@ def synth(
         params, original = _params(source, check, trace_format)
         if original is not None:
             goodness = compare(original, synthesize(params, seed=seed, requests=len(original.requests)))
-            show(Console(stderr="-" in (out, save, json_to)), source, goodness)
+            show(new_console(stderr="-" in (out, save, json_to)), source, goodness)
             if json_to:
                 _write(json_to, orjson.dumps(goodness.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
         if save:

@@ -17,6 +17,7 @@ from baton.sim.plan.search import ClusterPlan, Found, Tried, first_plans, search
 from baton.sim.plan.shapes import EngineSize, Objectives, options, parse_prices, shapes
 from baton.sim.plan.values import helm_values
 from baton.sim.plan.verify import verify
+from baton.terminal import new_console
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor, time_scale_for
 from loadgen.sources import open_trace
 from loadgen.traces import Trace, cut
@@ -209,7 +210,7 @@ def _for_what(task: Task) -> str:
 
 
 def _show(task: Task, found: Found, reached: float | None) -> None:
-    console = Console()
+    console = new_console()
     if found.best is None:
         console.print(f"[bold]Nothing that was tried serves[/bold] {_for_what(task)}.")
         if found.tried:
