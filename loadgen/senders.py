@@ -4,7 +4,6 @@ Several share the plan by conversation, in turn, so that turns of one stay toget
 instant of CLOCK_MONOTONIC and tell the parent what left and what ended a few times per second."""
 
 import asyncio
-import gc
 import resource
 import signal
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
+from baton.core import garbage
 from baton.core.errors import SetupError
 from loadgen.answers import digest
 from loadgen.client import parse_url, send
@@ -33,6 +33,7 @@ READY_TIMEOUT_S = 60.0
 CLIENTS_MAX = 64
 OTHER_FILES = 256
 """Open beside the connections."""
+GARBAGE_THRESHOLDS = (20_000, 100, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ async def _send(
                 record.answer = digest(answer)
 
     _allow_connections(job.limits.connections_max)
-    with _short_collections():
+    # A long pause of the garbage collector would be taken for the server's.
+    with garbage.spared(GARBAGE_THRESHOLDS):
         async with LoopWatch() as watch:
             records = await replay_plan(
                 job.plan.requests,
@@ -176,21 +178,6 @@ def _allow_connections(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-@contextmanager
-def _short_collections() -> Generator[None]:
-    """A long pause of the garbage collector would be taken for the server's: what is here already is not
-    looked through again, and young objects are looked through less often."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 100, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _shares(job: Sending, clients: int) -> list[Sending]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -16,6 +15,7 @@ import uvicorn
 
 from baton.config import Config
 from baton.config_router import RouterConfig
+from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
@@ -65,10 +65,6 @@ CLOSE_S = 2.0
 
 
 OnReady = Callable[[Sequence[str]], None]
-
-
-GARBAGE_THRESHOLDS = (10_000, 20, 20)
-"""Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
 
 
 class Server(uvicorn.Server):
@@ -157,14 +153,6 @@ async def _store_lookup(config: Config, control_address: str | None) -> StoreLoo
         return None
     directory = await connect(config.store, control_address=control_address or "")
     return StoreLookup(directory, timeout_s=config.store.lookup_timeout_s)
-
-
-def spare_garbage_collection() -> None:
-    """What is there at the start stays: looking through it again and again, in the middle of streams, frees
-    nothing. What requests leave behind is freed by counting references, all but a little."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 class Sockets:
@@ -287,7 +275,7 @@ class RouterProcess:
             if self._tls is not None:
                 background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
-            spare_garbage_collection()
+            garbage.spare_what_stays()
             on_ready(self._sockets.urls)
             await stop.wait()
             await self._drain()

@@ -26,6 +26,7 @@ import psutil
 
 from baton.bench.router_free import Plan, Ports
 from baton.bench.router_load import Client, LoadSeen, closed_loop, open_loop
+from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
@@ -102,11 +103,12 @@ async def _measure_all(
     roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.BOTH] * workers
     plan = Plan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
     seen: list[RouterSeen] = []
-    async with _free_workers(plan) as ports:
-        for target in targets:
-            progress(f"{target.name}: starting")
-            async with _running(target, model, ports) as (url, process):
-                seen.append(await _measure(target.name, url, process, ports, texts, load, progress))
+    with garbage.spared():  # a pause of ours would be taken for the router's
+        async with _free_workers(plan) as ports:
+            for target in targets:
+                progress(f"{target.name}: starting")
+                async with _running(target, model, ports) as (url, process):
+                    seen.append(await _measure(target.name, url, process, ports, texts, load, progress))
     return seen
 
 

@@ -1,10 +1,10 @@
 """`baton bench router`"""
 
-import asyncio
 from typing import Annotated
 
 import msgspec
 import typer
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -64,7 +64,7 @@ def router(
             step_s=step_ms / 1e3,
             progress=notes.print,
         )
-        seen = asyncio.run(running)
+        seen = uvloop.run(running)
     index = [
         router_index.run(workers=index_workers, blocks=blocks, prompt_tokens=tokens, decisions=1000)
         for tokens in ((512, 16_384) if blocks else ())

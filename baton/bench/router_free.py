@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 
 from baton.config import Config
+from baton.core import garbage
 from baton.core.costs import StepCosts
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
@@ -243,6 +244,7 @@ async def _serve(plan: Plan) -> None:
         listening = await loop.create_server(lambda s=steps: FreeHttp(plan, s, chunk), "127.0.0.1", 0)
         servers.append(listening)
         http.append(listening.sockets[0].getsockname()[1])
+    garbage.spare_what_stays()
     print(msgspec.json.encode(Ports(workers, http)).decode(), flush=True)
     await asyncio.gather(asyncio.Event().wait(), *beats)
 

@@ -1,6 +1,7 @@
 """A client that costs little: HTTP streams read as bytes, without parsing what they say."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
@@ -23,7 +24,6 @@ class LoadSeen(msgspec.Struct, frozen=True):
 
 class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.first_s = 0.0
         self.tail = b""
@@ -34,7 +34,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self.first_s and b"data: " in data:
-            self.first_s = self.loop.time()
+            self.first_s = time.perf_counter()
         self.tail = (self.tail + data)[-64:]
         # The chunk of length 0 ends the body: only then the connection may be used again.
         if self.tail.endswith(b"0\r\n\r\n") and self.done is not None and not self.done.done():
@@ -86,7 +86,7 @@ class Client:
         if not is_whole:
             return None
         self._idle.append(connection)
-        return connection.first_s - since_s, loop.time() - since_s
+        return connection.first_s - since_s, time.perf_counter() - since_s
 
     def close(self) -> None:
         for connection in self._idle:
@@ -96,30 +96,28 @@ class Client:
 
 async def open_loop(client: Client, prompts: Sequence[str], *, rate: float, seconds: float) -> LoadSeen:
     """Requests at fixed intervals, whether or not earlier ones have ended."""
-    loop = asyncio.get_running_loop()
     requests = [client.request(prompt) for prompt in prompts]
-    start_s = loop.time()
+    start_s = time.perf_counter()
     tasks: list[asyncio.Task[tuple[float, float] | None]] = []
     for number in range(max(1, int(rate * seconds))):
         due_s = start_s + number / rate
-        if (wait_s := due_s - loop.time()) > 0:
+        if (wait_s := due_s - time.perf_counter()) > 0:
             await asyncio.sleep(wait_s)
         tasks.append(asyncio.create_task(client.ask(requests[number % len(requests)], due_s)))
-    return _seen(await asyncio.gather(*tasks), loop.time() - start_s)
+    return _seen(await asyncio.gather(*tasks), time.perf_counter() - start_s)
 
 
 async def closed_loop(client: Client, prompts: Sequence[str], *, clients: int, requests: int) -> LoadSeen:
     """As many at once, each asking again when it was answered."""
-    loop = asyncio.get_running_loop()
     encoded = [client.request(prompt) for prompt in prompts]
     numbers = iter(range(requests))
-    start_s = loop.time()
+    start_s = time.perf_counter()
 
     async def one() -> list[tuple[float, float] | None]:
-        return [await client.ask(encoded[n % len(encoded)], loop.time()) for n in numbers]
+        return [await client.ask(encoded[n % len(encoded)], time.perf_counter()) for n in numbers]
 
     answers = await asyncio.gather(*(one() for _ in range(clients)))
-    return _seen([answer for some in answers for answer in some], loop.time() - start_s)
+    return _seen([answer for some in answers for answer in some], time.perf_counter() - start_s)
 
 
 def _seen(answers: Sequence[tuple[float, float] | None], took_s: float) -> LoadSeen:

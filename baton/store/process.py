@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.config import Config
+from baton.core import garbage
 from baton.core.errors import IncompatiblePeer, SetupError
 from baton.core.ids import NodeId, WorkerId
 from baton.core.store import (
@@ -118,6 +119,7 @@ class StoreProcess:
             stack.push_async_callback(self._registration.leave)
             stack.callback(self._background.spawn(self._registration.run()).cancel)
             stack.callback(self._background.spawn(self._keep_peers_open()).cancel)
+            garbage.spare_what_stays()
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()

@@ -15,6 +15,7 @@ import grpc.aio
 import msgspec
 
 from baton.config import Config
+from baton.core import garbage
 from baton.core.ids import RouterId, WorkerId, replica_name
 from baton.core.messages import (
     AskerMessage,
@@ -131,6 +132,7 @@ class WorkerProcess:
             stack.push_async_callback(self._background.cancel)
             stack.callback(self._driver.close)
             stack.callback(self._puller.close)
+            garbage.spare_what_stays()
             member = await self._open_doors(stack, executor)
             on_ready(member)
             await self._serve(stop, stop_now)

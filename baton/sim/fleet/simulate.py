@@ -1,12 +1,11 @@
 """Run a plan on a fleet and report it as a replay is reported; search the rate that it can take."""
 
-import gc
 import math
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from baton.core import garbage
 from baton.sim.fleet.fleet import Fleet, Observer
 from baton.sim.fleet.scaling import FleetScaling
 from baton.sim.fleet.spec import FleetSpec
@@ -46,7 +45,7 @@ def simulate(
     begun_s = perf_counter()
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     scaling = scale(fleet) if scale is not None else None
-    with collector_at_ease():
+    with garbage.spared(GARBAGE_THRESHOLDS):
         fleet.run(demands, observer=observer)
     report = make_report(fleet.tally, settings)
     # Records hold the first and the last token's instants only: what lies between is not known.
@@ -54,22 +53,9 @@ def simulate(
     return Simulated(fleet, report, perf_counter() - begun_s, scaling)
 
 
-YOUNG_OBJECTS = 50_000
-
-
-@contextmanager
-def collector_at_ease() -> Generator[None]:
-    """A large cluster is millions of objects that stay: Python need not look through them again and again.
-    What a request leaves behind in circles is still collected, in larger heaps."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+GARBAGE_THRESHOLDS = (50_000, 20, 50)
+"""A large cluster is millions of objects that stay. What a request leaves behind in circles is still
+collected, in larger heaps."""
 
 
 def faster(demands: Iterator[Demand], factor: float) -> Iterator[Demand]:
@@ -89,7 +75,7 @@ def attains(
         return missed <= (1 - attain) * planned + 1
 
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
-    with collector_at_ease():
+    with garbage.spared(GARBAGE_THRESHOLDS):
         fleet.run(demands, observer=look)
     if fleet.is_stopped:
         return min(fleet.met / max(1, len(fleet.tally)), attain - 1e-6)

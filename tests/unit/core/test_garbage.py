@@ -1,0 +1,71 @@
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from baton.core import garbage
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+class Knot:
+    """Two that know each other are freed by the collector only."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        self.other: Knot | None = None
+        Knot.count += 1
+
+    def __del__(self) -> None:
+        Knot.count -= 1
+
+
+def tie() -> None:
+    a, b = Knot(), Knot()
+    a.other, b.other = b, a
+
+
+def test_what_is_there_is_not_looked_through_again_and_what_comes_later_is() -> None:
+    kept = [[number] for number in range(1000)]
+    garbage.spare_what_stays()
+    looked_at = {id(one) for one in gc.get_objects()}
+    assert not looked_at & {id(one) for one in kept}
+    tie()
+    assert Knot.count == 2
+    gc.collect()
+    assert Knot.count == 0
+
+
+def test_garbage_of_the_start_is_freed_and_not_kept_for_ever() -> None:
+    tie()
+    garbage.spare_what_stays()
+    assert Knot.count == 0
+
+
+def test_circles_are_found_without_asking() -> None:
+    garbage.spare_what_stays()
+    for _ in range(2 * garbage.THRESHOLDS[0]):
+        tie()
+    assert Knot.count < 2 * garbage.THRESHOLDS[0]
+
+
+def test_for_a_while_only_even_where_it_fails() -> None:
+    before = gc.get_threshold()
+
+    def fail() -> None:
+        with garbage.spared((7_000, 5, 5)):
+            assert gc.get_threshold() == (7_000, 5, 5)
+            assert gc.get_freeze_count() > 0
+            raise ValueError("ended")
+
+    with pytest.raises(ValueError, match="ended"):
+        fail()
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
