@@ -1,6 +1,11 @@
 """Files of keys."""
 
+import fcntl
 import json
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +18,8 @@ from baton.wire.structured_file import read_structured
 from router.tenants.keys import KeyBook, read_book
 
 FILE_BYTES_MAX = 256 * 2**20
+LOCK_S = 10.0
+LOCK_LOOK_S = 0.02
 
 
 def read_file(path: Path) -> KeyBook:
@@ -23,6 +30,36 @@ def read_file(path: Path) -> KeyBook:
     if not isinstance(fields, dict):
         raise SetupError(f"keys: {path}: must have `tenants` and `keys`")
     return read_book(cast("dict[str, Any]", fields), str(path))
+
+
+@contextmanager
+def changing(path: Path) -> Generator[None]:
+    """From reading a file to writing it: one at a time, or what another has written in between is lost. The
+    folder is locked, not the file, which is replaced. Raises SetupError: no folder, or others hold it too
+    long."""
+    try:
+        folder = os.open(path.parent or Path(), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
+    try:
+        _lock(folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    """Until it is closed. Raises SetupError."""
+    deadline_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise SetupError(f"keys: somebody else has been changing {path} for {LOCK_S:g} s") from None
+        except OSError:  # a file system without locks: no worse than before there was one
+            return None
+        time.sleep(LOCK_LOOK_S)
 
 
 def write_file(path: Path, book: KeyBook) -> None:
