@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
+from baton.files import check_writable
 from baton.terminal import new_console
-from loadgen.files import check_writable
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize
@@ -73,7 +73,7 @@ def synth(
             raise SetupError("nothing to do: give --out for a trace, or --check TRACE for a comparison")
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
 
 
 def _check_options(

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import msgspec
 import yaml
 
 from baton.core.errors import SetupError
+from baton.files import write_whole
 from baton.wire.structured_file import read_structured
 from router.tenants.keys import KeyBook, read_book
 
@@ -71,17 +71,7 @@ def write_file(path: Path, book: KeyBook) -> None:
         text = json.dumps(fields, indent=2) + "\n"
     else:
         text = yaml.safe_dump(fields, sort_keys=False)
-    try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, (text.encode(),), mode=0o600)
 
 
 def _toml(book: KeyBook) -> str:
