@@ -9,17 +9,19 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main() -> None:
-    """A SetupError, wherever it comes from, is one line and exit status 2."""
+    """A SetupError, wherever it comes from, is one line and its own exit status."""
     from baton.cli.app import app
     from baton.cli.run import run_app
+    from baton.cli.standard_output import telling
     from baton.core.errors import SetupError
 
     try:
-        run_app(app, name="baton")
+        with telling():
+            run_app(app, name="baton")
     except SetupError as error:
         print(f"baton: {error}", file=sys.stderr)
         logging.shutdown()
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_status) from None
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _replay_command(asked: ReplayOptions) -> None:
         publish(ran.report, ran.records, asked)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
     if ran.was_stopped:
         raise typer.Exit(INTERRUPTED_STATUS)
     if ran.report.completed == 0 and ran.report.failed:

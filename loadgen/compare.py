@@ -8,11 +8,12 @@ import orjson
 import typer
 
 from baton.core.errors import SetupError
+from baton.files import in_turn, is_stdout
 from baton.terminal import new_console
-from loadgen.files import check_writable, read_run, write_file
+from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
-from loadgen.outputs import STDOUT, ObjectiveOptions, write_json
+from loadgen.outputs import ObjectiveOptions, check_outputs, write_to
 from loadgen.report import Report, Slo
 from loadgen.report.summary import ratio_to_first, summary_rows
 from loadgen.show import show_comparison
@@ -49,18 +50,21 @@ def _compare_command(asked: CompareOptions) -> None:
     """
     try:
         _check_labels(asked)
-        to = Path(asked.json_to) if asked.json_to not in ("", STDOUT) else None
-        check_writable(to, asked.html_to)
+        check_outputs({"--json": asked.json_to, "--html": asked.html_to})
         reports = [_read(asked, i) for i in range(len(asked.runs))]
         if not 0 < len(reports) <= RUNS_MAX:
             raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")
-        show_comparison(new_console(stderr=asked.json_to == STDOUT), reports)
-        write_json(comparison_bytes(reports), asked.json_to)
-        if asked.html_to is not None:
-            write_file(asked.html_to, render(reports, title=asked.title).encode())
+        console = new_console(stderr=is_stdout(asked.json_to) or is_stdout(asked.html_to))
+        in_turn(
+            (
+                lambda: show_comparison(console, reports),
+                lambda: write_to(asked.html_to, lambda: render(reports, title=asked.title).encode()),
+                lambda: write_to(asked.json_to, lambda: comparison_bytes(reports)),
+            )
+        )
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
 
 
 compare = as_command(CompareOptions, _compare_command)

@@ -1,4 +1,4 @@
-"""Reports and records on disk: written whole or not at all, read back as they were.
+"""Reports and records in files: written as `baton.files` says, read back as they were.
 
 A report is one JSON object (`schema` names its version). Records are JSON lines, the settings first, then a
 line per request: what is needed to judge the run by other objectives. Instants there count from the first
@@ -6,8 +6,6 @@ planned one and are rounded to microseconds. Names that end in `.gz` are compres
 """
 
 import gzip
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import msgspec
 import orjson
 
 from baton.core.errors import SetupError
+from baton.files import opened
 from loadgen.records import Record
 from loadgen.report import Report, Settings, judged
 from loadgen.report.model import SCHEMA
@@ -39,45 +38,23 @@ def report_bytes(report: Report) -> bytes:
     return orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Before a long run, not after it. Raises SetupError."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.is_dir():
-            raise SetupError(f"cannot write {path}: it is a folder; name a file")
-        if not path.parent.is_dir():
-            raise SetupError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-        try:  # what os.access says of root, or of /proc, is not what happens
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise SetupError(f"cannot write {path}: the folder {path.parent}: {error.strerror}") from None
+def write_file(to: Path | str, content: bytes) -> None:
+    """Raises CannotWrite."""
+    _write(to, (content,))
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """By way of a file beside it. Raises SetupError."""
-    _write(path, (content,))
+def write_records(to: Path | str, records: Sequence[Record], settings: Settings) -> None:
+    """Raises CannotWrite."""
+    _write(to, _record_lines(records, settings))
 
 
-def write_records(path: Path, records: Sequence[Record], settings: Settings) -> None:
-    """Raises SetupError."""
-    _write(path, _record_lines(records, settings))
-
-
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as plain:
-            if path.suffix == ".gz":
-                with gzip.open(plain, "wb", compresslevel=6) as packed:
-                    packed.writelines(chunks)
-            else:
-                plain.writelines(chunks)
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None
+def _write(to: Path | str, chunks: Iterable[bytes]) -> None:
+    with opened(to) as plain:
+        if Path(to).suffix == ".gz":
+            with gzip.open(plain, "wb", compresslevel=6) as packed:
+                packed.writelines(chunks)
+        else:
+            plain.writelines(chunks)
 
 
 def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[bytes]:

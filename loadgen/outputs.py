@@ -1,8 +1,7 @@
 """What a run is judged by and where its report goes: options and their handling, the same for every command
 that makes reports."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +9,15 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import SetupError
+from baton.files import check_apart, check_writable, in_turn, is_stdout
 from baton.terminal import new_console
-from loadgen.files import check_writable, report_bytes, write_file, write_records
+from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.records import Record
 from loadgen.report import Report
 from loadgen.show import show_report
 from loadgen.slo import Slo, parse_class_slo
 
-STDOUT = "-"
 ATTAIN = 0.9
 _TTFT = typer.Option(min=0, help="Target for the first token, seconds.")
 _TPOT = typer.Option(min=0, help="Target per token after the first, seconds.")
@@ -31,7 +30,7 @@ _ATTAIN = typer.Option(
 _SCALES = typer.Option(help="Judge by both targets times each of these, such as 0.5,1,2.")
 _LABEL = typer.Option(help="Name of the run where several are compared.")
 _JSON = typer.Option("--json", help="Write the report there; - is standard output.")
-_HTML = typer.Option("--html", help="Write the report there as one self-contained page.")
+_HTML = typer.Option("--html", help="Write the report there as one self-contained page; - too.")
 _RECORDS = typer.Option(
     "--records", help="Write a line per request there (.gz: compressed): for other targets later."
 )
@@ -87,30 +86,34 @@ class OutputOptions:
 
     def check(self) -> None:
         """Whether all that is asked for can be written. Raises SetupError."""
-        check_writable(_file(self.json_to), self.html_to, self.records_to)
+        check_outputs({"--json": self.json_to, "--html": self.html_to, "--records": self.records_to})
 
 
-def _file(to: str) -> Path | None:
-    """Of an option that takes a file or standard output."""
-    return Path(to) if to not in ("", STDOUT) else None
+def check_outputs(places: Mapping[str, Path | str | None]) -> None:
+    """By option. Raises SetupError: two are one place, or one cannot be written."""
+    check_apart(places)
+    check_writable(*places.values())
 
 
 def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -> None:
-    """Tables on standard output, or on standard error where that is taken by `--json -`; then the files.
+    """Tables on standard output, or on standard error where that is taken by an output; then the files, each
+    of them whatever becomes of the others.
 
-    Raises SetupError.
+    Raises CannotWrite.
     """
-    show_report(new_console(stderr=outputs.json_to == STDOUT), report)
-    write_json(report_bytes(report), outputs.json_to)
-    if outputs.html_to is not None:
-        write_file(outputs.html_to, render([report]).encode())
-    if outputs.records_to is not None:
-        write_records(outputs.records_to, records, report.settings)
+    to = outputs
+    console = new_console(stderr=any(map(is_stdout, (to.json_to, to.html_to, to.records_to))))
+    in_turn(
+        (
+            lambda: show_report(console, report),
+            lambda: write_to(to.html_to, lambda: render([report]).encode()),
+            lambda: write_to(to.json_to, lambda: report_bytes(report)),
+            lambda: None if not to.records_to else write_records(to.records_to, records, report.settings),
+        )
+    )
 
 
-def write_json(content: bytes, to: str) -> None:
-    """Nowhere if `to` is empty. Raises SetupError."""
-    if to == STDOUT:
-        sys.stdout.write(content.decode())
-    elif to:
-        write_file(Path(to), content)
+def write_to(to: Path | str | None, make: Callable[[], bytes]) -> None:
+    """Nowhere if `to` is empty. Raises CannotWrite."""
+    if to:
+        write_file(to, make())

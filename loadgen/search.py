@@ -107,8 +107,9 @@ def search(
     try:
         return _result(book, *_between(book, begin))
     except (_OutOfProbes, StopSearch):
-        passed = book.highest_pass()
-        above = [k for k, verdict in book.verdicts.items() if not verdict and (passed is None or k > passed)]
+        seen = book.verdicts_so_far()
+        passed = max((k for k, verdict in seen.items() if verdict), default=None)
+        above = [k for k, verdict in seen.items() if not verdict and (passed is None or k > passed)]
         because = f"stopped after {len(book.probes)} runs, before the answer was narrow enough or confirmed"
         return _result(book, passed, min(above, default=None), because=because)
 
@@ -236,6 +237,15 @@ class _Book:
         self.runs[step].append(probe)
         self.probes.append(probe)
         self.on_probe(probe)
+
+    def verdicts_so_far(self) -> dict[int, bool]:
+        """With those of steps that were to be run again: by what their runs attained together."""
+        pooled = {
+            step: _pooled(runs) >= self.settings.attain and not any(p.aborted for p in runs)
+            for step, runs in self.runs.items()
+            if runs
+        }
+        return pooled | self.verdicts
 
     def highest_pass(self, *, below: int | None = None) -> int | None:
         passed = [k for k, verdict in self.verdicts.items() if verdict and (below is None or k < below)]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
 from baton.core.errors import ClientError
 from router.unsupported import Harmless, refuse_unsupported
@@ -134,6 +135,15 @@ def _utf8_error(body: bytes) -> str:
     return ""
 
 
+def _json_error(body: bytes) -> str:
+    """With line and column, which msgspec does not tell; it also calls half of a surrogate pair truncated."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return str(error)
+    return ""
+
+
 def decode_object(body: bytes) -> dict[str, Any]:
     """Raises ClientError if the body is no JSON object."""
     if not body.strip():
@@ -143,7 +153,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ClientError(f"the body is not UTF-8: {_utf8_error(body) or error.reason}") from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ClientError(f"the body is not valid JSON: {error}") from error
+        raise ClientError(f"the body is not valid JSON: {_json_error(body) or error}") from error
     if not isinstance(fields, dict):
         raise ClientError("the body must be a JSON object")
     return fields

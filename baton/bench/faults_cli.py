@@ -16,9 +16,9 @@ from baton.bench import faults as faults_bench
 from baton.bench.faults import Drill, FaultsResult
 from baton.bench.faults_parts import ray_nodes
 from baton.core.messages import Role
+from baton.files import check_writable
 from baton.terminal import new_console
 from control_plane.desired import describe
-from loadgen.files import check_writable
 from loadgen.report import Report
 from loadgen.show import show_report
 from loadgen.units import seconds

@@ -10,10 +10,11 @@ from rich.table import Table
 
 from baton.bench.overload import OVERLOAD, QUIET_SHARE, Result, measure
 from baton.bench.placement import Case
+from baton.files import check_writable
 from baton.sim.fleet.pools import pool_charts
 from baton.sim.fleet.setup import Pools
 from baton.terminal import new_console
-from loadgen.files import check_writable, write_file
+from loadgen.files import write_file
 
 
 def overload(

@@ -8,10 +8,8 @@ certificates need ca.key.
 """
 
 import ipaddress
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from baton.core.errors import SetupError
+from baton.files import opened
 from baton.wire.identity import dns_names, is_signed_by
 from baton.wire.parties import Party, name_of, parties_named
 
@@ -272,13 +271,5 @@ def _write_certificates(path: Path, certificates: Sequence[x509.Certificate]) ->
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:
     """In one step: whoever reads it sees the old one or the new one."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600 from the start
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None
+    with opened(path, mode=mode, keeps_mode=False) as file:
+        file.write(content)

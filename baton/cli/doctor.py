@@ -31,6 +31,20 @@ class Finding(msgspec.Struct, frozen=True):
     text: str
 
 
+class ListedWorker(msgspec.Struct, frozen=True):
+    id: str
+    address: str
+    stale: bool
+    indexed_blocks: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    """What a router's /health has and other servers' have not."""
+
+    status: str
+    workers: dict[Role, list[ListedWorker]]
+
+
 class KnownWorker(msgspec.Struct, frozen=True):
     """As the router lists it, with its own word for itself (None: it does not answer)."""
 
@@ -60,10 +74,13 @@ def examine(url: str) -> int:
 
 def _health(url: str) -> dict[str, Any]:
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S)
-        return answer.json()
-    except (httpx.HTTPError, ValueError) as error:
+        health = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S).json()
+        msgspec.convert(health, Health)
+    except msgspec.ValidationError:
+        raise SetupError(f"no Baton router at {url}: what /health tells there is not a router's") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise SetupError(f"no Baton router at {url}: {error}") from None
+    return health
 
 
 async def _ask_workers(health: Mapping[str, Any]) -> list[KnownWorker]:

@@ -16,7 +16,7 @@ from baton.core.errors import SetupError
 from baton.terminal import new_console
 from baton.wire.structured_file import check_ending
 from kv_store.directory.interface import DirectoryLost
-from router.tenants.key_files import read_file, write_file
+from router.tenants.key_files import changing, read_file, write_file
 from router.tenants.keyring import FileSource, RedisSource, source_of
 from router.tenants.keys import (
     NAME,
@@ -167,24 +167,41 @@ async def _create(place: str, name: str, tenant: str, record: KeyRecord, sets: l
 
 def _create_in_file(path: Path, tenant: str, record: KeyRecord, sets: list[str]) -> None:
     check_ending(path, what="keys")
-    book = with_key(read_file(path) if path.exists() else KeyBook(), tenant, record)
-    changed = _changed(book.tenants[tenant], sets)
-    write_file(path, KeyBook({**book.tenants, tenant: changed}, book.keys))
+    with changing(path):
+        book = with_key(read_file(path) if path.exists() else KeyBook(), tenant, record)
+        changed = _changed(book.tenants[tenant], sets)
+        write_file(path, KeyBook({**book.tenants, tenant: changed}, book.keys))
 
 
 async def _revoke(place: str, name: str, ids: list[str]) -> int:
-    book = await _read(place, name)
+    if "://" in place:
+        return await _revoke_in_redis(place, name, ids)
+    return _revoke_in_file(Path(place), ids)
+
+
+def _revoke_in_file(path: Path, ids: list[str]) -> int:
+    with changing(path):
+        book = read_file(path)
+        gone = _named(book, ids)
+        write_file(path, without_keys(book, [r.key_id for r in gone]))
+    return len(gone)
+
+
+def _named(book: KeyBook, ids: list[str]) -> list[KeyRecord]:
+    """Raises SetupError: there is no such key."""
     gone = [r for r in book.keys if r.key_id in ids or r.sha256 in map(digest_of, ids)]
     known = {r.key_id for r in gone} | {r.sha256 for r in gone}
     for one in ids:
         if one not in known and digest_of(one) not in known:
             raise SetupError(f"no key {one[:12]!r}: see `baton keys list`")
-    if "://" not in place:
-        write_file(Path(place), without_keys(book, [r.key_id for r in gone]))
-        return len(gone)
+    return gone
+
+
+async def _revoke_in_redis(place: str, name: str, ids: list[str]) -> int:
     source = _source(place, name)
     assert isinstance(source, RedisSource)
     try:
+        gone = _named(await source.read(first=True) or KeyBook(), ids)
         await source.remove([r.sha256 for r in gone])
     finally:
         await source.close()

@@ -33,7 +33,6 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
-from loadgen.files import check_writable
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
 from loadgen.report import Settings, Slo
 from loadgen.slo import parse_class_slo
@@ -200,11 +199,11 @@ def simulate(
         _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
 
 
 def _run(asked: Options, outputs: Outputs) -> None:
-    check_writable(None if outputs.json_to in ("", "-") else Path(outputs.json_to), *outputs[1:])
+    outputs.check()
     ready = prepare(asked)
     console = Console(stderr=True)
     if asked.search_rate:

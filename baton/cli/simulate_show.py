@@ -9,14 +9,15 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton.files import in_turn, is_stdout
 from baton.sim.fleet.fleet import Fleet, Observer
 from baton.sim.fleet.pools import anti_phase, pool_chart, wasted_share
 from baton.sim.fleet.scaling_report import figures_of, scaling_section, show_scaling, with_scaling
 from baton.sim.fleet.simulate import Simulated
 from baton.terminal import new_console
-from loadgen.files import report_bytes, write_file, write_records
+from loadgen.files import report_bytes, write_records
 from loadgen.html.page import render
-from loadgen.outputs import write_json
+from loadgen.outputs import check_outputs, write_to
 from loadgen.report import Settings
 from loadgen.show import show_report
 
@@ -28,6 +29,10 @@ class Outputs(NamedTuple):
     html: Path | None
     plot: Path | None
     records: Path | None
+
+    def check(self) -> None:
+        """Raises SetupError."""
+        check_outputs({f"--{name.removesuffix('_to')}": to for name, to in self._asdict().items()})
 
 
 @contextmanager
@@ -67,8 +72,29 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
 
 
 def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> None:
-    """`rule`: by which it was scaled. Raises SetupError: a file cannot be written."""
-    console = new_console(stderr=to.json_to == "-")
+    """`rule`: by which it was scaled. Every output is tried, whatever becomes of the others. Raises
+    CannotWrite."""
+    console = new_console(stderr=any(map(is_stdout, to)))
+    figures = None if done.scaling is None else figures_of(done.scaling, rule=rule)
+    more = () if figures is None else (scaling_section(figures),)
+
+    def json() -> bytes:
+        plain = report_bytes(done.report)
+        return plain if figures is None else with_scaling(plain, figures)
+
+    in_turn(
+        (
+            lambda: _show(console, done),
+            lambda: None if figures is None else show_scaling(console, figures),
+            lambda: None if not to.records else write_records(to.records, done.fleet.tally, settings),
+            lambda: write_to(to.plot, lambda: pool_chart(done.fleet.samples).encode()),
+            lambda: write_to(to.html, lambda: render([done.report], more=more).encode()),
+            lambda: write_to(to.json_to, json),
+        )
+    )
+
+
+def _show(console: Console, done: Simulated) -> None:
     show_report(console, done.report)
     fleet = done.fleet
     console.print(
@@ -78,17 +104,3 @@ def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> N
         "missed their targets; correlation of the pools' loads, at its lowest, "
         f"{anti_phase(fleet.samples):+.2f}"
     )
-    if to.records is not None:
-        write_records(to.records, fleet.tally, settings)
-    if to.plot is not None:
-        write_file(to.plot, pool_chart(fleet.samples).encode())
-    if done.scaling is None:
-        write_json(report_bytes(done.report), to.json_to)
-        if to.html is not None:
-            write_file(to.html, render([done.report]).encode())
-        return
-    figures = figures_of(done.scaling, rule=rule)
-    show_scaling(console, figures)
-    write_json(with_scaling(report_bytes(done.report), figures), to.json_to)
-    if to.html is not None:
-        write_file(to.html, render([done.report], more=[scaling_section(figures)]).encode())

@@ -1,7 +1,5 @@
 """`baton tokens`: who may look at a cluster, and who may operate it."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +9,7 @@ from rich.table import Table
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.tokens import NAME, Scope, TokenBook, TokenRecord, digest_of, new_token, read_book, write_book
+from baton.files import write_whole
 from baton.terminal import new_console
 
 app = typer.Typer(
@@ -92,14 +91,4 @@ def _read(path: Path, *, may_be_missing: bool = False) -> TokenBook:
 
 def _write(path: Path, book: TokenBook) -> None:
     """In one step, and for its owner only if it is new."""
-    try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(write_book(book))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, (write_book(book).encode(),), mode=0o600)

@@ -19,6 +19,7 @@ BatonError
 │   └── IncompatiblePeer      fingerprints differ
 ├── PlatformLost              what all processes here stand on is gone -> exit status 1, to be restarted
 └── SetupError                the operator must change something   -> one line, exit status 2
+    └── CannotWrite           what was made has no place to go     -> one line, exit status 1
 
 Programming errors are plain AssertionError / IllegalTransition: they crash the worker, on purpose.
 """
@@ -145,4 +146,12 @@ class PlatformLost(BatonError):
 
 
 class SetupError(BatonError):
-    """Something the operator must change; the command prints it as one line and exits with 2."""
+    """Something the operator must change; the command prints it as one line and exits with `exit_status`."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class CannotWrite(SetupError):
+    """The work was done, and its result is lost: a full disk, mostly."""
+
+    exit_status = 1

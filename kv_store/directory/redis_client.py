@@ -63,7 +63,7 @@ class RedisClient:
             raise
         except (rx.RedisError, rx.RedisClusterException, OSError) as error:
             if advice := _advice(error):
-                raise SetupError(f"--store {self._url}: {advice} ({_text(error)})") from None
+                raise SetupError(f"{self._url}: {advice} ({_text(error)})") from None
             await self._check_tls(_text(error))
             raise DirectoryLost(f"{self._url}: {_text(error)}") from None
 
@@ -76,7 +76,7 @@ class RedisClient:
                 advice = f"{host}:{port} does not speak TLS: write redis:// instead of rediss://"
             else:
                 continue
-            raise SetupError(f"--store {self._url}: {advice} ({text})")
+            raise SetupError(f"{self._url}: {advice} ({text})")
 
     async def close(self) -> None:
         for client in (self._redis, *self._sentinels):

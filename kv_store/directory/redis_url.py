@@ -64,7 +64,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     try:
         return _parse(url)
     except _Wrong as error:
-        raise SetupError(f"--store {masked(url)}: {error}") from None
+        raise SetupError(f"{masked(url)}: {error}") from None
 
 
 class _Wrong(Exception):

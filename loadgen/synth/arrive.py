@@ -28,6 +28,17 @@ def instants_s(arrivals: Arrivals, rng: Random, *, requests_per_s: float) -> Ite
         at_s += left / rate if rate > 0 else 0.0
 
 
+def mean_factor(arrivals: Arrivals, until_s: float) -> float:
+    """The profile's mean over that of its beginning: a rate times it is the mean rate until then."""
+    parts = arrivals.profile
+    part_s = arrivals.profile_s / len(parts)
+    rounds, rest_s = divmod(until_s, arrivals.profile_s)
+    whole = int(rest_s / part_s)
+    expected = rounds * part_s * sum(parts) + part_s * sum(parts[:whole])
+    expected += (rest_s - whole * part_s) * parts[whole % len(parts)]
+    return sum(parts) / len(parts) * until_s / expected if expected > 0 else 1.0
+
+
 def _rates(arrivals: Arrivals, rng: Random, requests_per_s: float) -> Iterator[tuple[float, float, float]]:
     """(start, width, rate) of steps, one after the other."""
     parts = arrivals.profile

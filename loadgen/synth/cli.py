@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
+from baton.files import check_writable
 from baton.terminal import new_console
-from loadgen.files import check_writable
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize
@@ -55,6 +55,7 @@ def synth(
     baton synth my_trace.csv --save mine.toml, then: baton replay synth:mine.toml --url ...
     """
     try:
+        _check_options(source, requests, duration, rate, out, save, check, json_to)
         check_writable(*(Path(to) for to in (out, save, json_to) if to not in ("", "-")))
         params, original = _params(source, check, trace_format)
         if original is not None:
@@ -72,14 +73,46 @@ def synth(
             raise SetupError("nothing to do: give --out for a trace, or --check TRACE for a comparison")
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
+
+
+def _check_options(
+    source: str,
+    requests: int | None,
+    duration: float | None,
+    rate: float | None,
+    out: str,
+    save: str,
+    check: Path | None,
+    json_to: str,
+) -> None:
+    """Raises SetupError: something would be left undone, or overwrite something else."""
+    is_trace = not _has_params(source)
+    if requests is not None and duration is not None:
+        raise SetupError("--requests and --duration: give one of them")
+    if check is not None and is_trace:
+        raise SetupError(
+            f"--check: {source} is fitted, and compared with what it was fitted to; to compare its "
+            "parameters with another trace, --save them and give that file"
+        )
+    if json_to and check is None and not is_trace:
+        raise SetupError("--json tells how alike a trace and its parameters are: give --check TRACE")
+    if not out and not (requests is None and duration is None and rate is None):
+        raise SetupError("--requests, --duration and --rate are of the trace that is made: give --out FILE")
+    places = [to for to in (out, save, json_to) if to]
+    if len({to if to == "-" else str(Path(to).resolve()) for to in places}) < len(places):
+        raise SetupError("--out, --save and --json need a place each")
+
+
+def _has_params(source: str) -> bool:
+    return source in names() or source.endswith(".toml")
 
 
 def _params(
     source: str, check: Path | None, trace_format: TraceFormat | None
 ) -> tuple[SynthParams, Trace | None]:
     """And the trace to compare with, arrivals spread inside its ticks."""
-    if source in names() or source.endswith(".toml"):
+    if _has_params(source):
         original = None if check is None else spread_trace(read_trace(check, format=trace_format))
         return params_of(source), original
     if not Path(source).exists():

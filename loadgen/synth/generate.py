@@ -15,13 +15,15 @@ from random import Random
 from baton.core.errors import SetupError
 from loadgen.formats.base import Trace, TraceFormat, TraceRequest
 from loadgen.lengths import ASSUMED_TPOT_S
-from loadgen.synth.arrive import instants_s
+from loadgen.synth.arrive import instants_s, mean_factor
 from loadgen.synth.params import Lengths, Quantiles, SynthParams
 
 NEIGHBOURS = 24
 """Candidates looked at around the instant that a lag points to."""
 STEPS_MAX = 400
 FORGET_AT_ONCE = 1024
+REQUESTS_MAX = 1_000_000_000
+"""Of a trace whose duration is asked for: a typing error is not to fill a disk."""
 _ROOT = 2
 """Blocks that a branch shares at least: with one, it would only share a head."""
 
@@ -221,13 +223,28 @@ def stream(
 ) -> Iterator[TraceRequest]:
     """So many requests, or as many as come in so many seconds; neither: as many as were fitted to.
 
-    Memory is that of the requests inside the longest lag. Raises SetupError.
+    `requests_per_s` is the mean of what is made, whatever part of the fitted profile that covers. Memory is
+    that of the requests inside the longest lag. Raises SetupError.
     """
     if requests_per_s is not None and not 0 < requests_per_s < math.inf:
-        raise SetupError(f"--rate {requests_per_s:g}: must be above 0")
-    made = iter(Generator(params, seed=seed, requests_per_s=requests_per_s))
+        raise SetupError(f"--rate {requests_per_s:g}: must be above 0, and a number")
+    if duration_s is not None and not 0 < duration_s < math.inf:
+        raise SetupError(f"--duration {duration_s:g}: must be above 0, and a number of seconds")
     if requests is None and duration_s is None:
         requests = params.source.requests or 1000
+    if requests_per_s is not None:
+        until_s = (requests or 0) / requests_per_s if duration_s is None else duration_s
+        requests_per_s *= mean_factor(params.arrivals, until_s)
+    rate = params.arrivals.rate_per_s if requests_per_s is None else requests_per_s
+    if (duration_s or 0.0) * rate > REQUESTS_MAX:
+        raise SetupError(
+            f"--duration {duration_s:g}: {rate:.3g} requests per second are more than {REQUESTS_MAX:,} in "
+            "that time: make a shorter trace, or give --requests"
+        )
+    return _cut(Generator(params, seed=seed, requests_per_s=requests_per_s), requests, duration_s)
+
+
+def _cut(made: Generator, requests: int | None, duration_s: float | None) -> Iterator[TraceRequest]:
     for request in islice(made, requests):
         if duration_s is not None and request.at_s >= duration_s:
             return

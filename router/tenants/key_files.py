@@ -1,8 +1,11 @@
 """Files of keys."""
 
+import fcntl
 import json
 import os
-import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +13,13 @@ import msgspec
 import yaml
 
 from baton.core.errors import SetupError
+from baton.files import write_whole
 from baton.wire.structured_file import read_structured
 from router.tenants.keys import KeyBook, read_book
 
 FILE_BYTES_MAX = 256 * 2**20
+LOCK_S = 10.0
+LOCK_LOOK_S = 0.02
 
 
 def read_file(path: Path) -> KeyBook:
@@ -26,6 +32,36 @@ def read_file(path: Path) -> KeyBook:
     return read_book(cast("dict[str, Any]", fields), str(path))
 
 
+@contextmanager
+def changing(path: Path) -> Generator[None]:
+    """From reading a file to writing it: one at a time, or what another has written in between is lost. The
+    folder is locked, not the file, which is replaced. Raises SetupError: no folder, or others hold it too
+    long."""
+    try:
+        folder = os.open(path.parent or Path(), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
+    try:
+        _lock(folder, path)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    """Until it is closed. Raises SetupError."""
+    deadline_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise SetupError(f"keys: somebody else has been changing {path} for {LOCK_S:g} s") from None
+        except OSError:  # a file system without locks: no worse than before there was one
+            return None
+        time.sleep(LOCK_LOOK_S)
+
+
 def write_file(path: Path, book: KeyBook) -> None:
     """In one step: whoever reads it sees the old one or the new one. For its owner only, if it is new."""
     fields = msgspec.to_builtins(book)
@@ -35,17 +71,7 @@ def write_file(path: Path, book: KeyBook) -> None:
         text = json.dumps(fields, indent=2) + "\n"
     else:
         text = yaml.safe_dump(fields, sort_keys=False)
-    try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, (text.encode(),), mode=0o600)
 
 
 def _toml(book: KeyBook) -> str:

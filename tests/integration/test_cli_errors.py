@@ -49,7 +49,7 @@ CASES = {
     ),
     "truncated weights": (truncated, (), "model.safetensors is truncated"),
     "unknown knob": (None, ("--set", "engine.nonsense=1"), "engine.nonsense"),
-    "bad directory": (None, ("--store", "redis://:s3cret@h:99999"), "--store redis://***@h:99999: hosts are"),
+    "bad directory": (None, ("--store", "redis://:s3cret@h:99999"), "redis://***@h:99999: hosts are"),
     "knob out of range": (None, ("--set", "engine.block_tokens=0"), "engine.block_tokens"),
 }
 

@@ -94,6 +94,7 @@ SLEEPERS = {
     "router/public_tls.py",  # certificates are looked at at intervals
     "router/peers/following.py",  # backoff before dialling again
     "router/peers/sharer.py",  # what changed is told at intervals
+    "router/tenants/key_files.py",  # a file's lock with a deadline can only be asked for again
     "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/sessions.py",  # backoff before dialling again
     "router/reporting.py",  # demand is told at intervals

@@ -1,4 +1,8 @@
-from baton.cli.doctor import KnownWorker, diagnose
+import httpx
+import pytest
+
+from baton.cli.doctor import KnownWorker, diagnose, examine
+from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
 from baton.wire.client import WorkerStatusReply
 
@@ -101,3 +105,26 @@ def test_routers_that_are_heard_are_counted():
     assert any(text.startswith("note: peers: none heard") for text in said(0))
     assert any(text.startswith("ok: peers: another router counted") for text in said(1))
     assert any(text.startswith("ok: peers: 3 other routers") for text in said(3))
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        {"error": {"message": "not found"}},
+        {"status": "ok"},
+        {"status": "ok", "workers": {"prefill": [{"id": "a"}]}},
+        {"status": "ok", "workers": {"painter": []}},
+        ["ok"],
+        "ok",
+        None,
+    ],
+)
+def test_another_server_is_told_in_one_line(health, monkeypatch):
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(404, json=health))
+    with pytest.raises(SetupError, match=r"^no Baton router at http://h:1: .{1,80}$"):
+        examine("http://h:1")
+
+
+def test_a_url_that_is_none_is_told_in_one_line():
+    with pytest.raises(SetupError, match=r"^no Baton router at http://\[: "):
+        examine("http://[")

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from loadgen.files import check_writable, parse_records, read_run, report_bytes, write_file, write_records
+from baton.files import check_writable
+from loadgen.files import parse_records, read_run, report_bytes, write_file, write_records
 from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.report import Settings, Slo, make_report
 

@@ -14,6 +14,7 @@ from loadgen.search import (
     Attempt,
     ScaledTrial,
     SearchSettings,
+    StopSearch,
     attempt_of,
     is_hopeless,
     search,
@@ -57,6 +58,23 @@ def test_the_search_ends_after_its_probes():
     assert len(found.probes) == 5
     assert "5 runs" in found.because
     assert found.rate_per_s <= 16
+
+
+@pytest.mark.parametrize(("share", "rate"), [(0.93, 1.0), (0.87, None)])
+def test_what_met_the_goal_before_the_stop_counts_though_it_was_to_be_run_again(share, rate):
+    def stops_after_two(rate_per_s):
+        if rate_per_s > 1:
+            return ScaledTrial(Share(20, 100, 0.2, 0.15, 0.25), True)
+        if stops_after_two.ran:
+            raise StopSearch
+        stops_after_two.ran = True
+        return ScaledTrial(Share(round(100 * share), 100, share, share - 0.05, share + 0.05), False)
+
+    stops_after_two.ran = False
+    found = search(stops_after_two, SearchSettings())
+    assert found.rate_per_s == rate
+    assert found.fails_at_per_s == (None if rate else 1.0)
+    assert "before the answer was narrow enough or confirmed" in found.because
 
 
 class MD1:

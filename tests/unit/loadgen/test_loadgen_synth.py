@@ -251,3 +251,41 @@ def test_levels_cover_everything():
     assert LEVELS[0] == 0
     assert LEVELS[-1] == 1
     assert list(LEVELS) == sorted(set(LEVELS))
+
+
+def test_the_rate_asked_for_is_that_of_what_is_made_and_not_of_the_whole_profile():
+    rising = replace(MOONCAKE.arrivals, profile=(0.2, 1.0, 1.8), profile_s=3000.0, shape=50.0, modulation=0.0)
+    params = replace(MOONCAKE, arrivals=rising)
+    for duration_s in (500.0, 1500.0, 3000.0, 4000.0, 7000.0):
+        made = sum(1 for _ in stream(params, duration_s=duration_s, requests_per_s=2.0))
+        assert made == pytest.approx(2.0 * duration_s, rel=0.02), duration_s
+    for requests in (300, 3000, 9000):
+        last = list(stream(params, requests=requests, requests_per_s=2.0))[-1]
+        assert last.at_s == pytest.approx(requests / 2.0, rel=0.02), requests
+    untouched = sum(1 for _ in stream(params, duration_s=500.0))
+    assert untouched == pytest.approx(0.2 * 500 * rising.rate_per_s, rel=0.1), "as fitted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["azure-conv", "--requests", "5", "--duration", "5", "--out", "{o}"], "give one of them"),
+        (["azure-conv", "--duration", "0", "--out", "{o}"], "--duration 0: must be above 0"),
+        (["azure-conv", "--duration", "inf", "--out", "{o}"], "--duration inf: must be above 0"),
+        (["azure-conv", "--duration", "nan", "--out", "{o}"], "than or equal to 0"),
+        (["azure-conv", "--duration", "1e12", "--out", "{o}"], "more than 1,000,000,000"),
+        (["azure-conv", "--requests", "5", "--rate", "inf", "--out", "{o}"], "--rate inf: must be above 0"),
+        (["azure-conv", "--requests", "5", "--out", "{o}", "--json", "{j}"], "give --check TRACE"),
+        (["azure-conv", "--requests", "5"], "give --out FILE"),
+        (["azure-conv", "--save", "-", "--out", "-"], "need a place each"),
+        (["azure-conv", "--save", "{o}", "--out", "{o}"], "need a place each"),
+        (["trace.jsonl", "--check", "other.jsonl"], "is fitted, and compared with"),
+    ],
+)
+def test_what_would_be_left_undone_is_refused(tmp_path, arguments, says):
+    places = {"{o}": str(tmp_path / "o.jsonl"), "{j}": str(tmp_path / "j.json")}
+    result = command(*[places.get(a, a) for a in arguments])
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir()), "nothing is begun"
+    assert says in result.output
+    assert "Traceback" not in result.output

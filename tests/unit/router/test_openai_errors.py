@@ -231,6 +231,21 @@ async def test_what_is_not_utf8_is_named_by_its_place_in_the_body(folder):
         assert answer.json()["error"]["message"] == "the body is not UTF-8: invalid start byte at byte 11"
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"model": "tiny", "prompt": "\\ud83d"}', "no low surrogate in string: line 1 column 30 (char 29)"),
+        (b'{"model": "tiny",\n "prompt": x}', "line 2 column 12"),
+        (b'{"model": "tiny"', "unexpected end of data: line 1 column 17"),
+    ],
+)
+async def test_json_that_is_wrong_is_named_by_its_place(folder, body, says):
+    async with cluster(folder) as c, c.http() as http:
+        answer = await http.post(COMPLETION, content=body)
+        assert answer.status_code == 400
+        assert says in answer.json()["error"]["message"]
+
+
 async def test_unknown_paths_and_methods_have_the_same_shape(folder):
     async with cluster(folder) as c, c.http() as http:
         for method, path, status in (

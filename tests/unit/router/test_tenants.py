@@ -4,16 +4,19 @@ import asyncio
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
 
 from baton.cli.app import app
+from baton.cli.keys import _create_in_file, _revoke_in_file
 from baton.core.budgets import Ask, Ledger, Settle, remaining
 from baton.core.errors import SetupError
 from baton.core.hashing import root_hash
 from baton.telemetry.catalogue import SLO_REQUESTS
 from kv_store.directory.interface import DirectoryLost
+from router.tenants import key_files
 from router.tenants.budgets import LocalBudgets, SharedBudgets
 from router.tenants.gate import duration
 from router.tenants.key_files import read_file, write_file
@@ -151,6 +154,37 @@ def test_the_command_makes_lists_and_revokes(tmp_path):
     assert read_file(tmp_path / "keys.toml").keys == ()
     wrong = RUN.invoke(app, ["keys", "revoke", "--keys", path, "nonsense"])
     assert isinstance(wrong.exception, SetupError)
+
+
+def test_keys_that_many_make_at_once_are_all_there(tmp_path):
+    path, many = tmp_path / "keys.json", 12
+    place = ["--keys", str(path)]
+    with ThreadPoolExecutor(many) as pool:
+        keys = [f.result() for f in [pool.submit(_created, path, f"t{n % 3}") for n in range(many)]]
+    ring = Keyring(read_file(path))
+    assert [ring.tenant_of(key) for key in keys] == [f"t{n % 3}" for n in range(many)]
+    ids = [r.key_id for r in read_file(path).keys]
+    with ThreadPoolExecutor(many) as pool:
+        list(pool.map(lambda one: _revoke_in_file(path, [one]), ids[1:]))
+    assert [r.key_id for r in read_file(path).keys] == ids[:1]
+    assert RUN.invoke(app, ["keys", "list", *place]).exit_code == 0
+    assert [one.name for one in tmp_path.iterdir()] == ["keys.json"], "no lock stays behind"
+
+
+def _created(path, tenant):
+    key = new_key()
+    _create_in_file(path, tenant, KeyRecord(digest_of(key), tenant), [])
+    return key
+
+
+def test_who_holds_the_keys_for_too_long_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(key_files, "LOCK_S", 0.0)
+    with (
+        key_files.changing(tmp_path / "keys.json"),
+        pytest.raises(SetupError, match=r"somebody else has been changing .*keys.json"),
+        key_files.changing(tmp_path / "keys.json"),
+    ):
+        pass
 
 
 # --- budgets --------------------------------------------------------------------------------------

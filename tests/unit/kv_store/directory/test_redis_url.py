@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_without_what_is_secret(url, says):
         parse_redis_url(url)
     assert says in str(caught.value)
     assert "s3cret" not in str(caught.value)
-    assert str(caught.value).startswith("--store ")
+    assert str(caught.value).startswith(masked(url))
 
 
 def test_a_url_is_shown_without_its_secrets():
