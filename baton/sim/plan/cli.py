@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baton.core.errors import SetupError
+from baton.files import check_writable
 from baton.sim.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS
 from baton.sim.hardware import ModelShape, find_model
 from baton.sim.plan.clusters import Shape
@@ -22,7 +23,7 @@ from baton.sim.plan.shapes import EngineSize, Load, Objectives, kinds, parse_pri
 from baton.sim.plan.show import Done, share_of, show, words
 from baton.sim.plan.values import helm_values
 from baton.sim.plan.verify import block_tokens_of, verify
-from loadgen.files import check_writable, write_file
+from loadgen.files import write_file
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
 from loadgen.sources import open_trace
 from loadgen.traces import cut
