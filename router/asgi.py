@@ -18,6 +18,10 @@ Headers = list[tuple[bytes, bytes]]
 ABORT = "baton.abort"
 """Key in the scope: a function that breaks the connection at once, whatever is still to be written."""
 
+HANG_UP = "baton.hang_up"
+"""Key in the scope: a function that ends a streamed body with the bytes given and closes the connection, for
+a client that does not read: what it does not take within seconds is lost."""
+
 IS_CLOSING = "baton.is_closing"
 """Key in the scope: a function that says whether the connection is closed or about to be."""
 
@@ -56,6 +60,10 @@ class BodyTimeout(ClientError):
     http_status = 408
 
 
+class UnknownEncoding(ClientError):
+    http_status = 415
+
+
 class RequestIds:
     """Every response carries x-request-id: the client's own if it is sane, else a new one."""
 
@@ -84,7 +92,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
-    """Raises BodyTooLarge as soon as it is clear, BodyTimeout, ClientGone."""
+    """Raises UnknownEncoding, BodyTooLarge as soon as it is clear, BodyTimeout, ClientGone."""
+    if (coding := (header(scope, b"content-encoding") or b"identity").strip().lower()) != b"identity":
+        raise UnknownEncoding(
+            f"content-encoding {coding.decode('latin-1')!r:.40} is not understood: send the body as it is"
+        )
     declared = header(scope, b"content-length") or b""
     if declared.isdigit() and int(declared) > bytes_max:
         raise BodyTooLarge(f"the body has {int(declared)} bytes, at most {bytes_max} are allowed")

@@ -25,7 +25,10 @@ class BeamAnswer:
         for at, prompt in enumerate(prompts):
             found += [(prompt, one) for one in await self._search(at, prompt, gather)]
         bodies = [self._choice(answer, i, prompt, one) for i, (prompt, one) in enumerate(found)]
-        return answer.whole(bodies, self.usage, {})
+        extra: dict[str, Any] = {}
+        if answer.is_chat and self._call.with_token_ids:
+            extra = {"prompt_token_ids": prompts[0].tokens}
+        return answer.whole(bodies, self.usage, extra)
 
     async def _search(self, at: int, prompt: Prompt, gather: Gather) -> list[Hypothesis]:
         call, service = self._call, self._service
@@ -67,6 +70,8 @@ class BeamAnswer:
         detokenizer = self._preparation.detokenizer(submit, Wants(parser=parser))
         text = detokenizer.push(one.tokens) + detokenizer.finish()
         said: dict[str, Any] = {"text": text}
+        if self._call.with_token_ids and not answer.is_chat:
+            said["prompt_token_ids"] = prompt.tokens
         if answer.is_chat:
             said = {"message": {"role": "assistant", "content": text}}
         is_end = bool(one.tokens) and one.tokens[-1] in sampling.stop_token_ids and not sampling.ignore_eos

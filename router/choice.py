@@ -136,6 +136,11 @@ class Choice:
         return self.submit.seq_id
 
     @property
+    def prompt_ids(self) -> Sequence[int] | None:
+        """None: the client does not want any."""
+        return list(self.submit.prompt) if self.wants.token_ids else None
+
+    @property
     def finish_reason(self) -> str:
         parser = self.wants.parser
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:

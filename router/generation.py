@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from baton.core.errors import DeadlineOver
+from baton.core.errors import BatonError, DeadlineOver
 from router import openai_api
 from router.asgi import (
     ABORT,
     EVENTS,
+    HANG_UP,
     JSON,
     WRITE_NOW,
     ClientGone,
@@ -23,7 +24,7 @@ from router.beam_answer import BeamAnswer
 from router.call import Beam, Call, Limits
 from router.gather import Gather, GatherStopped
 from router.observe import Outcome, outcome_of
-from router.openai_response import AnswerFormat
+from router.openai_response import AnswerFormat, error_event
 from router.prepare import Prompt
 from router.request import RequestFrame
 from router.slo import verdict_of_error
@@ -115,10 +116,18 @@ class GenerationRequest(RequestFrame):
 
     async def _answer(self, call: Call, exchange: Exchange, scope: Scope, send: Send) -> None:
         abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
+
+        def drop(_: BatonError) -> None:
+            abort()
+
+        def hang_up(error: BatonError) -> None:
+            end: Callable[[bytes], None] | None = scope.get(HANG_UP)
+            drop(error) if end is None else end(error_event(error))
+
         if not call.stream:
             body = await exchange.whole()
             if not exchange.is_gone:
-                await exchange.last_words(respond(send, 200, body, JSON), on_drop=abort)
+                await exchange.last_words(respond(send, 200, body, JSON), on_drop=drop)
             return
         await exchange.begin()
         if exchange.is_gone:
@@ -131,16 +140,17 @@ class GenerationRequest(RequestFrame):
         last = await exchange.stream(
             write,
             include_usage=call.include_usage,
-            on_drop=abort,
+            on_drop=hang_up,
             write_now=scope.get(WRITE_NOW, _not_now),
         )
         if not exchange.is_gone:
-            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=abort)
+            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=drop)
 
     def _outcome(self, exchange: Exchange) -> Outcome:
         observer = self.service.observer
         if exchange.is_too_slow:
             observer.on_slow_client()
+            self.message = exchange.dropped_because
         if exchange.is_gone:
             self.cancelled(exchange.first_token_s)
             return "cancelled"

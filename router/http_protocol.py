@@ -12,12 +12,14 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.config_router import RouterConfig
-from router.asgi import ABORT, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
+from router.asgi import ABORT, HANG_UP, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
 from router.openai_response import error_body
 
 log = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 2**10
+LAST_WORDS_S = 5.0
+"""For a client that was hung up on to read why."""
 HEADERS_MAX = 256
 """Of one request, trailers included."""
 
@@ -40,8 +42,34 @@ def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
     is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
     if not is_open or cycle.flow.write_paused or cycle.transport.is_closing():
         return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    cycle.transport.write(_chunk(body))
     return True
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def _without_chunks(app: Any) -> Any:
+    """HTTP/1.0 knows no chunks (RFC 9112, section 6.1): a body of unknown length goes on until the connection
+    is closed."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        cycle: RequestResponseCycle = send.__self__
+        is_open_ended = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal is_open_ended
+            if message["type"] == "http.response.start":
+                is_open_ended = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = False if is_open_ended else None
+            elif is_open_ended:  # what uvicorn expects, or would call too long
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -99,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
+            self._give_up_body()
             status, message = self._refusal or (HTTPStatus.BAD_REQUEST, f"invalid HTTP request: {error}")
             self._refuse(status, message)
             return
@@ -147,7 +176,21 @@ class BoundedProtocol(HttpToolsProtocol):
         of = ref(cycle)  # which has the scope: it would only be freed by the garbage collector
         cycle.scope[WRITE_NOW] = partial(_write_now, of)  # type: ignore[typeddict-unknown-key]
         cycle.scope[WATCH] = partial(self._watch, of)  # type: ignore[typeddict-unknown-key]
-        super()._start_asgi_task(cycle, app)
+        cycle.scope[HANG_UP] = partial(self._hang_up, of)  # type: ignore[typeddict-unknown-key]
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(app) if is_old else app)
+
+    def _hang_up(self, of: "ref[RequestResponseCycle]", last: bytes) -> None:
+        cycle = of()
+        if cycle is None or cycle.disconnected or cycle.response_complete or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self.transport.write(_chunk(last) + _chunk(b"") if cycle.chunked_encoding else last)
+        cycle.disconnected = True  # nothing more is written
+        cycle.message_event.set()
+        cycle.flow.resume_writing()  # and nobody waits to
+        self.transport.close()
+        self.loop.call_later(LAST_WORDS_S, self.transport.abort)
 
     def _watch(self, of: "ref[RequestResponseCycle]", on_gone: Callable[[], None]) -> Callable[[], None]:
         cycle = of()
@@ -213,6 +256,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(linger_s, self.transport.close)
         else:
             self.transport.close()
+
+    def _give_up_body(self) -> None:
+        """Of the running request, if it is still being received: it never will be, and has no answer yet."""
+        running = self._running
+        if running is None or running is not self.cycle or not running.more_body or running.response_started:
+            return
+        running.disconnected = True
+        running.message_event.set()
+        self._running = None
 
     def _linger(self, size: int) -> None:
         self._linger_bytes += size

@@ -74,12 +74,17 @@ class AnswerFormat:
     def _chunk_head(self) -> bytes:
         return self._stream_head + b',"choices":[{"index":'
 
-    def first_chunk(self, index: int) -> bytes:
-        """Before a choice's text: who speaks. Completions have no such chunk."""
+    def first_chunk(self, index: int, prompt_ids: Sequence[int] | None = None) -> bytes:
+        """Before a choice's text: who speaks, and, if the client wants token ids, to what. Completions
+        have no such chunk otherwise."""
         if not self.is_chat:
-            return b""
+            said = {"text": "", "prompt_token_ids": prompt_ids}
+            return b"" if prompt_ids is None else self.rich_chunk(index, said, None, [])
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        return b"%b%d%b%b" % (self._chunk_head, index, role, self._chunk_tail)
+        tail = self._chunk_tail
+        if prompt_ids is not None:
+            tail = b'}],"prompt_token_ids":' + orjson.dumps(prompt_ids) + tail[len(b"}]") :]
+        return b"%b%d%b%b" % (self._chunk_head, index, role, tail)
 
     def chunk(self, index: int, text: str, token_ids: Sequence[int] | None = None) -> bytes:
         """`token_ids` None: the client did not ask for them."""

@@ -46,6 +46,8 @@ class RequestFrame(ABC):
         self.deadline_s = self.arrived_s + service.config.request_timeout_s
         self.objectives = NO_OBJECTIVES
         self.client = ANYBODY
+        self.message = ""
+        """Why it ended as it did, for the log, where that is no error it raised."""
         self.used_tokens = 0
         """Of prompts and answers; what was reserved beyond is given back in the end."""
         self._reserved_tokens: int | None = None
@@ -148,6 +150,7 @@ class Handler:
         frame.verdict = Verdict.FAILED  # unless something else is known in the end
         try:
             outcome = await frame.serve(scope, receive, send)
+            message = frame.message
         except ClientGone:
             outcome = "cancelled"
             frame.cancelled(0.0)

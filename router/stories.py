@@ -68,7 +68,9 @@ class Draft:
 
     @property
     def is_trouble(self) -> bool:
-        return self.verdict not in _UNTROUBLED or (self.served is not None and self.served.attempts > 1)
+        is_dropped = self.outcome == "cancelled" and bool(self.error)
+        is_retried = self.served is not None and self.served.attempts > 1
+        return self.verdict not in _UNTROUBLED or is_dropped or is_retried
 
 
 NO_USAGE = Usage()

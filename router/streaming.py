@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from baton.core.errors import BatonError, DeadlineOver
+from baton.core.errors import BatonError, ClientError, DeadlineOver
 from baton.core.steps import TokenLogprobs
 from router.choice import Choice, Wants
 from router.detokenizer import Detokenizer
@@ -52,6 +52,7 @@ class Exchange:
         self.is_gone = False
         """The client went away, or was dropped."""
         self.is_too_slow = False
+        self.dropped_because = ""
         self._choices_per_prompt = self._answers_per_prompt = 1
         self._is_streaming = False
         self._write_now: WriteNow = _never_now
@@ -60,7 +61,7 @@ class Exchange:
         self._is_flush_due = False
         self._unwritten = b""
         """Said, and not to be written without waiting."""
-        self._on_drop: Callable[[], None] = lambda: None
+        self._on_drop: Callable[[BatonError], None] = lambda _: None
 
     def now_s(self) -> float:
         return self._driver.now_s()
@@ -102,9 +103,9 @@ class Exchange:
             self._is_flush_due = True
             self._driver.flusher.add(self._flush)
         if self._is_streaming and choice.unsent_tokens > self._unsent_tokens_max:
-            self.is_too_slow = True
             self.client_gone()
-            self._on_drop()
+            tokens = choice.unsent_tokens
+            self._drop(ClientError(f"the client does not read: {tokens} tokens wait", code="client_too_slow"))
 
     def fail(self, error: BatonError) -> None:
         """The first error is the request's; its other choices end with it."""
@@ -116,6 +117,11 @@ class Exchange:
         self.is_gone = True
         self.close()
         self._wake.set()
+
+    def _drop(self, error: BatonError) -> None:
+        self.is_gone = self.is_too_slow = True
+        self.dropped_because = str(error)
+        self._on_drop(error)
 
     def close(self) -> None:
         """Cancel whatever still runs. Idempotent."""
@@ -179,6 +185,8 @@ class Exchange:
         extra: dict[str, Any] = {}
         if self._answer.is_chat and (found := self._prompt_logprobs(answered[0])) is not None:
             extra = {"prompt_logprobs": found}
+        if self._answer.is_chat and (ids := answered[0].prompt_ids) is not None:
+            extra["prompt_token_ids"] = ids
         if self.with_timings:
             extra["baton"] = timings_body(self.edge, self.choices)
         return self._answer.whole(bodies, self.usage(), extra)
@@ -201,6 +209,8 @@ class Exchange:
             said = {"text": (choice.wants.echo.text if choice.wants.echo is not None else "") + text}
             if (found := self._prompt_logprobs(choice)) is not None:
                 said["prompt_logprobs"] = found
+            if choice.prompt_ids is not None:
+                said["prompt_token_ids"] = choice.prompt_ids
         logprobs = joined([choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs()])
         return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
@@ -209,14 +219,14 @@ class Exchange:
         write: Write,
         *,
         include_usage: bool,
-        on_drop: Callable[[], None],
+        on_drop: Callable[[BatonError], None],
         write_now: WriteNow = _never_now,
     ) -> bytes:
         """Server-sent events until the end. Returns the last of them, with [DONE], or with an `error` event
         and without it; nothing if the client is gone.
 
-        `on_drop` is called when the client is too slow, and should break its connection: `write` may
-        be waiting for it. What `write_now` takes needs no task to be woken.
+        `on_drop` is called when the client is too slow, and should end its connection, with that error if it
+        can: `write` may be waiting for it. What `write_now` takes needs no task to be woken.
         """
         self._is_streaming, self._on_drop, self._write_now = True, on_drop, write_now
         try:
@@ -235,8 +245,7 @@ class Exchange:
                     self._is_writing = False
                     await self._wake.wait()
         except TimeoutError:
-            self.is_gone = self.is_too_slow = True
-            on_drop()
+            self._drop(DeadlineOver("the request's time is over, and the client has not read its answer"))
         return b""
 
     def _flush(self) -> None:
@@ -251,14 +260,14 @@ class Exchange:
             self._is_writing = True
             self._wake.set()
 
-    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
+    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[BatonError], None]) -> None:
         """Await it, like every other write no longer than the request may take."""
         try:
             async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):
                 await writing
         except TimeoutError:
-            self.is_gone = self.is_too_slow = True
-            on_drop()
+            self._on_drop = on_drop
+            self._drop(DeadlineOver("the request's time is over, and the client has not read its answer"))
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         try:
@@ -279,7 +288,7 @@ class Exchange:
                 continue
             if not choice.is_opened:
                 choice.is_opened = True
-                events.append(answer.first_chunk(choice.index))
+                events.append(answer.first_chunk(choice.index, choice.prompt_ids))
                 if choice.wants.echo is not None:
                     events.append(self._echo_chunk(choice))
             if choice.is_plain:

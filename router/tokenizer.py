@@ -1,10 +1,13 @@
 """Text to token ids and back, with the model's own tokenizer and chat template."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import jinja2
 import msgspec
 import transformers
 
@@ -15,6 +18,8 @@ from router.model_card import ModelCard, prompt_too_long, read_model_card
 from router.quick_encoder import QuickEncoder, quick_encoder
 from router.text_bound import characters_per_token_max
 from router.token_bytes import TokenBytes, token_bytes_of
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
@@ -48,6 +53,24 @@ def first_line(error: Exception) -> str:
 
 def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
     return (None, "it is written in Python") if rust is None else quick_encoder(rust)
+
+
+def _check_templates(pretrained: Any, folder: Path) -> None:
+    """Raises SetupError if a chat template is no template: every conversation would be refused for it. What
+    one says to a conversation is for those who ask."""
+    told = pretrained.chat_template or {}
+    for source in told.values() if isinstance(told, dict) else [told]:
+        try:
+            pretrained.apply_chat_template(
+                [{"role": "user", "content": "hi"}], chat_template=source, tokenize=False
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise SetupError(
+                f"the chat template of {folder} does not parse: line {error.lineno}: {first_line(error)}; "
+                "mend it in chat_template.jinja or tokenizer_config.json, or take it out"
+            ) from error
+        except Exception:  # a program that came with the model: it may not like this conversation
+            log.debug("the chat template of %s refuses a greeting", folder, exc_info=True)
 
 
 class Tokenizer:
@@ -90,6 +113,7 @@ class Tokenizer:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
+        _check_templates(pretrained, folder)
         return cls(pretrained, card, may_be_quick=may_be_quick)
 
     def limit_context(self, tokens_max: int) -> None:

@@ -98,7 +98,9 @@ def _routers(seen: list[RouterSeen]) -> Table:
         "rate",
         "TTFT p50",
         "p99",
-        "without",
+        "without p50",
+        "p99",
+        "added p99",
         "long p50",
     )
     for column in columns:
@@ -109,10 +111,16 @@ def _routers(seen: list[RouterSeen]) -> Table:
             f"{r.cpu_s_per_request * 1e3:.2f}",
             f"{r.per_core:.0f}",
             f"{r.half_rate:.0f}/s",
-            *(f"{s * 1e3:.2f}" for s in (r.half.ttft_p50_s, r.half.ttft_p99_s, r.direct.ttft_p50_s)),
+            *(f"{s * 1e3:.2f}" for s in _first_tokens_s(r)),
             "" if r.long is None else f"{r.long.ttft_p50_s * 1e3:.1f}",
         )
     return table
+
+
+def _first_tokens_s(r: RouterSeen) -> tuple[float, ...]:
+    with_it, without = r.half, r.direct
+    added_s = with_it.ttft_p99_s - without.ttft_p99_s
+    return with_it.ttft_p50_s, with_it.ttft_p99_s, without.ttft_p50_s, without.ttft_p99_s, added_s
 
 
 def _index(seen: list[IndexSeen]) -> Table:

@@ -27,6 +27,11 @@ def read_fallback_spec(architecture: str, fields: Fields) -> ModelSpec:
     head_count = _size(config, "num_attention_heads", architecture, fields)
     hidden_size = _size(config, "hidden_size", architecture, fields)
     layer_count = _size(config, "num_hidden_layers", architecture, fields)
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise SetupError(
+            f"{fields.where}: {architecture} is not supported: it has no max_position_embeddings, so "
+            "positions come into it in a way that attention here does not know, such as ALiBi's biases"
+        )
     context_tokens = _size(config, "max_position_embeddings", architecture, fields)
     head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     head_dim = head_dim or hidden_size // head_count

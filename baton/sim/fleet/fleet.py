@@ -178,6 +178,16 @@ class Fleet:
         return len(self._live)
 
     @property
+    def late_count(self) -> int:
+        """Of those under way: whose first token has missed its objective, come or not."""
+        now_s = self.agenda.now_s
+        return sum(
+            (now_s if live.first_s != live.first_s else live.first_s) - live.demand.at_s > ttft_s
+            for live in self._live.values()
+            if (ttft_s := self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))[0])
+        )
+
+    @property
     def queued_count(self) -> int:
         """Sequences without a place, at all routers."""
         return sum(cell.core.queued_count for cell in self._cells)

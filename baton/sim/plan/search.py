@@ -1,119 +1,25 @@
-"""Which clusters are worth simulating, cheapest first, until one serves the trace and another one could.
+"""The cheapest cluster that attains the goal, by simulating as few as that takes. Pure but for `verify`.
 
-Phases give a first guess of how many replicas each pool needs. A cluster that fails in the simulator gets
-one more replica where its objectives were missed and goes back into the line, dearer than before. So the
-first one that passes is the cheapest of all that were tried, and what is left in the line costs more.
+It rests on one thing: more replicas serve no worse, but for chance. A cluster that fails clearly rules out
+all that have no more of any pool; when that leaves none that is cheaper than the best, the best is the
+cheapest. What phases say only orders the search: where to begin, and what to try next.
+
+1. Until one passes: each kind from its guess, the cheapest first, growing the pool that was short.
+2. From one that passes: half-way to what is ruled out, one pool at a time.
+3. Elsewhere: the largest clusters that are cheaper than the best, of its own kind and of the others.
+4. The best with one replica less of each pool, simulated even where it is ruled out already.
+5. With what is left of the simulations: a runner-up of another kind.
 """
 
-import heapq
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.messages import Role
-from baton.sim.hardware import Node
+from baton.sim.plan.clusters import ClusterPlan, Counts, Kind, Verdict
+from baton.sim.plan.region import CENT, Region
 
-OPTIMISM = 0.75
-"""The first guess is this share of what phases say: waiting smooths out over several replicas."""
-REPLICAS_MAX = 4096
-"""Of all pools together: a router follows no more workers."""
-GROWTH = 10
-VAIN_GROWTH = 1.5
-"""A cluster that has grown so much and serves no better will not serve by growing."""
-GAIN_MIN = 0.005
-"""Share of requests; less is chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What one replica of a pool is."""
-
-    node: Node
-    price_per_gpu_hour: float
-
-    @property
-    def price_per_hour(self) -> float:
-        return self.node.gpu_count * self.price_per_gpu_hour
-
-    @property
-    def name(self) -> str:
-        parts = f"TP{self.node.tensor}"
-        parts += f" PP{self.node.pipeline}" if self.node.pipeline > 1 else ""
-        return f"{self.node.gpu_count} × {self.node.gpu.name} ({parts})"
-
-
-class Option(NamedTuple):
-    """A shape in a role, and the rate that one replica of it takes, requests per second."""
-
-    shape: Shape
-    role: Role
-    rate: float
-
-    @property
-    def price_per_request_s(self) -> float:
-        """Dollars per hour for one request per second."""
-        return self.shape.price_per_hour / self.rate
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    shape: Shape
-    count: int
-
-    @property
-    def price_per_hour(self) -> float:
-        return self.count * self.shape.price_per_hour
-
-    @property
-    def gpu_count(self) -> int:
-        return self.count * self.shape.node.gpu_count
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """Either prefill and decode, or both."""
-
-    prefill: Pool | None = None
-    decode: Pool | None = None
-    both: Pool | None = None
-
-    @property
-    def pools(self) -> dict[Role, Pool]:
-        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
-        return {role: pool for role, pool in named.items() if pool is not None}
-
-    @property
-    def price_per_hour(self) -> float:
-        return sum(pool.price_per_hour for pool in self.pools.values())
-
-    @property
-    def gpu_count(self) -> int:
-        return sum(pool.gpu_count for pool in self.pools.values())
-
-    @property
-    def replica_count(self) -> int:
-        return sum(pool.count for pool in self.pools.values())
-
-    @property
-    def kind(self) -> tuple[tuple[Role, str], ...]:
-        """Shapes, whatever the counts."""
-        return tuple((role, pool.shape.name) for role, pool in self.pools.items())
-
-    def with_more(self, role: Role) -> "ClusterPlan":
-        """One replica more, or a tenth of a pool that is large."""
-        pool = self.pools[role]
-        more = max(1, pool.count // GROWTH)
-        return replace(self, **{role.value: replace(pool, count=pool.count + more)})
-
-
-class Verdict(NamedTuple):
-    """What the simulator says of one cluster: shares of all offered requests."""
-
-    met: float
-    ttft_met: float
-    tpot_met: float
-
+RUNNER_UP_SIMULATIONS = 12
 
 Verify = Callable[[ClusterPlan], Verdict]
 
@@ -126,74 +32,142 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    best: ClusterPlan | None
+    best: Tried | None
     """None: nothing that was tried serves the trace."""
-    runner_up: ClusterPlan | None
-    """The cheapest of other shapes that does."""
+    runner_up: Tried | None
+    """Of another kind; the cheapest of those that were tried."""
     tried: tuple[Tried, ...]
+    is_complete: bool
+    """Nothing cheaper than the best passes. False: the simulations ran out before that was known."""
+    left_out: tuple[Kind, ...]
+    """Kinds of which none was simulated."""
 
 
-def first_plans(options: Iterable[Option], *, rate: float, keep: int = 4) -> list[ClusterPlan]:
-    """Pairs of the `keep` cheapest shapes of each phase, and the `keep` cheapest for both legs, with as many
-    replicas as `rate` (requests per second) needs by the phases alone. All shapes have one element type: KV
-    moves between no others."""
-    by_role: dict[Role, list[Option]] = {}
-    for option in sorted(options, key=lambda o: o.price_per_request_s if o.rate > 0 else math.inf):
-        if option.rate > 0:
-            by_role.setdefault(option.role, []).append(option)
-    prefills, decodes, boths = (by_role.get(r, [])[:keep] for r in (Role.PREFILL, Role.DECODE, Role.BOTH))
-    plans = [ClusterPlan(prefill=_pool(p, rate), decode=_pool(d, rate)) for p in prefills for d in decodes]
-    return plans + [ClusterPlan(both=_pool(b, rate)) for b in boths]
+class _OutOfSimulations(Exception):
+    pass
 
 
-def _pool(option: Option, rate: float) -> Pool:
-    wanted = max(1, math.floor(OPTIMISM * rate / option.rate))
-    return Pool(option.shape, min(wanted, REPLICAS_MAX))
+class _Step(NamedTuple):
+    region: Region
+    counts: Counts
+
+
+class _Search:
+    def __init__(
+        self, kinds: Sequence[Kind], verify: Verify, *, attain: float, simulations_max: int,
+        on_tried: Callable[[Tried], None],
+    ) -> None:  # fmt: skip
+        self.regions = [Region(kind, attain=attain) for kind in kinds]
+        self._verify, self._on_tried = verify, on_tried
+        self._left = simulations_max
+        self.tried: list[Tried] = []
+        self.best: _Step | None = None
+        self.bias: dict[Role, float] = {}
+        """Replicas that the best needs, over what phases say it needs."""
+
+    def price_of(self, step: _Step) -> float:
+        return step.region.kind.price_of(step.counts)
+
+    def simulate(self, step: _Step) -> bool:
+        """Whether it passes. Raises _OutOfSimulations."""
+        if self._left <= 0:
+            raise _OutOfSimulations
+        self._left -= 1
+        cluster = step.region.kind.cluster(step.counts)
+        verdict = self._verify(cluster)
+        passed = step.region.learn(step.counts, verdict)
+        self.tried.append(Tried(cluster, verdict, passed))
+        self._on_tried(self.tried[-1])
+        if passed and (self.best is None or self.price_of(step) < self.price_of(self.best) - CENT):
+            self.best = step
+            kind = step.region.kind
+            for (role, _), count, guess in zip(kind.shapes, step.counts, kind.guess, strict=True):
+                self.bias[role] = count / guess
+        return passed
+
+    # --- what to simulate next ------------------------------------------------------------------
+
+    def next_of_all(self) -> _Step | None:
+        """None: it is over."""
+        if self.best is None:
+            return self._first(self.regions)
+        region, counts = self.best
+        if (between := region.between(counts)) is not None:
+            return _Step(region, between)
+        if (other := self._elsewhere(self.price_of(self.best))) is not None:
+            return other
+        return next((_Step(region, less) for less in region.smaller(counts)), None)
+
+    def _first(self, regions: Sequence[Region]) -> _Step | None:
+        able = (_Step(region, region.grown) for region in regions if region.grown is not None)
+        return min(able, key=self.price_of, default=None)
+
+    def _elsewhere(self, price: float) -> _Step | None:
+        """Of the kind that is believed to be the cheapest of those that may still be cheaper than `price`."""
+
+        def believed(region: Region) -> float:
+            prices = region.kind.prices
+            return sum(n * each for n, each in zip(region.wanted(self.bias), prices, strict=True))
+
+        for region in sorted(self.regions, key=believed):
+            if (counts := region.likeliest_below(price, self.bias)) is not None:
+                return _Step(region, counts)
+        return None
+
+    # --- the runner-up --------------------------------------------------------------------------
+
+    def find_runner_up(self) -> None:
+        """Raises _OutOfSimulations."""
+        assert self.best is not None
+        self._left = min(self._left, RUNNER_UP_SIMULATIONS)
+        others = [region for region in self.regions if region is not self.best.region]
+        while True:
+            passed = self.passed(others)
+            step = self._first(others)
+            if passed is not None:
+                between = passed.region.between(passed.counts)
+                step = None if between is None else _Step(passed.region, between)
+            if step is None:
+                return
+            self.simulate(step)
+
+    def passed(self, regions: Sequence[Region]) -> _Step | None:
+        """The cheapest."""
+        steps = (_Step(r, counts) for r in regions for counts in r.verdicts if r.passes(counts))
+        return min(steps, key=self.price_of, default=None)
+
+    def tried_at(self, step: _Step | None) -> Tried | None:
+        if step is None:
+            return None
+        plan = step.region.kind.cluster(step.counts)
+        return next(one for one in self.tried if one.plan == plan)
 
 
 def search(
-    plans: Sequence[ClusterPlan],
+    kinds: Sequence[Kind],
     verify: Verify,
     *,
     attain: float,
     simulations_max: int,
     on_tried: Callable[[Tried], None] = lambda _: None,
 ) -> Found:
-    """At most `simulations_max` calls of `verify`. Ends when two plans of different shapes passed."""
-    able = [plan for plan in plans if plan.replica_count <= REPLICAS_MAX]
-    line = [(plan.price_per_hour, number, plan) for number, plan in enumerate(able)]
-    heapq.heapify(line)
-    number = len(line)
-    tried: list[Tried] = []
-    best: ClusterPlan | None = None
-    gained: dict[tuple[tuple[Role, str], ...], tuple[float, int]] = {}
-    """By shapes: the most requests served, and with how many replicas."""
-    while line and len(tried) < simulations_max:
-        _, _, plan = heapq.heappop(line)
-        if best is not None and plan.kind == best.kind:
-            continue
-        verdict = verify(plan)
-        one = Tried(plan, verdict, verdict.met >= attain)
-        tried.append(one)
-        on_tried(one)
-        if one.passed and best is not None:
-            return Found(best, plan, tuple(tried))
-        if one.passed:
-            best = plan
-            continue
-        met, replicas = gained.get(plan.kind, (-1.0, 0))
-        if verdict.met > met + GAIN_MIN:
-            replicas = plan.replica_count
-            gained[plan.kind] = (verdict.met, replicas)
-        grown = plan.with_more(_lacking(plan, verdict))
-        number += 1
-        if grown.replica_count <= REPLICAS_MAX and grown.replica_count < 2 + VAIN_GROWTH * replicas:
-            heapq.heappush(line, (grown.price_per_hour, number, grown))
-    return Found(best, None, tuple(tried))
-
-
-def _lacking(plan: ClusterPlan, verdict: Verdict) -> Role:
-    """The pool whose objective was missed more often."""
-    if plan.both is not None:
-        return Role.BOTH
-    return Role.PREFILL if verdict.ttft_met <= verdict.tpot_met else Role.DECODE
+    """At most `simulations_max` calls of `verify`."""
+    run = _Search(kinds, verify, attain=attain, simulations_max=simulations_max, on_tried=on_tried)
+    is_complete = False
+    try:
+        while (step := run.next_of_all()) is not None:
+            run.simulate(step)
+        is_complete = True
+        if run.best is not None:
+            run.find_runner_up()
+    except _OutOfSimulations:
+        pass
+    best = run.best
+    others = [r for r in run.regions if best is not None and r is not best.region]
+    return Found(
+        run.tried_at(best),
+        run.tried_at(run.passed(others)),
+        tuple(run.tried),
+        is_complete,
+        tuple(r.kind for r in run.regions if not r.verdicts),
+    )

@@ -1,18 +1,23 @@
-"""Which shapes a model can have on the GPUs offered, and what one replica of each takes in each role."""
+"""Which shapes a model can have on the GPUs offered, and which kinds of clusters they make."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.sim.hardware import ModelShape, Node, find_gpu
+from baton.sim.plan.bounds import ROUNDING, served_alone, work_needs
+from baton.sim.plan.clusters import Kind, Shape
 from baton.sim.plan.phases import Demand, Worker, decode_tpots, prefill_ttfts, rate_max
-from baton.sim.plan.search import Option, Shape
+from baton.sim.plan.region import REPLICAS_MAX
 from loadgen.expected_cache import LruPrefixCache
 from loadgen.lengths import Plan
 
 GPUS_PER_NODE = 8
 """Tensor parallelism stays within one."""
+BLOCKS_MIN = 16
+"""As the simulator demands of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,25 @@ class EngineSize:
 
 
 def parse_prices(offers: Sequence[str]) -> dict[str, float]:
-    """GPU=DOLLARS_PER_HOUR each. Raises SetupError."""
+    """GPU=DOLLARS_PER_HOUR each, every GPU once. Raises SetupError."""
     prices: dict[str, float] = {}
     for offer in offers:
-        name, _, price = offer.partition("=")
+        name, _, text = offer.partition("=")
         try:
-            prices[find_gpu(name.strip()).name] = float(price)
+            price = float(text)
         except ValueError:
             raise SetupError(f"--gpu {offer}: give a GPU and its price per hour, such as h100=2.99") from None
-    if not prices or min(prices.values()) <= 0:
-        raise SetupError("give at least one GPU with a price above 0, such as --gpu h100=2.99")
+        if not 0 < price < math.inf:
+            raise SetupError(
+                f"--gpu {offer}: the price per hour must be a number above 0; for GPUs of your own give what "
+                "an hour of one costs you, or 1 for the smallest number of them"
+            )
+        gpu = find_gpu(name.strip()).name
+        if gpu in prices:
+            raise SetupError(f"--gpu {offer}: {gpu} is offered at {prices[gpu]:g} already; give one price")
+        prices[gpu] = price
+    if not prices:
+        raise SetupError("offer at least one GPU with its price per hour, such as --gpu h100=2.99")
     return prices
 
 
@@ -50,8 +64,10 @@ def shapes(
     tensors: Sequence[int],
     pipelines: Sequence[int],
     weight_bytes: float,
+    block_tokens: int,
 ) -> list[Shape]:
-    """Those in which the model fits. Raises SetupError when there is none."""
+    """Those in which the model fits, with room for `BLOCKS_MIN` KV blocks. Raises SetupError when there is
+    none."""
     found: list[Shape] = []
     reason = ""
     for name, price in prices.items():
@@ -59,9 +75,12 @@ def shapes(
             for pipeline in (p for p in pipelines if p <= model.layers):
                 node = Node(model, find_gpu(name), tensor, pipeline, weight_bytes)
                 try:
-                    node.kv_pool_bytes()
+                    blocks = int(node.kv_pool_bytes() / node.kv_bytes_per_token / block_tokens)
                 except SetupError as error:
                     reason = str(error)
+                    continue
+                if blocks < BLOCKS_MIN:
+                    reason = f"{node.gpu_count} × {name} hold {blocks} KV blocks of {block_tokens} tokens"
                     continue
                 found.append(Shape(node, price))
     if not found:
@@ -79,48 +98,87 @@ def worker_of(shape: Shape, role: Role, size: EngineSize) -> Worker:
     )
 
 
-def demands(plan: Plan, *, pool_tokens: int) -> list[Demand]:
-    """The plan as one worker sees it, with what an LRU pool of its own would have cached."""
+def demands(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[Demand]:
+    """The plan at `factor` times its rate, with what an LRU pool of that size would have cached; None: one
+    without bound."""
     block_tokens = float(plan.block_tokens)
-    cache = LruPrefixCache(max(1, int(pool_tokens / block_tokens)) if block_tokens else 1)
+    blocks = None if pool_tokens is None or not block_tokens else max(1, int(pool_tokens / block_tokens))
+    cache = LruPrefixCache(blocks)
     found: list[Demand] = []
     for request in plan.requests:
         hits = cache.hit_then_insert(request.hash_ids) if request.hash_ids else 0
         cached = min(int(hits * block_tokens), request.input_tokens - 1)
-        found.append(Demand(request.at_s, request.input_tokens, cached, request.output_tokens))
+        found.append(Demand(request.at_s / factor, request.input_tokens, cached, request.output_tokens))
     return found
 
 
-def options(
-    plan: Plan,
-    listed: Sequence[Shape],
-    objectives: Objectives,
-    size: EngineSize,
-    *,
-    mean_rate: float,
-    on_done: Callable[[], None] = lambda: None,
-) -> Iterator[Option]:
-    """Each shape in each role, with the rate that one replica takes by its phase alone. `mean_rate`: of the
-    plan, requests per second."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a cluster."""
+
+    plan: Plan
+    factor: float
+    """Times the plan's own rate."""
+    rate: float
+    """Requests per second, then."""
+    objectives: Objectives
+    size: EngineSize
+
+
+def kinds(load: Load, listed: Sequence[Shape], *, on_done: Callable[[], None] = lambda: None) -> list[Kind]:
+    """Every pair of shapes, and every shape for both legs, that can serve the load at all."""
+    rates: dict[tuple[Role, str], float] = {}
     for shape in listed:
-        prefill, decode = (worker_of(shape, role, size) for role in (Role.PREFILL, Role.DECODE))
-        asked = demands(plan, pool_tokens=prefill.pool_tokens)
-
-        def ttft_met(stretch: float, worker: Worker = prefill, asked: list[Demand] = asked) -> float:
-            return _share(prefill_ttfts(asked, worker, stretch=stretch), objectives.ttft_s)
-
-        def tpot_met(stretch: float, worker: Worker = decode, asked: list[Demand] = asked) -> float:
-            return _share(decode_tpots(asked, worker, stretch=stretch), objectives.tpot_s)
-
-        rates = {
-            role: rate_max(met, mean_rate=mean_rate, attain=objectives.attain)
-            for role, met in ((Role.PREFILL, ttft_met), (Role.DECODE, tpot_met))
-        }
-        yield from (Option(shape, role, rate) for role, rate in rates.items())
-        if min(rates.values()) > 0:
-            # Its time is shared between the two, as far as each alone would fill it.
-            yield Option(shape, Role.BOTH, 1 / sum(1 / rate for rate in rates.values()))
+        for role, rate in _rates_alone(load, shape).items():
+            rates[role, shape.name] = rate
         on_done()
+    asked = demands(load.plan, factor=load.factor, pool_tokens=None)
+    pairs = [((Role.PREFILL, p), (Role.DECODE, d)) for p in listed for d in listed]
+    alone = [((Role.BOTH, shape),) for shape in listed]
+    found = (_kind(load, asked, rates, named) for named in (*pairs, *alone))
+    return [kind for kind in found if kind is not None]
+
+
+def _kind(
+    load: Load,
+    asked: Sequence[Demand],
+    rates: Mapping[tuple[Role, str], float],
+    named: tuple[tuple[Role, Shape], ...],
+) -> Kind | None:
+    wanted = load.objectives
+    workers = [worker_of(shape, role, load.size) for role, shape in named]
+    goal = math.ceil(wanted.attain * len(asked) - ROUNDING)
+    if served_alone(asked, workers, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s) < goal:
+        return None
+    needs = work_needs(asked, workers, goal=goal, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+    guess: list[int] = []
+    for role, shape in named:
+        rate = rates[role, shape.name]
+        guess.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
+    kind = Kind(named, tuple(guess), needs)
+    short = max((1 / sum(g / n for g, n in zip(guess, each, strict=True)) for each in needs), default=1.0)
+    return replace(kind, guess=tuple(math.ceil(g * max(1.0, short)) for g in guess))
+
+
+def _rates_alone(load: Load, shape: Shape) -> dict[Role, float]:
+    """What one replica takes by its phase alone, requests per second; 0: no rate is low enough."""
+    prefill, decode = (worker_of(shape, role, load.size) for role in (Role.PREFILL, Role.DECODE))
+    asked = demands(load.plan, factor=load.factor, pool_tokens=prefill.pool_tokens)
+    wanted = load.objectives
+
+    def ttft_met(stretch: float) -> float:
+        return _share(prefill_ttfts(asked, prefill, stretch=stretch), wanted.ttft_s)
+
+    def tpot_met(stretch: float) -> float:
+        return _share(decode_tpots(asked, decode, stretch=stretch), wanted.tpot_s)
+
+    rates = {
+        role: rate_max(met, mean_rate=load.rate, attain=wanted.attain)
+        for role, met in ((Role.PREFILL, ttft_met), (Role.DECODE, tpot_met))
+    }
+    # Its time is shared between the two, as far as each alone would fill it.
+    both = 1 / sum(1 / rate for rate in rates.values()) if min(rates.values()) > 0 else 0.0
+    return {**rates, Role.BOTH: both}
 
 
 def _share(seconds: Sequence[float], objective_s: float) -> float:

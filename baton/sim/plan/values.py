@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from baton.core.messages import Role
-from baton.sim.plan.search import ClusterPlan, Pool
+from baton.sim.plan.clusters import ClusterPlan, Pool
 
 Value = Mapping[str, "Value"] | str | int | float | bool
 

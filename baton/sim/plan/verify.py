@@ -1,66 +1,89 @@
-"""A planned cluster in the fleet simulator: the production router over modelled workers."""
+"""A planned cluster in the fleet simulator, set up as `baton simulate` sets it up: the production router over
+modelled workers, and the same requests."""
 
-from baton.config import EngineConfig
-from baton.config_router import RouterConfig
+from dataclasses import replace
+
+from baton.config import Config, EngineConfig
+from baton.core import garbage
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
-from baton.sim.fleet.spec import FleetSpec, WorkerSpec
+from baton.sim.fleet.setup import BLOCK_TOKENS, BLOCK_TOKENS_MAX, Pools, fleet_spec, machine_of
+from baton.sim.fleet.simulate import GARBAGE_THRESHOLDS, faster
+from baton.sim.fleet.spec import FleetSpec
 from baton.sim.fleet.workload import of_plan
-from baton.sim.plan.search import ClusterPlan, Pool, Verdict
-from baton.sim.plan.shapes import EngineSize, Objectives
+from baton.sim.plan.clusters import ClusterPlan, Verdict
+from baton.sim.plan.region import SLACK
+from baton.sim.plan.shapes import EngineSize, Load, Objectives
 from loadgen.lengths import Plan
-from loadgen.records import Outcome
-
-BLOCK_TOKENS = 512
+from loadgen.slo import Slo
 
 
-def fleet_spec(plan: ClusterPlan, objectives: Objectives, size: EngineSize) -> FleetSpec:
-    workers = tuple((_worker(role, pool, objectives, size), pool.count) for role, pool in plan.pools.items())
-    router = RouterConfig(disaggregate=plan.both is None)
-    classes = {"": (objectives.ttft_s, objectives.tpot_s)}
-    return FleetSpec(workers=workers, router=router, slo_classes=classes)
+def block_tokens_of(plan: Plan) -> int:
+    """The trace's own, if engines can have such blocks."""
+    own = plan.block_tokens
+    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
+    return int(own) if fits else BLOCK_TOKENS
 
 
-def _worker(role: Role, pool: Pool, objectives: Objectives, size: EngineSize) -> WorkerSpec:
-    node = pool.shape.node
-    pool_tokens = int(node.kv_pool_bytes() / node.kv_bytes_per_token)
-    return WorkerSpec(
-        role=role,
-        costs=node.costs(role, chunk_tokens=size.chunk_tokens),
-        block_tokens=BLOCK_TOKENS,
-        block_count=max(1, pool_tokens // BLOCK_TOKENS),
-        kv_token_bytes=node.kv_bytes_per_token,
-        max_model_tokens=pool_tokens,
-        engine=EngineConfig(
-            step_tokens_max=size.chunk_tokens,
-            batch_sequences_max=size.batch_max,
-            tpot_slo_s=objectives.tpot_s,
-            waiting_sequences_max=4096,
-        ),
-        send_bytes_s=node.transfer_bytes_s,
-        receive_bytes_s=node.transfer_bytes_s,
+def spec_of(
+    cluster: ClusterPlan, objectives: Objectives, size: EngineSize, *, block_tokens: int
+) -> FleetSpec:
+    """What the environment says of engines and routers holds; the sizes given here before that."""
+    config = Config()
+    sized = {
+        "block_tokens": block_tokens,
+        "step_tokens_max": size.chunk_tokens,
+        "batch_sequences_max": size.batch_max,
+        "tpot_slo_s": objectives.tpot_s,
+    }
+    counts = {role: pool.count for role, pool in cluster.pools.items()}
+    pools = Pools(*(counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)))
+    specs = [
+        fleet_spec(
+            machine_of(pool.shape.node),
+            pools,
+            block_tokens=block_tokens,
+            router=config.router,
+            engine=EngineConfig.model_validate({**config.engine.model_dump(), **sized}),
+            slo_classes={"": (objectives.ttft_s, objectives.tpot_s)},
+            refuses_late=config.slo.late == "refuse",
+        )
+        for pool in cluster.pools.values()
+    ]
+    # Each is the whole cluster on the machines of one pool; of each, that pool.
+    return replace(specs[0], workers=tuple(spec.workers[i] for i, spec in enumerate(specs)))
+
+
+def verify(cluster: ClusterPlan, load: Load) -> Verdict:
+    """Shares of all requests that met both objectives, and each. A run that can no longer come near the goal
+    is given up."""
+    offered, wanted = len(load.plan.requests), load.objectives
+    spec = spec_of(cluster, wanted, load.size, block_tokens=block_tokens_of(load.plan))
+    fleet = Fleet(spec, trace_block_tokens=float(load.plan.block_tokens))
+
+    def may_come_near(fleet: Fleet) -> bool:
+        missed = len(fleet.tally) - fleet.met + fleet.late_count
+        return missed <= (1 - wanted.attain + SLACK) * offered
+
+    with garbage.spared(GARBAGE_THRESHOLDS):
+        fleet.run(faster(of_plan(load.plan), load.factor), observer=may_come_near)
+    return _verdict(fleet, Slo(wanted.ttft_s, wanted.tpot_s), offered)
+
+
+def _verdict(fleet: Fleet, slo: Slo, offered: int) -> Verdict:
+    ended = list(fleet.tally)
+    met, ttft_met, tpot_met = (
+        sum(map(meets, ended)) for meets in (slo.is_met, slo.meets_ttft, slo.meets_tpot)
     )
-
-
-def verify(cluster: ClusterPlan, plan: Plan, objectives: Objectives, size: EngineSize) -> Verdict:
-    """Shares of the requests of `plan` that met both objectives, and each. A run whose misses are too many
-    already stops, and tells of those that ended."""
-    fleet = Fleet(
-        fleet_spec(cluster, objectives, size), trace_block_tokens=float(plan.block_tokens) or BLOCK_TOKENS
+    late = fleet.late_count
+    known = len(ended) + late
+    if not fleet.is_stopped:
+        return Verdict(met / offered, ttft_met / offered, tpot_met / offered, so_far=met / offered)
+    left = offered - known
+    return Verdict(
+        met=(left + met) / offered,
+        ttft_met=(left + ttft_met) / offered,
+        tpot_met=(left + late + tpot_met) / offered,
+        aborted=True,
+        so_far=met / max(1, known),
     )
-    misses_max = (1 - objectives.attain) * len(plan.requests) + 1
-    fleet.run(of_plan(plan), observer=lambda f: len(f.tally) - f.met <= misses_max)
-    met = ttft_met = tpot_met = 0
-    for record in fleet.tally:
-        if record.outcome is not Outcome.COMPLETED:
-            continue
-        in_time = record.ttft_s is not None and record.ttft_s <= objectives.ttft_s
-        steady = record.tpot_s is None or record.tpot_s <= objectives.tpot_s
-        ttft_met += in_time
-        tpot_met += steady
-        met += in_time and steady
-    ended = max(1, len(fleet.tally))
-    share = met / ended
-    if fleet.is_stopped:
-        share = min(share, objectives.attain - 1e-6)
-    return Verdict(share, ttft_met / ended, tpot_met / ended)

@@ -16,7 +16,7 @@ from baton.core.messages import Role
 from baton.core.operate import Pool as ControlPool
 from baton.engine.served_models import each_model
 from baton.sim.hardware import GPUS, MODELS, Node, find_gpu
-from baton.sim.plan.search import ClusterPlan, Pool, Shape
+from baton.sim.plan.clusters import ClusterPlan, Pool, Shape
 from baton.sim.plan.values import helm_values
 from baton.telemetry.render import rendered
 from control_plane.workers import first_pools

@@ -136,6 +136,12 @@ def test_what_config_json_rules_out(changes, says) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_positions_without_a_bound_are_told_as_what_they_are() -> None:
+    config = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"}
+    with pytest.raises(SetupError, match="such as ALiBi's biases"):
+        parse_spec({**config, "architectures": ["BloomForCausalLM"], "model_type": "bloom"})
+
+
 @pytest.mark.parametrize(
     ("name", "config", "says"),
     [

@@ -269,6 +269,34 @@ async def test_token_ids_come_along_when_asked_for(folder, ids, stream):
         assert got[: len(ids())] == ids()
         plain = await c.openai().completions.create(model=MODEL, prompt="x", max_tokens=100)
         assert not hasattr(plain.choices[0], "token_ids")
+        assert not hasattr(plain.choices[0], "prompt_token_ids")
+
+
+@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_prompts_token_ids_come_along_once_for_each_choice(folder, ids, stream, beams):
+    if stream and beams:
+        return
+    worker = FakeWorker(reply=ids())
+    more = {"use_beam_search": True} if beams else {}
+    async with cluster(folder, worker) as c:
+        extra = {"extra_body": {"return_token_ids": True, **more}}
+        ask = {"model": MODEL, "max_tokens": 20, "n": 2, "stream": stream, **extra}
+        prompts = [[5, 9, 7], [8, 8]]
+        answer = await c.openai().completions.create(prompt=prompts, **ask)
+        chunks = [chunk async for chunk in answer] if stream else [answer]
+        told = {}
+        for choice in (choice for chunk in chunks for choice in chunk.choices):
+            if (found := getattr(choice, "prompt_token_ids", None)) is not None:
+                assert choice.index not in told
+                told[choice.index] = found
+        assert told == {0: prompts[0], 1: prompts[0], 2: prompts[1], 3: prompts[1]}
+        worker.started.clear()
+        answer = await c.openai().chat.completions.create(messages=ASK["messages"], **ask)
+        chunks = [chunk async for chunk in answer] if stream else [answer]
+        told = [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")]
+        prompt = min((one.tokens for one in worker.started), key=len)
+        assert told == [list(prompt)] * (2 if stream else 1)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -120,7 +121,7 @@ async def test_a_client_that_never_takes_its_whole_answer_is_dropped_after_its_d
     dropped = asyncio.Event()
     deadline_s = asyncio.get_running_loop().time() - DEADLINE_GRACE_S
     exchange = Exchange(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
-    await exchange.last_words(written_to_nobody(), on_drop=dropped.set)
+    await exchange.last_words(written_to_nobody(), on_drop=lambda error: dropped.set())
     assert dropped.is_set()
     assert exchange.is_too_slow
 
@@ -138,7 +139,8 @@ async def test_leaving_before_the_body_is_complete(folder):
             assert (await http.get("/health/live")).status_code == 200
 
 
-async def test_a_client_that_stops_reading_is_dropped_and_others_go_on(folder, letters):
+async def test_a_client_that_stops_reading_is_dropped_and_others_go_on(folder, letters, caplog):
+    caplog.set_level(logging.INFO)
     worker = FakeWorker(reply=letters, endless=True)
     async with cluster(folder, worker, output_buffer_tokens_max=64, context=200_000) as c:
         stuck = await RawClient.post(c, stream=True, max_tokens=100_000, receive_bytes=2048)
@@ -147,7 +149,14 @@ async def test_a_client_that_stops_reading_is_dropped_and_others_go_on(folder, l
         assert answer.usage.completion_tokens == 200
         await worker.until(lambda: worker.cancelled)
         await c.nothing_in_flight()
-        assert b"[DONE]" not in await stuck.rest()
+        read = await stuck.rest()
+        assert b"[DONE]" not in read
+        *_, last, end = read.split(b"\r\n0\r\n\r\n")[0].split(b"\n\n")
+        assert end == b""
+        error = orjson.loads(last.split(b"data: ")[-1])["error"]
+        assert error["code"] == "client_too_slow"
+        dropped = [r.getMessage() for r in caplog.records if "does not read" in r.getMessage()]
+        assert len(dropped) == 1
         async with c.http() as http:
             metrics = (await http.get("/metrics")).text
         assert 'baton_router_dropped_slow_requests_total{model="tiny"} 1.0' in metrics

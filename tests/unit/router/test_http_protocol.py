@@ -67,8 +67,6 @@ def status_and_error(answer):
 async def test_too_large_headers_are_refused(folder, data):
     async with cluster(folder) as c:
         answer = await exchange(c, data)
-        if b"chunked" in data and not answer:
-            return  # a request is running already: it is hung up on
         status, error = status_and_error(answer)
         assert status == 431
         assert error["type"] == "invalid_request_error"
@@ -175,3 +173,60 @@ async def test_head_is_answered_like_get(folder):
         ):
             assert (await http.head(path)).status_code == (await http.get(path)).status_code
             assert (await http.head(path)).content == b""
+
+
+def request(body, *, version="1.1", headers=b"", length=None):
+    length = len(body) if length is None else length
+    head = f"POST {CHAT} HTTP/{version}\r\nHost: x\r\nContent-Length: {length}\r\n"
+    return head.encode() + headers + b"\r\n" + body
+
+
+CHAT_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def letters(folder):
+    return Tokenizer.load(str(folder))._rust.encode("abcdefg", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_http_1_0_gets_no_chunks(folder, letters, version, stream):
+    data = request(
+        orjson.dumps(CHAT_BODY | {"stream": stream}), version=version, headers=b"Connection: close\r\n"
+    )
+    async with cluster(folder, FakeWorker(reply=letters)) as c:
+        head, _, body = (await exchange(c, data)).partition(b"\r\n\r\n")
+        assert b" 200 " in head.split(b"\r\n")[0]
+        is_chunked = b"transfer-encoding: chunked" in head.lower()
+        assert is_chunked == (stream and version == "1.1")
+        if not stream:
+            assert orjson.loads(body)["choices"][0]["message"]["content"] == "abcdefg"
+        elif not is_chunked:
+            events = body.decode().removesuffix("\n\n").split("\n\n")
+            assert events[-1] == "data: [DONE]"
+            said = [orjson.loads(event.removeprefix("data: ")) for event in events[:-1]]
+            assert "".join(e["choices"][0]["delta"].get("content", "") for e in said) == "abcdefg"
+        await c.nothing_in_flight()
+
+
+async def test_a_body_that_is_no_body_is_answered(folder):
+    head = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with cluster(folder) as c:
+        for begin in (b"", b'5\r\n{"mod\r\n'):
+            status, error = status_and_error(await exchange(c, head + begin + b"ZZ\r\nabc\r\n"))
+            assert status == 400
+            assert "invalid HTTP request" in error["message"]
+        await c.nothing_in_flight()
+
+
+@pytest.mark.parametrize(("coding", "status"), [(b"gzip", 415), (b"br", 415), (b"identity", 200)])
+async def test_a_coding_that_is_not_understood_is_refused(folder, letters, coding, status):
+    data = request(
+        orjson.dumps(CHAT_BODY), headers=b"Content-Encoding: " + coding + b"\r\nConnection: close\r\n"
+    )
+    async with cluster(folder, FakeWorker(reply=letters)) as c:
+        head, _, body = (await exchange(c, data)).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        if status == 415:
+            assert "content-encoding" in orjson.loads(body)["error"]["message"]

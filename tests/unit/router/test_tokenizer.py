@@ -96,6 +96,15 @@ def test_an_unusable_config_is_a_setup_error(tmp_path, text):
         read_model_card(tmp_path)
 
 
+def test_a_chat_template_that_is_none_is_a_setup_error_and_not_every_clients(tmp_path):
+    folder = make_folder(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text("{# greeting #}\n{% for x in %}")
+    with pytest.raises(SetupError, match=r"chat template of .*tiny does not parse: line 2: .*take it out"):
+        Tokenizer.load(str(folder))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('I greet nobody') }}")
+    assert Tokenizer.load(str(folder)).has_chat_template
+
+
 def test_a_card_of_a_text_model_inside_another(tmp_path):
     outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": 3}
     inner = {**LLAMA, "architectures": None}

@@ -7,7 +7,7 @@ import yaml
 from baton.__main__ import main
 from baton.core.messages import Role
 from baton.sim.hardware import MODELS, Node, find_gpu
-from baton.sim.plan.search import ClusterPlan, Pool, Shape
+from baton.sim.plan.clusters import ClusterPlan, Pool, Shape
 from baton.sim.plan.values import helm_values
 
 
@@ -47,7 +47,9 @@ def test_the_cheapest_cluster_is_printed_and_written_as_values(tmp_path, run):
     told = json.loads(said.out)
     best = told["cheapest"]
     assert best["price_per_hour"] <= told["runner_up"]["price_per_hour"]
-    assert all(t["price_per_hour"] <= best["price_per_hour"] for t in told["tried"] if not t["passed"])
+    assert best["price_per_hour"] == min(t["price_per_hour"] for t in told["tried"] if t["passed"])
+    assert told["is_complete"]
+    assert told["rate_simulated_per_s"] == 6 * 1.2
     written = yaml.safe_load(values.read_text())["pools"]
     assert {r: p["replicas"] for r, p in written.items() if p["replicas"]} == {
         r: p["replicas"] for r, p in best["pools"].items()
@@ -61,6 +63,15 @@ def test_the_cheapest_cluster_is_printed_and_written_as_values(tmp_path, run):
         (("--gpu", "h100"), "price per hour"),
         (("--gpu", "h100=3", "--tensor", "two"), "list of widths"),
         (("--gpu", "l4=1", "--tensor", "1"), "fits in none"),
+        (("--gpu", "h100=nan"), "a number above 0"),
+        (("--gpu", "h100=inf"), "a number above 0"),
+        (("--gpu", "h100=-2"), "a number above 0"),
+        (("--gpu", "h100=0"), "what an hour of one costs you"),
+        (("--gpu", "h100=1", "--gpu", "H100=2"), "offered at 1 already"),
+        (("--gpu", "h100=3", "--rate", "inf"), "--rate inf: give a finite number"),
+        (("--gpu", "h100=3", "--rate", "nan"), "'--rate': Input should be greater than or equal to"),
+        (("--gpu", "h100=3", "--headroom", "inf"), "--headroom inf: give a finite number"),
+        (("--gpu", "h100=3", "--headroom", "nan"), "'--headroom': Input should be greater than or equal to"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, run, args, words):
@@ -71,6 +82,48 @@ def test_what_cannot_be_planned_is_said_in_one_line(tmp_path, run, args, words):
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("where", [".", "not/there.yaml", "/proc/values.yaml"])
+def test_values_that_cannot_be_written_are_told_before_anything_is_read(tmp_path, run, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    status, said = run(
+        tmp_path / "missing.jsonl", "--model", "llama-3-8b", "--gpu", "a100=2", *OBJECTIVES, "--values", where
+    )
+    assert status == 2
+    assert f"cannot write {where}" in said.err
+
+
+def test_a_run_that_was_given_up_is_marked_and_its_share_is_a_bound(tmp_path, run):
+    args = (
+        trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "l40s=1", *OBJECTIVES, "--tensor", 1,
+        "--rate", 40, "--json",
+    )  # fmt: skip
+    _, said = run(*args)
+    tried = json.loads(said.out)["tried"]
+    given_up = [one for one in tried if one["aborted"]]
+    assert given_up
+    assert all(one["met"] is None and one["met_at_most"] < 0.9 and not one["passed"] for one in given_up)
+    assert all(one["met"] == one["met_at_most"] for one in tried if not one["aborted"])
+    assert f"<= {given_up[0]['met_at_most']:.1%}" in said.err
+
+
+def test_a_search_that_ran_out_of_simulations_says_so(tmp_path, run):
+    status, said = run(
+        trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "l40s=1", *OBJECTIVES, "--tensor", 1,
+        "--rate", 40, "--simulations", 1,
+    )  # fmt: skip
+    assert status == 0
+    assert "not complete" in said.out
+    assert "Raise --simulations" in said.out
+
+
+def test_a_trace_of_one_instant_has_no_rate_to_plan_for(tmp_path, run):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [0]}')
+    status, said = run(path, "--model", "llama-3-8b", "--gpu", "a100=2", *OBJECTIVES, "--rate", 4)
+    assert status == 2
+    assert "one instant" in said.err
+
+
 def test_objectives_that_nothing_meets_end_with_status_1(tmp_path, run):
     status, said = run(
         trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "a100=2",
@@ -78,6 +131,7 @@ def test_objectives_that_nothing_meets_end_with_status_1(tmp_path, run):
     )  # fmt: skip
     assert status == 1
     assert "Nothing that was tried" in said.out
+    assert "with nobody beside them" in said.out
 
 
 def test_values_are_yaml_whatever_the_names_are():
