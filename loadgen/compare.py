@@ -14,7 +14,7 @@ from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
 from loadgen.outputs import ObjectiveOptions, check_outputs, write_to
-from loadgen.report import Report, Slo
+from loadgen.report import Report
 from loadgen.report.summary import ratio_to_first, summary_rows
 from loadgen.show import show_comparison
 
@@ -79,7 +79,7 @@ def _read(asked: CompareOptions, position: int) -> Report:
     path = asked.runs[position]
     change: dict[str, object] = {}
     if asked.ttft_slo is not None or asked.tpot_slo is not None:
-        change["slo"] = Slo(asked.ttft_slo, asked.tpot_slo)
+        change["slo"] = asked.slo
     if asked.class_slo:
         change["class_slos"] = asked.class_slos()
     if asked.attain is not None:

@@ -8,18 +8,26 @@ whole runs. Input lengths are rounded up: a request keeps its number of blocks. 
 the nearest (halves to even), at least 1."""
 
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import RateShape, spread_ticks
-from loadgen.formats.base import TRACE_BLOCK_TOKENS
+from loadgen.formats.base import TOKENS_MAX, TRACE_BLOCK_TOKENS
 from loadgen.hang_ups import HangUp, HangUps
 from loadgen.traces import Trace, TraceRequest
 from loadgen.users import Users
 
 BLOCK_TOKENS_MIN = 4
 """Enough to tell 2**32 blocks apart with 1,000 token ids."""
+
+FACTOR_MAX = 1_000_000
+_FACTOR = re.compile(r"[\d._]{1,40}([eE][+-]?\d{1,3})?|\d{1,40} ?/ ?\d{1,40}")
+"""Short: a number of many digits takes long to read."""
+
+RATE_MAX = 1_000_000
+"""Requests per second; the least is one in so many seconds."""
 
 HASH_ID_MAX = 2**31
 """Traces whose ids are hashes of 64 bits and not dense numbers are numbered anew."""
@@ -84,22 +92,39 @@ class Plan:
 
 
 def parse_factor(text: str) -> Fraction:
-    """`1/16`, `0.5` or `2`. Raises SetupError unless it is a positive number."""
+    """`1/16`, `0.5` or `2`. Raises SetupError unless it is a positive number that can be meant."""
+    said = text.strip()
     try:
-        factor = Fraction(text.strip())
+        factor = Fraction(said) if _FACTOR.fullmatch(said) else Fraction(0)
     except (ValueError, ZeroDivisionError):
         factor = Fraction(0)
-    if factor <= 0:
-        raise SetupError(f"{text!r} is not a positive factor such as 1/16, 0.5 or 2")
+    if not Fraction(1, FACTOR_MAX) <= factor <= FACTOR_MAX:
+        raise SetupError(f"{text[:40]!r} is not a positive factor such as 1/16, 0.5 or 2")
     return factor
+
+
+def factor_text(factor: Fraction) -> str:
+    """As people write it; a search's factors are no simple fractions."""
+    return str(factor) if factor.denominator <= 1000 else f"{float(factor):.6g}"
+
+
+def check_rate(requests_per_s: float | None, time_scale: str) -> None:
+    """Raises SetupError: both options are given."""
+    if requests_per_s is not None and time_scale != "1":
+        raise SetupError("--rate and --time-scale say the same thing; give one")
 
 
 def time_scale_for(trace: Trace, requests_per_s: float) -> Fraction:
     """The time scale that makes the trace's mean rate this. Raises SetupError."""
     span_s = trace.requests[-1].at_s - trace.requests[0].at_s
-    if requests_per_s <= 0 or span_s <= 0:
-        raise SetupError(f"--rate {requests_per_s:g}: must be above 0, and the trace longer than an instant")
-    return Fraction((len(trace.requests) - 1) / span_s / requests_per_s).limit_denominator(10**9)
+    if not 1 / RATE_MAX <= requests_per_s <= RATE_MAX:  # nor is it "not a number"
+        raise SetupError(
+            f"--rate {requests_per_s:g}: must be from {1 / RATE_MAX:g} to {RATE_MAX:,} per second"
+        )
+    if span_s <= 0:
+        raise SetupError(f"--rate {requests_per_s:g}: the trace is a single instant: take more of it")
+    exact = Fraction((len(trace.requests) - 1) / span_s / requests_per_s)
+    return exact.limit_denominator(10**9) or exact
 
 
 def make_plan(
@@ -123,6 +148,8 @@ def make_plan(
         wanted_in, wanted_out = _size(r, scaling)
         inputs = _capped(wanted_in, scaling.input_tokens_max)
         outputs = _capped(wanted_out, scaling.output_tokens_max)
+        if max(inputs, outputs) > TOKENS_MAX:
+            raise SetupError(f"request {i}, scaled, has more than {TOKENS_MAX:,} tokens: scale by less")
         inputs_cut += inputs < wanted_in
         outputs_cut += outputs < wanted_out
         parent = None if r.parent_row is None else indices.get(r.parent_row)

@@ -14,10 +14,19 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from loadgen.slo import target_s
 from loadgen.target import Api
 from loadgen.traces import TraceFormat
 
 _Asked = TypeVar("_Asked")
+
+
+def target(text: str | float) -> float:
+    """Of an objective's option, or its default."""
+    try:
+        return target_s(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 class Sessions(StrEnum):
@@ -53,9 +62,9 @@ class TrafficOptions:
     time_scale: Annotated[
         str, typer.Option(help="Factor for the time between arrivals; 2 is half the rate.")
     ] = "1"
-    rate: Annotated[
-        float | None, typer.Option(min=0, help="Mean requests per second, instead of --time-scale.")
-    ] = None
+    rate: Annotated[float | None, typer.Option(help="Mean requests per second, instead of --time-scale.")] = (
+        None
+    )
     ramp: Annotated[
         str, typer.Option(help="FROM:TO:SECONDS, factors of the rate, such as 0.5:2:60; TO stays.")
     ] = ""

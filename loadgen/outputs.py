@@ -13,14 +13,17 @@ from baton.files import check_apart, check_writable, in_turn, is_stdout
 from baton.terminal import new_console
 from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
+from loadgen.options import target
 from loadgen.records import Record
 from loadgen.report import Report
 from loadgen.show import show_report
-from loadgen.slo import Slo, parse_class_slo
+from loadgen.slo import Slo, parse_class_slo, slo_of
 
 ATTAIN = 0.9
-_TTFT = typer.Option(min=0, help="Target for the first token, seconds.")
-_TPOT = typer.Option(min=0, help="Target per token after the first, seconds.")
+_TTFT = typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
+_TPOT = typer.Option(
+    parser=target, metavar="SECONDS", help="Target per token after the first; none: no target."
+)
 _CLASS = typer.Option(
     "--class-slo", help="NAME=TTFT/TPOT: targets of one class, seconds, - for none; may be given again."
 )
@@ -57,7 +60,7 @@ class ObjectiveOptions:
 
     @property
     def slo(self) -> Slo:
-        return Slo(self.ttft_slo, self.tpot_slo)
+        return slo_of(self.ttft_slo, self.tpot_slo)
 
     def class_slos(self) -> dict[str, Slo]:
         """Raises SetupError."""

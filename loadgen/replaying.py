@@ -14,7 +14,7 @@ from loadgen.client import parse_url
 from loadgen.expected_cache import expected_cache
 from loadgen.files import read_records
 from loadgen.first_answers import FirstAnswers
-from loadgen.lengths import Plan, PlannedRequest, time_scale_for
+from loadgen.lengths import Plan, PlannedRequest, factor_text, time_scale_for
 from loadgen.options import SendingOptions, TrafficOptions
 from loadgen.outlook import Outlook
 from loadgen.outputs import ObjectiveOptions, OutputOptions
@@ -74,6 +74,17 @@ class SearchOptions:
 class ReplayOptions(OutputOptions, SearchOptions, ObjectiveOptions, SendingOptions, TrafficOptions):
     """The parameters of `replay`."""
 
+    def check(self) -> None:
+        """What can be said before the trace is read. Raises SetupError."""
+        super().check()
+        objectives = Objectives(self.slo, self.class_slos())
+        if self.search:
+            objectives.check_search()
+        if self.search and self.cancel == 1:
+            raise SetupError(
+                "--search --cancel 1: every request is hung up on, which leaves nothing to judge"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -99,13 +110,17 @@ class Replayer:
         self.earlier = None if asked.same_answers_as is None else read_records(asked.same_answers_as)
         self.traffic = traffic_of(asked)
         self.plan = self.traffic.plan()
+        self.objectives.check_classes(r.slo_class for r in self.plan.requests)
+        if (asked.warm_up or 0) >= len(self.plan.requests):
+            said = f"--warm-up {asked.warm_up} of {len(self.plan.requests)} requests"
+            raise SetupError(f"{said} leaves nothing to judge")
         server = parse_url(asked.url, api_key=asked.api_key or self.traffic.users.first_key)
         self.target = probe(server, model=asked.model, api=asked.api, openai_only=asked.openai_only)
         self._console = console
 
     def run_once(self) -> Ran:
         """At the rate asked for."""
-        warm_up = min(self.asked.warm_up or 0, len(self.plan.requests))
+        warm_up = self.asked.warm_up or 0
         sent = self._send(self.plan, name="replay", objectives=self.objectives, warm_up=warm_up)
         settings = self._settings(self.traffic, self.plan, warm_up=warm_up, with_expected_hits=not warm_up)
         ran = self._ran(sent, settings, warm_up)
@@ -229,7 +244,7 @@ class Replayer:
             planned=len(plan.requests) - warm_up,
             label=asked.label,
             trace_format=traffic.trace.format.value,
-            time_scale=_factor_text(traffic.scaling.time_scale),
+            time_scale=factor_text(traffic.scaling.time_scale),
             seed=traffic.seed,
             expected_hit_ratio=expected,
             options={
@@ -247,11 +262,6 @@ def _began_at_s(records: list[Record]) -> float | None:
     if not records:
         return None
     return time.time() - (time.monotonic() - min(r.planned_s for r in records))
-
-
-def _factor_text(factor: Fraction) -> str:
-    """As people write it; a search's factors are no simple fractions."""
-    return str(factor) if factor.denominator <= 1000 else f"{float(factor):.6g}"
 
 
 _SILENT = Observer(lambda record: None, lambda record: None)
@@ -295,11 +305,7 @@ class LiveSearch:
         span_s = max(r.at_s for r in requests) - min(r.at_s for r in requests)
         if span_s <= 0:
             raise SetupError("--search needs requests at different instants: take more of the trace")
-        if asked.slo.ttft_s is None and asked.slo.tpot_s is None and not asked.class_slo:
-            raise SetupError("--search needs objectives: give --ttft-slo and --tpot-slo")
         self._warm_up = int(len(requests) * WARM_UP_SHARE) if asked.warm_up is None else asked.warm_up
-        if self._warm_up >= len(requests):
-            raise SetupError(f"--warm-up {self._warm_up} of {len(requests)} requests leaves nothing to judge")
         self._settings = SearchSettings(
             attain=asked.goal,
             start_per_s=(len(requests) - 1) / span_s,

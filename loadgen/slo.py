@@ -5,11 +5,15 @@ an *SLO scale* multiplies both objectives at once (section 6.2): below 1 they ar
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.core.errors import SetupError
 from loadgen.records import Outcome, Record
+
+NO_TARGET_S = math.inf
+"""What an option says for "no target", where leaving it out means another thing."""
+TARGET_S_MAX = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,23 @@ class Objectives:
     def is_met(self, record: Record) -> bool:
         return self.of(record).is_met(record)
 
+    @property
+    def asks_nothing(self) -> bool:
+        return all(slo == Slo() for slo in (self.default, *self.by_class.values()))
+
+    def check_search(self) -> None:
+        """Raises SetupError: no rate would miss them."""
+        if self.asks_nothing:
+            raise SetupError("--search needs objectives: give --ttft-slo and --tpot-slo")
+
+    def check_classes(self, known: Iterable[str]) -> None:
+        """Raises SetupError: targets for a class that no request has."""
+        found = sorted(set(known) - {""})
+        for name in self.by_class:
+            if name not in found:
+                here = f"they have {', '.join(found)}" if found else "they have none"
+                raise SetupError(f"--class-slo {name}: none of the requests is of this class; {here}")
+
     def scaled(self, factor: float) -> "Objectives":
         by_class = {name: slo.scaled(factor) for name, slo in self.by_class.items()}
         return Objectives(self.default.scaled(factor), by_class)
@@ -91,13 +112,27 @@ def parse_class_slo(text: str) -> tuple[str, Slo]:
     return name, slo
 
 
+def slo_of(ttft_s: float | None, tpot_s: float | None) -> Slo:
+    """Of options as `target_s` reads them."""
+    return Slo(*(None if target_s == NO_TARGET_S else target_s for target_s in (ttft_s, tpot_s)))
+
+
+def target_s(text: str) -> float:
+    """Seconds, `NO_TARGET_S` for `none`. Raises ValueError, with what to write."""
+    if text.strip() in ("none", "-"):
+        return NO_TARGET_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= TARGET_S_MAX:
+        raise ValueError(f"{text!r}: write seconds above 0, or none")
+    return seconds
+
+
 def _target(text: str) -> float | None:
-    if text.strip() == "-":
-        return None
-    target_s = float(text)
-    if not 0 < target_s < math.inf:
-        raise ValueError(text)
-    return target_s
+    seconds = target_s(text)
+    return None if seconds == NO_TARGET_S else seconds
 
 
 def _times(target_s: float | None, factor: float) -> float | None:

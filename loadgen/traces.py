@@ -16,7 +16,7 @@ from baton.core.errors import SetupError
 from loadgen.formats.azure import COLUMNS as AZURE_COLUMNS
 from loadgen.formats.azure import read_azure
 from loadgen.formats.bailian import read_bailian
-from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
+from loadgen.formats.base import TRACE_BLOCK_TOKENS, LeftOut, Trace, TraceFormat, TraceRequest
 from loadgen.formats.burstgpt import COLUMNS as BURSTGPT_COLUMNS
 from loadgen.formats.burstgpt import read_burstgpt
 from loadgen.formats.lines import cells_of, first_line, json_object
@@ -37,7 +37,7 @@ __all__ = [
 REORDER_REQUESTS_MAX = 65_536
 """How far a row may stand from its place in time when a file is streamed."""
 
-_READERS: dict[TraceFormat, Callable[[Path], Iterator[TraceRequest | None]]] = {
+_READERS: dict[TraceFormat, Callable[[Path], Iterator[TraceRequest | LeftOut]]] = {
     TraceFormat.MOONCAKE: read_mooncake,
     TraceFormat.AZURE: read_azure,
     TraceFormat.BURSTGPT: read_burstgpt,
@@ -50,7 +50,7 @@ def read_trace(path: Path, *, format: TraceFormat | None = None) -> Trace:
     """The whole file. Raises SetupError: missing, unknown format, broken line, no request."""
     found = detect_format(path) if format is None else format
     rows = list(_READERS[found](path))
-    requests = sorted((r for r in rows if r is not None), key=lambda r: r.at_s)
+    requests = sorted((r for r in rows if isinstance(r, TraceRequest)), key=lambda r: r.at_s)
     if not requests:
         raise SetupError(f"{path}: the trace holds no request")
     first_s = requests[0].at_s
@@ -58,7 +58,7 @@ def read_trace(path: Path, *, format: TraceFormat | None = None) -> Trace:
         found,
         tuple(replace(r, at_s=r.at_s - first_s) for r in requests),
         block_tokens=block_tokens_of(path) if found is TraceFormat.MOONCAKE else None,
-        skipped=len(rows) - len(requests),
+        skipped_at_s=tuple(sorted(r.at_s - first_s for r in rows if isinstance(r, LeftOut))),
     )
 
 
@@ -68,7 +68,7 @@ def stream_trace(path: Path, *, format: TraceFormat | None = None) -> Iterator[T
     order.
     """
     found = detect_format(path) if format is None else format
-    rows = (r for r in _READERS[found](path) if r is not None)
+    rows = (r for r in _READERS[found](path) if isinstance(r, TraceRequest))
     held = [(r.at_s, r.row, r) for r in islice(rows, REORDER_REQUESTS_MAX)]
     if not held:
         raise SetupError(f"{path}: the trace holds no request")
@@ -93,13 +93,18 @@ def cut(
     A turn whose turn before is cut away starts its session. Raises SetupError when nothing is left.
     """
     end_s = start_s + duration_s
-    kept = [replace(r, at_s=r.at_s - start_s) for r in trace.requests if start_s <= r.at_s < end_s][:limit]
+    inside = [replace(r, at_s=r.at_s - start_s) for r in trace.requests if start_s <= r.at_s < end_s]
+    kept = inside[:limit]
     if not kept:
         last_s = trace.requests[-1].at_s
         raise SetupError(f"the slice holds no request: the trace has {len(trace.requests)} in {last_s:.0f} s")
     rows = {r.row for r in kept}
     kept = [r if r.parent_row is None or r.parent_row in rows else replace(r, parent_row=None) for r in kept]
-    return replace(trace, requests=tuple(kept))
+    # What failed behind the last one that is taken is not left out of this slice.
+    last_s = end_s - start_s if len(kept) == len(inside) else kept[-1].at_s
+    first_s = start_s or -math.inf  # of the whole trace, also what failed before its first request
+    skipped = tuple(at_s - start_s for at_s in trace.skipped_at_s if first_s <= at_s <= start_s + last_s)
+    return replace(trace, requests=tuple(kept), skipped_at_s=skipped)
 
 
 def detect_format(path: Path) -> TraceFormat:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from baton.core.errors import SetupError
 from loadgen.arrivals import RateShape, parse_burst, parse_ramp, parse_warp
 from loadgen.hang_ups import HangUps
-from loadgen.lengths import Plan, Scaling, make_plan, parse_factor, time_scale_for
+from loadgen.lengths import Plan, Scaling, check_rate, make_plan, parse_factor, time_scale_for
 from loadgen.options import Sessions, TrafficOptions
 from loadgen.sources import name_of, open_trace
 from loadgen.traces import Trace, cut
@@ -54,8 +54,8 @@ class Traffic:
         }
         if plan.blocks_grouped > 1:
             told["prefixes_in_trace_blocks"] = plan.blocks_grouped
-        if self.trace.skipped:
-            told["failed_in_trace_left_out"] = self.trace.skipped
+        if self.trace.skipped_at_s:
+            told["failed_in_trace_left_out"] = len(self.trace.skipped_at_s)
         if self.shape:
             points = ", ".join(f"{factor:g}x at {at_s:g} s" for at_s, factor in self.shape.points)
             bursts = ", ".join(f"{b.factor:g}x {b.at_s:g}+{b.duration_s:g} s" for b in self.shape.bursts)
@@ -67,10 +67,11 @@ class Traffic:
 
 def traffic_of(asked: TrafficOptions) -> Traffic:
     """Raises SetupError."""
-    if asked.rate is not None and asked.time_scale != "1":
-        raise SetupError("--rate and --time-scale say the same thing; give one")
+    check_rate(asked.rate, asked.time_scale)
     if asked.ramp and asked.warp:
         raise SetupError("--ramp and --warp say the same thing; give one")
+    if asked.cancel_after is not None and not asked.cancel:
+        raise SetupError("--cancel-after says how long those wait that hang up: give --cancel SHARE, too")
     scaling = Scaling(
         parse_factor(asked.length_scale),
         parse_factor(asked.output_scale or asked.length_scale),

@@ -25,11 +25,34 @@ AutoscaleRule = Annotated[
         + " says. Bounds and all else: --set autoscale.FIELD=VALUE.",
     ),
 ]
-StartUp = Annotated[float, typer.Option(min=0, help="From starting a worker until it serves, seconds.")]
+START_UP_S, HPA_TARGET = 120.0, 0.7
+StartUp = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Of --autoscale: seconds until a worker serves that is started; default: {START_UP_S:g}.",
+    ),
+]
 HpaTarget = Annotated[
-    float, typer.Option(min=0.05, max=1, help="Load that --autoscale hpa aims at, of what there is.")
+    float | None,
+    typer.Option(
+        min=0.05, max=1, help=f"Load that --autoscale hpa aims at, of what there is; default: {HPA_TARGET}."
+    ),
 ]
 Advise = Annotated[bool, typer.Option(help="Record what --autoscale would do, and do nothing.")]
+
+
+def check_options(name: str, *, start_up_s: float | None, hpa_target: float | None, is_advice: bool) -> None:
+    """Raises SetupError: what is asked for would do nothing."""
+    asked = {
+        "--start-up": start_up_s is not None,
+        "--advise": is_advice,
+        "--hpa-target": hpa_target is not None,
+    }
+    for option, is_given in asked.items():
+        rule = "hpa" if option == "--hpa-target" else "RULE"
+        if is_given and (not name or rule not in ("RULE", name)):
+            raise SetupError(f"{option} is of --autoscale: give --autoscale {rule}, too")
 
 
 def scaled(
@@ -37,8 +60,8 @@ def scaled(
     spec: FleetSpec,
     config: AutoscaleConfig,
     *,
-    start_up_s: float,
-    hpa_target: float,
+    start_up_s: float | None,
+    hpa_target: float | None,
     is_advice: bool,
     gpus_per_worker: int,
 ) -> Callable[[Fleet], FleetScaling]:
@@ -57,9 +80,12 @@ def scaled(
         hold_s=spec.router.queue_wait_s,
         is_advice=is_advice,
     )
-    rule = make_rule(name, settings, target=hpa_target)
+    rule = make_rule(name, settings, target=HPA_TARGET if hpa_target is None else hpa_target)
     scaling = ScalingSpec(
-        start_s=start_up_s, interval_s=config.interval_s, gpus_per_worker=gpus_per_worker, is_advice=is_advice
+        start_s=START_UP_S if start_up_s is None else start_up_s,
+        interval_s=config.interval_s,
+        gpus_per_worker=gpus_per_worker,
+        is_advice=is_advice,
     )
 
     def make(fleet: Fleet) -> FleetScaling:

@@ -1,7 +1,8 @@
 """`baton simulate`: a production trace on a modelled cluster, with the production router."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from baton.cli.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, scaled
+from baton.cli.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from baton.cli.settings import load_config
 from baton.cli.simulate_show import Outputs, live_progress, publish
 from baton.config import AutoscaleConfig, Config
@@ -33,9 +34,18 @@ from baton.sim.fleet.simulate import simulate as run
 from baton.sim.fleet.spec import FleetSpec, StoreSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.hardware import Node, find_gpu, find_model
-from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
-from loadgen.report import Settings, Slo
-from loadgen.slo import parse_class_slo
+from loadgen.lengths import (
+    Plan,
+    Scaling,
+    check_rate,
+    factor_text,
+    make_plan,
+    parse_factor,
+    time_scale_for,
+)
+from loadgen.options import target
+from loadgen.report import Settings
+from loadgen.slo import NO_TARGET_S, Objectives, parse_class_slo, slo_of
 from loadgen.sources import name_of, open_trace
 from loadgen.traces import Trace, cut
 
@@ -50,12 +60,17 @@ _Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
 _Both = Annotated[int, typer.Option(min=0, help="Workers that take either leg.")]
 _Policy = Annotated[str, typer.Option(help="As `router.policy`; default: the configuration's.")]
-_Ttft = Annotated[float, typer.Option(min=0, help="Target for the first token, seconds; 0: none.")]
-_Tpot = Annotated[float, typer.Option(min=0, help="Target per token after the first, seconds; 0: none.")]
+_Ttft = Annotated[
+    float, typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
+]
+_Tpot = Annotated[
+    float,
+    typer.Option(parser=target, metavar="SECONDS", help="Target per token after the first; none: no target."),
+]
 _Classes = Annotated[
     list[str], typer.Option("--class-slo", metavar="NAME=TTFT/TPOT", help="Targets of a class; repeatable.")
 ]
-_Rate = Annotated[float, typer.Option(min=0, help="Requests per second; 0: as in the trace.")]
+_Rate = Annotated[float | None, typer.Option(help="Mean requests per second, instead of --time-scale.")]
 _TimeScale = Annotated[str, typer.Option(help="Factor for the time between arrivals; 2 is half the rate.")]
 _LengthScale = Annotated[str, typer.Option(help="Factor for input lengths, such as 1/16.")]
 _OutputScale = Annotated[str, typer.Option(help="Factor for output lengths; default: --length-scale.")]
@@ -110,7 +125,7 @@ class Options:
     ttft_slo: float
     tpot_slo: float
     class_slos: list[str]
-    rate: float
+    rate: float | None
     time_scale: str
     length_scale: str
     output_scale: str
@@ -135,9 +150,25 @@ class Options:
     search_rate: bool
     attain: float
     autoscale: str
-    start_up: float
-    hpa_target: float
+    start_up: float | None
+    hpa_target: float | None
     advise: bool
+
+    def objectives(self) -> Objectives:
+        """Raises SetupError."""
+        by_class = dict(parse_class_slo(text) for text in self.class_slos)
+        return Objectives(slo_of(self.ttft_slo, self.tpot_slo), by_class)
+
+    def scaling(self, trace: Trace) -> Scaling:
+        """Raises SetupError."""
+        check_rate(self.rate, self.time_scale)
+        return Scaling(
+            parse_factor(self.length_scale),
+            parse_factor(self.output_scale or self.length_scale),
+            parse_factor(self.time_scale)
+            if self.rate is None
+            else time_scale_for(trace, self.rate / self.copies),
+        )
 
 
 def simulate(
@@ -153,7 +184,7 @@ def simulate(
     ttft_slo: _Ttft = 10.0,
     tpot_slo: _Tpot = 0.1,
     class_slos: _Classes = [],  # noqa: B006 - typer copies it
-    rate: _Rate = 0.0,
+    rate: _Rate = None,
     time_scale: _TimeScale = "1",
     length_scale: _LengthScale = "1",
     output_scale: _OutputScale = "",
@@ -178,8 +209,8 @@ def simulate(
     search_rate: Annotated[bool, typer.Option("--search", help=_SEARCH)] = False,
     attain: _Attain = 0.9,
     autoscale: AutoscaleRule = "",
-    start_up: StartUp = 120.0,
-    hpa_target: HpaTarget = 0.7,
+    start_up: StartUp = None,
+    hpa_target: HpaTarget = None,
     advise: Advise = False,
     json_to: _Json = "",
     html: _Html = None,
@@ -222,6 +253,8 @@ class Ready:
     machine: Machine
     settings: Settings
     trace_block_tokens: float
+    time_scale: Fraction
+    """Of the plan."""
     factor: float = 1.0
     """Rate, as a multiple of the plan's."""
     scale: Callable[[Fleet], FleetScaling] | None = None
@@ -231,31 +264,32 @@ class Ready:
         return len(self.plan.requests) * self.asked.copies
 
     def at(self, factor: float) -> "Ready":
-        return replace(self, factor=factor)
+        time_scale = factor_text(self.time_scale / Fraction(factor).limit_denominator(10**9))
+        return replace(self, factor=factor, settings=replace(self.settings, time_scale=time_scale))
 
 
 def prepare(asked: Options) -> Ready:
     """Raises SetupError for whatever cannot be simulated."""
-    scaling = Scaling(
-        parse_factor(asked.length_scale),
-        parse_factor(asked.output_scale or asked.length_scale),
-        parse_factor(asked.time_scale),
-    )
+    objectives = asked.objectives()
+    _check(asked, objectives)
     trace = _trace(asked)
+    scaling = asked.scaling(trace)
     plan = make_plan(trace, scaling, spread=asked.spread, seed=asked.seed)
+    classes = {request.slo_class for request in plan.requests}
+    objectives.check_classes(classes)
+    if asked.search_rate and plan.requests[-1].at_s <= plan.requests[0].at_s:
+        raise SetupError("--search needs requests at different instants: take more of the trace")
     block_tokens = _block_tokens(asked, plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
-    slos = dict(parse_class_slo(text) for text in asked.class_slos)
     pools = Pools(asked.prefill, asked.decode, asked.both)
-    classes = {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
     spec = fleet_spec(
         machine,
         pools,
         block_tokens=block_tokens,
         router=config.router,
         engine=config.engine,
-        slo_classes={"": (asked.ttft_slo, asked.tpot_slo), **classes},
+        slo_classes=_targets(objectives, classes),
         heartbeat_s=asked.heartbeat,
         hop_s=asked.hop,
         cells=asked.cells,
@@ -268,12 +302,26 @@ def prepare(asked: Options) -> Ready:
         refuses_late=config.slo.late == "refuse",
         seed=asked.seed,
     )
-    settings = _settings(asked, trace, plan, spec, machine, pools, slos)
-    factor = 1.0
-    if asked.rate:
-        factor = asked.rate / (asked.copies * _own_rate(plan))
+    settings = _settings(asked, trace, plan, spec, machine, pools, objectives, scaling)
     scale = _scaled(asked, spec, config.autoscale) if asked.autoscale else None
-    return Ready(asked, plan, spec, machine, settings, float(plan.block_tokens), factor, scale)
+    return Ready(
+        asked, plan, spec, machine, settings, float(plan.block_tokens), scaling.time_scale, scale=scale
+    )
+
+
+def _check(asked: Options, objectives: Objectives) -> None:
+    """What can be said before the trace is read. Raises SetupError."""
+    if asked.search_rate:
+        objectives.check_search()
+    check_options(
+        asked.autoscale, start_up_s=asked.start_up, hpa_target=asked.hpa_target, is_advice=asked.advise
+    )
+
+
+def _targets(objectives: Objectives, classes: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """As a fleet has them: a class that is not named has the default, 0 asks nothing."""
+    slos = {name: objectives.by_class.get(name, objectives.default) for name in ("", *classes)}
+    return {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
 
 
 def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callable[[Fleet], FleetScaling]:
@@ -324,7 +372,7 @@ def _config(asked: Options, block_tokens: int) -> Config:
     flags: dict[str, object] = {f"engine.{name}": value for name, value in engine.items()}
     flags["engine.batch_sequences_max"] = asked.batch
     flags["router.policy"] = asked.policy or None
-    if asked.tpot_slo:
+    if asked.tpot_slo != NO_TARGET_S:
         flags["engine.tpot_slo_s"] = asked.tpot_slo
     return load_config(asked.sets, flags)
 
@@ -336,26 +384,27 @@ def _settings(
     spec: FleetSpec,
     machine: Machine,
     pools: Pools,
-    slos: dict[str, Slo],
+    objectives: Objectives,
+    scaling: Scaling,
 ) -> Settings:
     return Settings(
         trace=name_of(asked.trace),
         target=f"{pools} × {machine.name}",
         model=asked.model,
-        slo=Slo(asked.ttft_slo or None, asked.tpot_slo or None),
-        class_slos=slos,
+        slo=objectives.default,
+        class_slos=dict(objectives.by_class),
         attain=asked.attain,
         planned=len(plan.requests) * asked.copies,
         kind="simulation",
         trace_format=trace.format.value,
-        time_scale=asked.time_scale,
+        time_scale=factor_text(scaling.time_scale),
         seed=asked.seed,
         options={
             "policy": spec.router.policy,
             "disaggregate": spec.router.disaggregate,
             "length_scale": asked.length_scale,
             "output_scale": asked.output_scale or asked.length_scale,
-            "rate": asked.rate or None,
+            "rate": asked.rate,
             "copies": asked.copies,
             "block_tokens": spec.workers[0][0].block_tokens,
             "kv_blocks": spec.workers[0][0].block_count,
@@ -384,7 +433,6 @@ def _at_capacity(ready: Ready, console: Console) -> Ready:
     found = search(
         share_at,
         attain=attain,
-        first=ready.factor,
         progress=lambda factor, share: console.print(
             f"{factor * own_rate:8.3f} requests/s: {share:.1%} meet both targets"
             + ("" if share >= attain else " (stopped)")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadgen.formats.base import TraceRequest, whole
+from loadgen.formats.base import Times, TraceRequest, tokens_in
 from loadgen.formats.lines import at_line, table_rows
 
 COLUMNS = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
@@ -19,15 +19,16 @@ _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d
 
 def read_azure(path: Path) -> Iterator[TraceRequest]:
     """In the order of the file. Raises SetupError."""
-    for row, (number, cells) in enumerate(table_rows(path)):
-        yield at_line(path, number, lambda c, i=row: _request(c, i), cells)
+    times = Times()
+    for row, (number, cells) in enumerate(table_rows(path, COLUMNS, "Azure CSV")):
+        yield at_line(path, number, lambda c, i=row: _request(c, i, times), cells)
 
 
-def _request(cells: dict[str, str], row: int) -> TraceRequest:
+def _request(cells: dict[str, str], row: int, times: Times) -> TraceRequest:
     return TraceRequest(
-        _instant_s(cells["TIMESTAMP"]),
-        whole(int(cells["ContextTokens"]), "ContextTokens", least=1),
-        whole(int(cells["GeneratedTokens"]), "GeneratedTokens", least=0),
+        times.checked(_instant_s(cells["TIMESTAMP"]), "TIMESTAMP"),
+        tokens_in(cells["ContextTokens"], "ContextTokens", least=1),
+        tokens_in(cells["GeneratedTokens"], "GeneratedTokens", least=0),
         row=row,
     )
 
@@ -38,6 +39,9 @@ def _instant_s(text: str) -> float:
     match = _INSTANT.fullmatch(text)
     if match is None:
         raise ValueError(f"TIMESTAMP {text!r} is not an instant")
-    at = datetime.fromisoformat(match[1] + (match[3] or ""))
+    try:
+        at = datetime.fromisoformat(match[1] + (match[3] or ""))
+    except ValueError as error:
+        raise ValueError(f"TIMESTAMP {text!r} is not an instant: {error}") from None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return at.timestamp() + (float(f"0.{match[2]}") if match[2] else 0.0)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from loadgen.formats.base import SMALL_BLOCK_TOKENS, TraceRequest, finite, whole
+from loadgen.formats.base import SMALL_BLOCK_TOKENS, Times, TraceRequest, finite, required, tokens, whole
 from loadgen.formats.lines import at_line, json_object, lines_of
+
+FIELDS = ("chat_id", "timestamp", "input_length", "output_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,16 @@ class _Turn:
 def read_bailian(path: Path) -> Iterator[TraceRequest]:
     """In the order of the file. Raises SetupError."""
     turns: dict[int, _Turn] = {}
+    times = Times()
     for row, (number, line) in enumerate(lines_of(path)):
-        yield at_line(path, number, lambda text, i=row: _request(text, i, turns), line)
+        yield at_line(path, number, lambda text, i=row: _request(text, i, turns, times), line)
 
 
-def _request(line: str, row: int, turns: dict[int, _Turn]) -> TraceRequest:
+def _request(line: str, row: int, turns: dict[int, _Turn], times: Times) -> TraceRequest:
     fields = json_object(line)
-    input_tokens = whole(fields.get("input_length"), "input_length", least=1)
-    output_tokens = whole(fields.get("output_length"), "output_length", least=0)
+    required(fields, FIELDS, "Bailian's JSON lines")
+    input_tokens = tokens(fields["input_length"], "input_length", least=1)
+    output_tokens = tokens(fields["output_length"], "output_length", least=0)
     chat_id = whole(fields.get("chat_id"), "chat_id", least=0)
     parent_id = whole(fields.get("parent_chat_id", -1), "parent_chat_id", least=-1)
     parent = turns.get(parent_id)
@@ -44,7 +48,7 @@ def _request(line: str, row: int, turns: dict[int, _Turn]) -> TraceRequest:
         raise ValueError("hash_ids must be a list")
     ids = tuple(whole(i, "hash_ids", least=0) for i in cast("list[object]", raw_ids))
     return TraceRequest(
-        finite(fields.get("timestamp"), "timestamp"),
+        times.checked(finite(fields["timestamp"], "timestamp"), "timestamp"),
         input_tokens,
         output_tokens,
         ids[: -(-input_tokens // SMALL_BLOCK_TOKENS)],

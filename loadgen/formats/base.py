@@ -1,6 +1,6 @@
 """What a trace says of its requests, whatever file it came from. Pure values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -11,6 +11,15 @@ TRACE_BLOCK_TOKENS = 512
 
 SMALL_BLOCK_TOKENS = 16
 """The same for Bailian's traces, and for RAGPulse's components once they are cut into blocks."""
+
+TOKENS_MAX = 100_000_000
+"""Of one prompt or answer: what is longer is a slip of whoever wrote the file."""
+
+YEAR_S = 365.25 * 86_400
+SPAN_YEARS_MAX = 10
+"""Between two requests of a file."""
+INSTANT_S_MAX = 1e12
+"""Beyond it, a float does not tell a tenth of a millisecond."""
 
 _SHARED_INSTANTS_SHARE = 0.5
 """A trace sits on a grid when more than this share of its requests share their instant with another."""
@@ -59,14 +68,21 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that is no request to replay: it failed when the trace was recorded, and so has no length."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     format: TraceFormat
     requests: tuple[TraceRequest, ...]
     """In order of arrival; equal instants keep the order of the file."""
     block_tokens: int | None = None
     """Prompt tokens behind one hash_id; None: the format's own (`hash_block_tokens`)."""
-    skipped: int = 0
-    """Rows left out: requests that failed when the trace was recorded, and so have no length."""
+    skipped_at_s: tuple[float, ...] = ()
+    """Instants of rows left out: requests that failed when the trace was recorded, and so have no length."""
 
     @property
     def hash_block_tokens(self) -> int:
@@ -104,11 +120,53 @@ def measured_tick_s(instants_s: Iterator[float]) -> float:
     return median(b - a for a, b in pairwise(distinct))
 
 
+@dataclass(slots=True)
+class Times:
+    """Holds the instants of one file together."""
+
+    first_s: float | None = None
+
+    def checked(self, at_s: float, name: str) -> float:
+        """Raises ValueError: nobody's trace is so long, and who follows its time would not come to an end."""
+        if abs(at_s) > INSTANT_S_MAX:
+            raise ValueError(
+                f"{name} must be an instant in seconds of at most {INSTANT_S_MAX:g}, is {at_s:g}"
+            )
+        if self.first_s is None:
+            self.first_s = at_s
+        years = abs(at_s - self.first_s) / YEAR_S
+        if years > SPAN_YEARS_MAX:
+            raise ValueError(f"{name} is {years:.3g} years from the first row's; at most {SPAN_YEARS_MAX}")
+        return at_s
+
+
+def required(fields: Mapping[str, object], names: Iterable[str], what: str) -> None:
+    """Raises ValueError: they are not all there."""
+    if missing := [name for name in names if fields.get(name) is None]:
+        raise ValueError(f"this is not {what}: no field {', '.join(missing)}")
+
+
 def whole(value: object, name: str, *, least: int) -> int:
     """`value` if it is a whole number of at least `least`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, is {value!r}")
     return value
+
+
+def tokens(value: object, name: str, *, least: int) -> int:
+    """A length. Raises ValueError."""
+    count = whole(value, name, least=least)
+    if count > TOKENS_MAX:
+        raise ValueError(f"{name} must be at most {TOKENS_MAX:,} tokens, is {count}")
+    return count
+
+
+def tokens_in(text: str, name: str, *, least: int) -> int:
+    """A length in a cell. Raises ValueError."""
+    number = finite(text, name)
+    if not number.is_integer():
+        raise ValueError(f"{name} must be a whole number of at least {least}, is {text!r}")
+    return tokens(int(number), name, least=least)
 
 
 def finite(value: object, name: str) -> float:

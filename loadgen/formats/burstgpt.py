@@ -3,32 +3,35 @@
 Columns `Timestamp` (seconds), `Model`, `Request tokens`, `Response tokens`, `Total tokens`, `Log Type`;
 release 2 puts `Session ID` and `Elapsed time` (seconds until the answer ended) between the first two.
 Session ids are there for conversations and empty for API calls. Requests that failed have no response
-tokens: they are left out, and counted in `Trace.skipped`.
+tokens: they are left out, and counted.
 """
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.formats.base import TraceRequest, finite
+from loadgen.formats.base import LeftOut, Times, TraceRequest, finite, tokens_in
 from loadgen.formats.lines import at_line, table_rows
 
 COLUMNS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
 
-def read_burstgpt(path: Path) -> Iterator[TraceRequest | None]:
-    """In the order of the file; None for a request that failed. Raises SetupError."""
+def read_burstgpt(path: Path) -> Iterator[TraceRequest | LeftOut]:
+    """In the order of the file. Raises SetupError."""
     last: dict[str, tuple[int, int]] = {}
-    for row, (number, cells) in enumerate(table_rows(path)):
-        yield at_line(path, number, lambda c, i=row: _request(c, i, last), cells)
+    times = Times()
+    for row, (number, cells) in enumerate(table_rows(path, COLUMNS, "BurstGPT CSV")):
+        yield at_line(path, number, lambda c, i=row: _request(c, i, last, times), cells)
 
 
-def _request(cells: dict[str, str], row: int, last: dict[str, tuple[int, int]]) -> TraceRequest | None:
-    at_s = finite(cells["Timestamp"], "Timestamp")
-    input_tokens = _tokens(cells["Request tokens"], "Request tokens")
-    output_tokens = _tokens(cells["Response tokens"], "Response tokens")
+def _request(
+    cells: dict[str, str], row: int, last: dict[str, tuple[int, int]], times: Times
+) -> TraceRequest | LeftOut:
+    at_s = times.checked(finite(cells["Timestamp"], "Timestamp"), "Timestamp")
+    input_tokens = tokens_in(cells["Request tokens"], "Request tokens", least=0)
+    output_tokens = tokens_in(cells["Response tokens"], "Response tokens", least=0)
     if output_tokens == 0 or input_tokens == 0:
-        return None
+        return LeftOut(at_s)
     session = cells.get("Session ID") or None
     before = last.get(session) if session is not None else None
     turn = before[1] + 1 if before else 0
@@ -44,13 +47,6 @@ def _request(cells: dict[str, str], row: int, last: dict[str, tuple[int, int]]) 
         parent_row=before[0] if before else None,
         elapsed_s=_elapsed_s(cells.get("Elapsed time", "")),
     )
-
-
-def _tokens(text: str, name: str) -> int:
-    value = finite(text, name)
-    if value < 0 or not value.is_integer():
-        raise ValueError(f"{name} must be a whole number of at least 0, is {text!r}")
-    return int(value)
 
 
 def _elapsed_s(text: str) -> float | None:

@@ -7,7 +7,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar, cast
@@ -17,6 +17,7 @@ import orjson
 from baton.core.errors import SetupError
 
 LINE_BYTES_MAX = 16 * 2**20
+_SHOWN_CHARS = 60
 _GZIP_MAGIC = b"\x1f\x8b"
 
 _Raw = TypeVar("_Raw")
@@ -66,6 +67,8 @@ def at_line(path: Path, number: int, read: Callable[[_Raw], _Read], raw: _Raw) -
 
 def json_object(line: str) -> dict[str, object]:
     """Raises ValueError."""
+    if not line.startswith(("{", "[")):
+        raise ValueError(f"not a JSON object: {line[:_SHOWN_CHARS]!r}")
     value: object = orjson.loads(line)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -80,13 +83,15 @@ def cells_of(line: str) -> list[str]:
         raise ValueError(str(error)) from None
 
 
-def table_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, cells by column) of a CSV file with a header. Raises SetupError."""
+def table_rows(path: Path, columns: Collection[str], what: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, cells by column) of a CSV file whose header has these columns. Raises SetupError."""
     header: Sequence[str] | None = None
     for number, line in lines_of(path):
         cells = at_line(path, number, cells_of, line)
         if header is None:
             header = cells
+            if missing := sorted(set(columns) - set(cells)):
+                raise SetupError(f"{path}:{number}: this is not {what}: no column {', '.join(missing)}")
             continue
         if len(cells) != len(header):
             raise SetupError(f"{path}:{number}: {len(cells)} cells under {len(header)} columns")

@@ -14,8 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from loadgen.formats.base import TRACE_BLOCK_TOKENS, TraceRequest, finite, whole
+from loadgen.formats.base import (
+    SPAN_YEARS_MAX,
+    TRACE_BLOCK_TOKENS,
+    YEAR_S,
+    Times,
+    TraceRequest,
+    finite,
+    required,
+    tokens,
+    whole,
+)
 from loadgen.formats.lines import at_line, first_line, json_object, lines_of
+
+WHAT = "Mooncake's JSON lines"
 
 
 @dataclass(slots=True)
@@ -23,6 +35,7 @@ class _Sessions:
     """The last turn of each conversation: (row, turn, instant)."""
 
     last: dict[str, tuple[int, int, float]] = field(default_factory=dict[str, tuple[int, int, float]])
+    times: Times = field(default_factory=Times)
 
 
 def block_tokens_of(path: Path) -> int:
@@ -47,15 +60,17 @@ def _request(line: str, row: int, block_tokens: int, sessions: _Sessions) -> Tra
     fields = json_object(line)
     if fields.get("block_tokens", block_tokens) != block_tokens:
         raise ValueError(f"block_tokens is {fields['block_tokens']!r}, but {block_tokens} in the first row")
-    input_tokens = whole(fields.get("input_length"), "input_length", least=1)
-    output_tokens = whole(fields.get("output_length"), "output_length", least=0)
+    required(fields, ("input_length", "output_length"), WHAT)
+    input_tokens = tokens(fields["input_length"], "input_length", least=1)
+    output_tokens = tokens(fields["output_length"], "output_length", least=0)
     session = _name(fields, "session_id")
     before = sessions.last.get(session) if session is not None else None
-    think_s = None if fields.get("delay") is None else finite(fields["delay"], "delay") / 1000
+    think_s = None if fields.get("delay") is None else _delay_s(fields["delay"])
     if fields.get("timestamp") is None and before and think_s is not None:
-        at_s = before[2] + think_s  # aiperf: only the first turn has an instant
+        at_s = sessions.times.checked(before[2] + think_s, "delay")  # aiperf: the first turn alone has one
     else:
-        at_s = _milliseconds(fields.get("timestamp"))
+        required(fields, ("timestamp",), WHAT)
+        at_s = sessions.times.checked(_milliseconds(fields["timestamp"]), "timestamp")
     turn = before[1] + 1 if before else 0
     if session is not None:
         sessions.last[session] = (row, turn, at_s)
@@ -72,6 +87,13 @@ def _request(line: str, row: int, block_tokens: int, sessions: _Sessions) -> Tra
         slo_class=_name(fields, "slo_class") or "",
         tenant=_name(fields, "tenant") or "",
     )
+
+
+def _delay_s(value: object) -> float:
+    delay_s = finite(value, "delay") / 1000
+    if delay_s > SPAN_YEARS_MAX * YEAR_S:
+        raise ValueError(f"delay must be at most {SPAN_YEARS_MAX} years in ms, is {value!r}")
+    return delay_s
 
 
 def _milliseconds(value: object) -> float:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import cast
 
 from baton.core.errors import SetupError
-from loadgen.formats.base import SMALL_BLOCK_TOKENS, TraceRequest, finite, whole
-from loadgen.formats.lines import at_line, json_object, lines_of
+from loadgen.formats.base import SMALL_BLOCK_TOKENS, Times, TraceRequest, finite, required, tokens, whole
+from loadgen.formats.lines import at_line, first_line, json_object, lines_of
 
 COMPONENT_FILES = (
     "1_sys_prompt.jsonl",
@@ -25,6 +25,7 @@ COMPONENT_FILES = (
     "4_user_input.jsonl",
     "5_web_search.jsonl",
 )
+FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _PARTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
 _Piece = tuple[int, int, int]
@@ -62,10 +63,21 @@ class _Blocks:
 
 def read_ragpulse(path: Path) -> Iterator[TraceRequest]:
     """In the order of the file. Raises SetupError."""
+    if line := first_line(path):  # before files are missed that another format does not have
+        at_line(path, 1, _fields, line)
     blocks = _Blocks(_component_lengths(path))
     last: dict[str, tuple[int, int]] = {}
+    times = Times()
     for row, (number, line) in enumerate(lines_of(path)):
-        yield at_line(path, number, lambda text, i=row: _request(text, i, blocks, last), line)
+        yield at_line(path, number, lambda text, i=row: _request(text, i, blocks, last, times), line)
+
+
+def _fields(line: str) -> dict[str, object]:
+    fields = json_object(line)
+    required(fields, FIELDS, "RAGPulse's JSON lines")
+    if not isinstance(fields["hash_ids"], dict):
+        raise ValueError("this is not RAGPulse's JSON lines: hash_ids must be an object of lists")
+    return fields
 
 
 def _component_lengths(path: Path) -> dict[int, int]:
@@ -87,19 +99,21 @@ def _component_lengths(path: Path) -> dict[int, int]:
 
 def _component(line: str) -> tuple[int, int]:
     fields = json_object(line)
-    length = whole(fields.pop("token_length", None), "token_length", least=0)
+    length = tokens(fields.pop("token_length", None), "token_length", least=0)
     if len(fields) != 1:
         raise ValueError("not one component's id and token_length")
     ((name, component),) = fields.items()
     return whole(component, name, least=0), length
 
 
-def _request(line: str, row: int, blocks: _Blocks, last: dict[str, tuple[int, int]]) -> TraceRequest:
-    fields = json_object(line)
-    input_tokens = whole(fields.get("input_length"), "input_length", least=1)
-    output_tokens = whole(fields.get("output_length"), "output_length", least=0)
-    at_s = finite(fields.get("timestamp"), "timestamp")
-    ids = blocks.of(_components(fields.get("hash_ids")), input_tokens)
+def _request(
+    line: str, row: int, blocks: _Blocks, last: dict[str, tuple[int, int]], times: Times
+) -> TraceRequest:
+    fields = _fields(line)
+    input_tokens = tokens(fields["input_length"], "input_length", least=1)
+    output_tokens = tokens(fields["output_length"], "output_length", least=0)
+    at_s = times.checked(finite(fields["timestamp"], "timestamp"), "timestamp")
+    ids = blocks.of(_components(cast("dict[str, object]", fields["hash_ids"])), input_tokens)
     raw_session = fields.get("session_id")
     session = None if raw_session is None else str(raw_session)
     before = last.get(session) if session is not None else None
@@ -118,10 +132,7 @@ def _request(line: str, row: int, blocks: _Blocks, last: dict[str, tuple[int, in
     )
 
 
-def _components(value: object) -> list[int]:
-    if not isinstance(value, dict):
-        raise ValueError("hash_ids must be an object of lists")
-    parts = cast("dict[str, object]", value)
+def _components(parts: dict[str, object]) -> list[int]:
     # Known parts in the order of the prompt, then those a later release may add.
     names = [name for name in _PARTS if name in parts] + [name for name in parts if name not in _PARTS]
     found: list[int] = []

@@ -39,6 +39,10 @@ from router.events import (
 )
 
 TICK_AFTER_S = 1e-6
+IDLE_S, IDLE_SCALED_S = 30.0, 3600.0
+"""Without a request for so long, the cluster is as it will be; one that is scaled has gone down by then."""
+LEAD_S, LEFT_OUT_LEAST_S = 10.0, 60.0
+"""Time goes on so long before what comes next; less than that is not worth leaving out."""
 REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
 
 
@@ -106,6 +110,7 @@ class Cell:
         self.core = RouterCore(config=spec.router, rng=Random(f"{spec.seed}/place/{number}"), now_s=0.0)
         self._armed_s: float | None = None
         self._version = 0
+        self._agenda.recurring |= {self.feed, self._tick}
 
     def feed(self, event: RouterEvent) -> None:
         perform = self._fleet.perform
@@ -159,6 +164,7 @@ class Fleet:
         self.observed: Observed | None = None
         """Counts for an autoscaler, where there is one."""
         self._has_more = False
+        self._busy_until_s = 0.0
         self._observer: Observer | None = None
         self.is_stopped = False
         self._build()
@@ -200,6 +206,7 @@ class Fleet:
         for kind, count in self.spec.workers:
             for _ in range(count):
                 self.add(kind)
+        self.agenda.recurring.add(self._sample)
         self.agenda.after(self.spec.sample_s, self._sample)
 
     def add(self, kind: WorkerSpec) -> WorkerId:
@@ -280,8 +287,17 @@ class Fleet:
             PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, self.queued_count)
         )
         self.agenda.after(self.spec.sample_s, self._sample)
+        self._leave_out_idle_time()
         if self._observer is not None and not self._observer(self):
             self.is_stopped = True
+
+    def _leave_out_idle_time(self) -> None:
+        """A trace may have hours, or years, between two requests: heartbeats in them tell nothing."""
+        now_s = self.agenda.now_s
+        if self._live:
+            self._busy_until_s = now_s
+        elif now_s - self._busy_until_s >= (IDLE_S if self.observed is None else IDLE_SCALED_S):
+            self.agenda.leave_out(lead_s=LEAD_S, least_s=LEFT_OUT_LEAST_S)
 
     # --- requests -------------------------------------------------------------------------------
 

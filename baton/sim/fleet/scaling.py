@@ -105,6 +105,7 @@ class FleetScaling:
 
     def begin(self) -> None:
         self.fleet.observed = Observed(self.fleet.spec.slo_classes)
+        self.fleet.agenda.recurring |= {self._interval, self._watch_for_requests}
         self._arm()
 
     # --- accounts ---------------------------------------------------------------------------------

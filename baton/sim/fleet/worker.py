@@ -119,6 +119,7 @@ class MacroWorker:
         self._heartbeat_s = heartbeat_s
         self._say(self.report())
         self.send_snapshot()
+        self._agenda.recurring |= {self._beat, self.hear}
         self._agenda.after(phase_s, self._beat)
 
     def _beat(self, _: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from loadgen.formats.base import measured_tick_s
-from loadgen.lengths import Scaling, make_plan
+from loadgen.lengths import Scaling, make_plan, parse_factor, time_scale_for
 from loadgen.traces import REORDER_REQUESTS_MAX, TraceFormat, cut, read_trace, stream_trace
 
 
@@ -67,7 +67,7 @@ def test_burstgpt_leaves_out_and_counts_what_failed(tmp_path):
         (0, 472, 18),
         (113, 417, 276),
     ]
-    assert trace.skipped == 1
+    assert trace.skipped_at_s == (40.0,)
     assert not trace.has_sessions
 
 
@@ -219,8 +219,104 @@ def test_gzip_is_read_as_it_is_and_a_torn_one_is_an_error(tmp_path):
 
 
 def test_the_format_can_be_said(tmp_path):
-    with pytest.raises(SetupError, match=":1: input_length"):
+    with pytest.raises(SetupError, match=":1: this is not Mooncake's JSON lines: no field input_length"):
         read_trace(write(tmp_path, '{"chat_id": 1}'), format=TraceFormat.MOONCAKE)
+
+
+MOONCAKE = '{"timestamp": 0, "input_length": 9, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "complaint"),
+    [
+        (BURST, "azure", ":1: this is not Azure CSV: no column ContextTokens, GeneratedTokens, TIMESTAMP"),
+        (
+            AZURE_2024,
+            "burstgpt",
+            ":1: this is not BurstGPT CSV: no column Request tokens, Response tok",
+        ),
+        (MOONCAKE, "azure", ":1: this is not Azure CSV: no column"),
+        (MOONCAKE, "bailian", ":1: this is not Bailian's JSON lines: no field chat_id"),
+        (MOONCAKE, "ragpulse", ":1: this is not RAGPulse's JSON lines: no field hash_ids"),
+        (AZURE_2024, "mooncake", ":1: not a JSON object: 'TIMESTAMP,ContextTokens,GeneratedTokens'"),
+        (BURST, "bailian", ":1: not a JSON object: 'Timestamp,"),
+        (BURST, "ragpulse", ":1: not a JSON object: 'Timestamp,"),
+    ],
+)
+def test_a_file_of_another_format_than_was_said_is_told(tmp_path, text, said, complaint):
+    with pytest.raises(SetupError) as caught:
+        read_trace(write(tmp_path, text), format=TraceFormat(said))
+    assert complaint in str(caught.value)
+
+
+LONG = 10**23
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (AZURE_2024 + f"2024-05-10 00:00:01,{LONG},1\n", ":5: ContextTokens must be at most 100,000,000"),
+        (AZURE_2024 + "2024-05-10 00:00:01,1,100000001\n", ":5: GeneratedTokens must be at most 100,000,000"),
+        (AZURE_2024 + "2024-05-10 00:00:01,abc,1\n", ":5: ContextTokens must be a number, is 'abc'"),
+        (
+            AZURE_2024 + "2035-05-10 00:00:01,1,1\n",
+            ":5: TIMESTAMP is 11 years from the first row's",
+        ),
+        (AZURE_2024 + "2024-13-10 00:00:01,1,1\n", ":5: TIMESTAMP '2024-13-10 00:00:01' is not an instant"),
+        (BURST + f"120,GPT-4,{LONG},1,2,API log\n", ":5: Request tokens must be at most"),
+        (BURST + "1e10,GPT-4,1,1,2,API log\n", ":5: Timestamp is 317 years from"),
+        (MOONCAKE.replace("9", str(LONG // 10**5)), ":1: input_length must be at most"),
+        (
+            MOONCAKE + MOONCAKE.replace("0", "9e99", 1),
+            ":2: timestamp must be an instant in seconds of at most",
+        ),
+        (MOONCAKE + MOONCAKE.replace("0", "9e11", 1), ":2: timestamp is 28.5 years from"),
+        (MOONCAKE + MOONCAKE.replace("}", ', "delay": 9e11}'), ":2: delay must be at most 10 years"),
+        (rows(bailian(1, -1, 0, 10**9, 5, 1, [])), ":1: input_length must be at most"),
+        (
+            rows(bailian(1, -1, 0, 9, 5, 1, [1]), bailian(2, -1, 1e9, 9, 5, 1, [1])),
+            ":2: timestamp is 31.7 years",
+        ),
+    ],
+)
+def test_what_no_trace_can_mean_is_named(tmp_path, text, complaint):
+    path = write(tmp_path, text)
+    for read in (read_trace, lambda path: list(stream_trace(path))):
+        with pytest.raises(SetupError) as caught:
+            read(path)
+        assert complaint in str(caught.value)
+
+
+def test_a_slice_leaves_out_what_failed_within_it(tmp_path):
+    header, *lines = BURST.splitlines(keepends=True)
+    failed = "2,GPT-4,1087,0,1087,API log\n"
+    trace = read_trace(write(tmp_path, header + failed + "".join(lines) + failed.replace("2,", "300,", 1)))
+    assert trace.skipped_at_s == (-3.0, 40.0, 295.0)
+    assert len(cut(trace).skipped_at_s) == 3
+    assert cut(trace, limit=1).skipped_at_s == (-3.0,)
+    assert cut(trace, limit=2).skipped_at_s == (-3.0, 40.0, 295.0)
+    assert cut(trace, start_s=30).skipped_at_s == (10.0, 265.0)
+    assert cut(trace, start_s=30, duration_s=100).skipped_at_s == (10.0,)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e-300, 1e300, float("inf"), float("nan")])
+def test_a_rate_that_cannot_be_meant_is_refused(tmp_path, rate):
+    trace = read_trace(write(tmp_path, BURST))
+    with pytest.raises(SetupError, match=r"--rate .*: must be from 1e-06 to 1,000,000 per second"):
+        time_scale_for(trace, rate)
+    assert time_scale_for(trace, 1_000_000) > 0
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf", "1e9", "1e-9", "1/0", "1" * 5000, "1e999999999"])
+def test_a_factor_that_cannot_be_meant_is_refused(factor):
+    with pytest.raises(SetupError, match="is not a positive factor"):
+        parse_factor(factor)
+
+
+def test_lengths_that_are_scaled_beyond_all_use_are_refused(tmp_path):
+    trace = read_trace(write(tmp_path, BURST))
+    with pytest.raises(SetupError, match="request 0, scaled, has more than 100,000,000 tokens"):
+        make_plan(trace, Scaling(input_scale=parse_factor("1000000")), spread=False, seed=0)
 
 
 def test_a_streamed_file_is_put_in_order_as_far_as_the_window_reaches(tmp_path):
