@@ -19,7 +19,7 @@ from baton.sim.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS
 from baton.sim.hardware import ModelShape, find_model
 from baton.sim.plan.clusters import Shape
 from baton.sim.plan.search import Found, Tried, search
-from baton.sim.plan.shapes import EngineSize, Load, Objectives, kinds, parse_prices, shapes
+from baton.sim.plan.shapes import EngineSize, Load, Objectives, is_slower, kinds, parse_prices, shapes
 from baton.sim.plan.show import Done, share_of, show, words
 from baton.sim.plan.values import helm_values
 from baton.sim.plan.verify import block_tokens_of, verify
@@ -190,6 +190,7 @@ def _search(task: Task, listed: Sequence[Shape], simulations: int, console: Cons
             lambda cluster: verify(cluster, load),
             attain=task.objectives.attain,
             simulations_max=simulations,
+            is_slower=is_slower,
             on_tried=on_tried,
         )
 

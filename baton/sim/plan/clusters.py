@@ -93,6 +93,8 @@ class Kind:
     """What the phases alone say, and never less than the work needs."""
     needs: tuple[Needs, ...] = ()
     """Of each work that must be done, wherever."""
+    is_doubtful: bool = False
+    """The phases say that one of its workers serves no rate at all."""
 
     @property
     def prices(self) -> tuple[float, ...]:

@@ -34,7 +34,7 @@ class Region:
         """Clearly: so does whatever has no more of any pool. None lies below another."""
         self._short: dict[Role, int] = {}
         """The largest pool that was found too small."""
-        self._grown: Counts | None = kind.guess
+        self._grown: Counts | None = kind.guess if sum(kind.guess) <= REPLICAS_MAX else None
         """What to try next as long as nothing passed."""
         self._gained = (-1.0, sum(kind.guess))
         """The best `so_far` and with how many replicas."""
@@ -51,11 +51,19 @@ class Region:
         index = self._lacking(verdict)
         role = self.kind.shapes[index][0]
         self._short[role] = max(self._short.get(role, 0), counts[index])
-        if verdict.aborted or verdict.met < self._attain - SLACK:
-            self._failed = [c for c in self._failed if not _is_within(c, counts)] + [counts]
+        if self.is_clear(verdict):
+            self.rule_out(counts)
         if self._grown is not None and counts == self._grown:
             self._grow(counts, index, verdict)
         return False
+
+    def is_clear(self, verdict: Verdict) -> bool:
+        """It failed, and so would whatever is smaller."""
+        return verdict.aborted or verdict.met < self._attain - SLACK
+
+    def rule_out(self, counts: Counts) -> None:
+        """And whatever has no more of any pool."""
+        self._failed = [c for c in self._failed if not _is_within(c, counts)] + [counts]
 
     def _lacking(self, verdict: Verdict) -> int:
         """The pool whose objective was missed more often."""
@@ -72,10 +80,13 @@ class Region:
         is_vain = sum(grown) > VAIN_GROWTH * replicas + 2
         self._grown = None if is_vain or sum(grown) > REPLICAS_MAX else tuple(grown)
 
-    @property
     def grown(self) -> Counts | None:
         """The next to try until one passes; None: growing does not help."""
-        return self._grown if self._grown is None or sum(self._grown) <= REPLICAS_MAX else None
+        while self._grown is not None and self.is_ruled_out(self._grown):  # by a faster kind
+            self._grown = tuple(ceil(count * GROWTH) for count in self._grown)
+            if sum(self._grown) > REPLICAS_MAX:
+                self._grown = None
+        return self._grown
 
     def is_ruled_out(self, counts: Counts) -> bool:
         """By what was simulated or by the work alone."""

@@ -1,8 +1,9 @@
 """The cheapest cluster that attains the goal, by simulating as few as that takes. Pure but for `verify`.
 
-It rests on one thing: more replicas serve no worse, but for chance. A cluster that fails clearly rules out
-all that have no more of any pool; when that leaves none that is cheaper than the best, the best is the
-cheapest. What phases say only orders the search: where to begin, and what to try next.
+It rests on one thing: more replicas, or faster ones, serve no worse, but for chance. A cluster that fails
+clearly rules out all that have no more of any pool, of its own shapes or of slower ones. When that leaves
+none that is cheaper than the best, the best is the cheapest. What phases say only orders the search: where
+to begin, and what to try next.
 
 1. Until one passes: each kind from its guess, the cheapest first, growing the pool that was short.
 2. From one that passes: half-way to what is ruled out, one pool at a time.
@@ -22,6 +23,8 @@ from baton.sim.plan.region import CENT, Region
 RUNNER_UP_SIMULATIONS = 12
 
 Verify = Callable[[ClusterPlan], Verdict]
+IsSlower = Callable[[Kind, Kind], bool]
+"""Whether every worker of the first kind is no better in anything than that of the second in its place."""
 
 
 class Tried(NamedTuple):
@@ -55,10 +58,10 @@ class _Step(NamedTuple):
 class _Search:
     def __init__(
         self, kinds: Sequence[Kind], verify: Verify, *, attain: float, simulations_max: int,
-        on_tried: Callable[[Tried], None],
+        is_slower: IsSlower, on_tried: Callable[[Tried], None],
     ) -> None:  # fmt: skip
         self.regions = [Region(kind, attain=attain) for kind in kinds]
-        self._verify, self._on_tried = verify, on_tried
+        self._verify, self._is_slower, self._on_tried = verify, is_slower, on_tried
         self._left = simulations_max
         self.tried: list[Tried] = []
         self.best: _Step | None = None
@@ -78,6 +81,10 @@ class _Search:
         passed = step.region.learn(step.counts, verdict)
         self.tried.append(Tried(cluster, verdict, passed))
         self._on_tried(self.tried[-1])
+        if not passed and step.region.is_clear(verdict):
+            for region in self.regions:
+                if region is not step.region and self._is_slower(region.kind, step.region.kind):
+                    region.rule_out(step.counts)
         if passed and (self.best is None or self.price_of(step) < self.price_of(self.best) - CENT):
             self.best = step
             kind = step.region.kind
@@ -99,15 +106,16 @@ class _Search:
         return next((_Step(region, less) for less in region.smaller(counts)), None)
 
     def _first(self, regions: Sequence[Region]) -> _Step | None:
-        able = (_Step(region, region.grown) for region in regions if region.grown is not None)
-        return min(able, key=self.price_of, default=None)
+        grown = ((region, region.grown()) for region in regions)
+        able = (_Step(region, counts) for region, counts in grown if counts is not None)
+        return min(able, key=lambda s: (s.region.kind.is_doubtful, self.price_of(s)), default=None)
 
     def _elsewhere(self, price: float) -> _Step | None:
         """Of the kind that is believed to be the cheapest of those that may still be cheaper than `price`."""
 
-        def believed(region: Region) -> float:
-            prices = region.kind.prices
-            return sum(n * each for n, each in zip(region.wanted(self.bias), prices, strict=True))
+        def believed(region: Region) -> tuple[bool, float]:
+            wanted, prices = region.wanted(self.bias), region.kind.prices
+            return region.kind.is_doubtful, sum(n * each for n, each in zip(wanted, prices, strict=True))
 
         for region in sorted(self.regions, key=believed):
             if (counts := region.likeliest_below(price, self.bias)) is not None:
@@ -149,10 +157,12 @@ def search(
     *,
     attain: float,
     simulations_max: int,
+    is_slower: IsSlower = lambda slow, fast: False,
     on_tried: Callable[[Tried], None] = lambda _: None,
 ) -> Found:
     """At most `simulations_max` calls of `verify`."""
-    run = _Search(kinds, verify, attain=attain, simulations_max=simulations_max, on_tried=on_tried)
+    run = _Search(kinds, verify, attain=attain, simulations_max=simulations_max,
+                  is_slower=is_slower, on_tried=on_tried)  # fmt: skip
     is_complete = False
     try:
         while (step := run.next_of_all()) is not None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from baton.core.errors import SetupError
 from baton.core.messages import Role
@@ -155,9 +156,29 @@ def _kind(
     for role, shape in named:
         rate = rates[role, shape.name]
         guess.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
-    kind = Kind(named, tuple(guess), needs)
+    kind = Kind(named, tuple(guess), needs, any(rates[role, shape.name] <= 0 for role, shape in named))
     short = max((1 / sum(g / n for g, n in zip(guess, each, strict=True)) for each in needs), default=1.0)
     return replace(kind, guess=tuple(math.ceil(g * max(1.0, short)) for g in guess))
+
+
+def is_slower(slow: Kind, fast: Kind) -> bool:
+    """Roles are the same, and in each the worker of `slow` is no better than that of `fast` in anything."""
+    if [role for role, _ in slow.shapes] != [role for role, _ in fast.shapes]:
+        return False
+    return all(
+        all(one >= other for one, other in zip(_drags(role, mine), _drags(role, theirs), strict=True))
+        for (role, mine), (_, theirs) in zip(slow.shapes, fast.shapes, strict=True)
+    )
+
+
+@cache
+def _drags(role: Role, shape: Shape) -> tuple[float, ...]:
+    """What is worse the larger it is."""
+    costs, node = shape.node.costs(role), shape.node
+    return (
+        *(costs.base_s, costs.prompt_token_s, costs.decode_s, costs.context_token_s, costs.pair_s),
+        *(-node.kv_pool_bytes(), -node.transfer_bytes_s),
+    )
 
 
 def _rates_alone(load: Load, shape: Shape) -> dict[Role, float]:

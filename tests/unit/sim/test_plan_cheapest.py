@@ -8,17 +8,21 @@ from itertools import product
 import pytest
 
 from baton.cli.simulate import simulate
+from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.simulate import faster
 from baton.sim.fleet.workload import of_plan
-from baton.sim.hardware import find_model
+from baton.sim.hardware import Node, find_gpu, find_model
+from baton.sim.plan.clusters import Kind, Shape
 from baton.sim.plan.search import search
-from baton.sim.plan.shapes import EngineSize, Load, Objectives, kinds, shapes
+from baton.sim.plan.shapes import EngineSize, Load, Objectives, is_slower, kinds, shapes
 from baton.sim.plan.verify import block_tokens_of, spec_of, verify
 from loadgen.lengths import Scaling, make_plan
 from loadgen.sources import open_trace
 
 PRICES = {"a100": 1.79, "l40s": 0.8}
+ALIKE = {"h100": 2.2, "a100": 1.0}
+"""The first is faster than the second in everything."""
 SIZE = EngineSize(2048, 256)
 ATTAIN = 0.9
 
@@ -45,9 +49,9 @@ def load_of(trace, *, rate, ttft_s=1.5, tpot_s=0.03):
     return Load(plan, rate / own_rate, rate, Objectives(ttft_s, tpot_s, ATTAIN), SIZE)
 
 
-def kinds_of(load):
+def kinds_of(load, prices=PRICES):
     model, block_tokens = find_model("llama-3-8b"), block_tokens_of(load.plan)
-    listed = shapes(model, PRICES, tensors=[1], pipelines=[1], weight_bytes=2, block_tokens=block_tokens)
+    listed = shapes(model, prices, tensors=[1], pipelines=[1], weight_bytes=2, block_tokens=block_tokens)
     return kinds(load, listed)
 
 
@@ -65,15 +69,18 @@ def clusters_below(kind, price):
     return [c for c in product(*spans) if kind.price_of(c) < price - 1e-6]
 
 
-@pytest.mark.parametrize("rate", [4.0, 8.0])
-def test_no_cheaper_cluster_of_any_kind_or_split_attains_the_goal(trace, rate):
+@pytest.mark.parametrize(("rate", "prices"), [(4.0, PRICES), (8.0, PRICES), (8.0, ALIKE)])
+def test_no_cheaper_cluster_of_any_kind_or_split_attains_the_goal(trace, rate, prices):
     load = load_of(trace, rate=rate)
-    found = search(kinds_of(load), lambda c: verify(c, load), attain=ATTAIN, simulations_max=100)
+    found = search(
+        kinds_of(load, prices), lambda c: verify(c, load), attain=ATTAIN, simulations_max=100,
+        is_slower=is_slower,
+    )  # fmt: skip
     assert found.is_complete
     assert found.best is not None
     assert whole_run(found.best.plan, load) == found.best.verdict.met >= ATTAIN
     compared = 0
-    for kind in kinds_of(load):
+    for kind in kinds_of(load, prices):
         for counts in clusters_below(kind, found.best.plan.price_per_hour):
             met = whole_run(kind.cluster(counts), load)
             assert met < ATTAIN, (kind.name, counts)
@@ -121,3 +128,22 @@ def test_simulate_says_the_same_of_the_same_cluster(trace, tmp_path, counts):
     figures = json.loads(report.read_text())
     assert not verdict.aborted
     assert figures["goodput_share"] == verdict.met
+
+
+def test_a_kind_is_slower_where_it_is_better_in_nothing():
+    model = find_model("llama-3-8b")
+
+    def kind(**gpus):
+        return Kind(
+            tuple((Role[r], Shape(Node(model, find_gpu(name)), 1.0)) for r, name in gpus.items()), (1,)
+        )
+
+    h100, a100, l40s, h20 = (kind(BOTH=name) for name in ("h100", "a100", "l40s", "h20"))
+    assert is_slower(a100, h100)
+    assert is_slower(l40s, h100)
+    assert not is_slower(h100, a100)
+    assert not is_slower(l40s, a100)  # more FLOPs, less memory
+    assert not is_slower(h20, h100)  # fewer FLOPs, more memory
+    assert is_slower(kind(PREFILL="a100", DECODE="h100"), kind(PREFILL="h100", DECODE="h100"))
+    assert not is_slower(kind(PREFILL="a100", DECODE="h100"), kind(PREFILL="h100", DECODE="a100"))
+    assert not is_slower(a100, kind(PREFILL="h100", DECODE="h100"))

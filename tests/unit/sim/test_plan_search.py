@@ -197,6 +197,29 @@ def test_no_cluster_has_more_workers_than_a_router_follows():
     assert max(tried) <= REPLICAS_MAX
 
 
+def test_what_a_faster_kind_could_not_do_is_not_tried_with_a_slower_one():
+    slow = Kind(((Role.BOTH, Shape(NODES[0], 0.7)),), (3,))
+    fast = Kind(((Role.BOTH, Shape(NODES[1], 0.34)),), (3,))
+    truth = dict.fromkeys(product(Role, (1, 2, 4)), 1.0)
+
+    def counts_tried(**options):
+        found = search([fast, slow], verify_with(truth, 2.0), attain=ATTAIN, simulations_max=99, **options)
+        assert found.best.plan.both.shape.node.tensor == 2
+        return [p.both.count for p, *_ in found.tried if p.both.shape.node.tensor == 1]
+
+    assert 3 in counts_tried()
+    assert 3 not in counts_tried(is_slower=lambda one, other: (one, other) == (slow, fast))
+
+
+def test_kinds_that_phases_doubt_come_last():
+    cheap = Kind(((Role.BOTH, Shape(NODES[0], 1.0)),), (1,), is_doubtful=True)
+    sound = Kind(((Role.BOTH, Shape(NODES[1], 1.0)),), (2,))
+    truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
+    found = search([cheap, sound], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=50)
+    assert found.tried[0].plan.both.shape == sound.shapes[0][1]
+    assert found.best.plan.both.shape == cheap.shapes[0][1]  # and still it is found
+
+
 def test_prices_add_up():
     for kind in all_kinds((1, 2, 3), guess=(3, 2)):
         plan = kind.cluster(kind.guess)
