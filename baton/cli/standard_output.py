@@ -33,14 +33,21 @@ class _Told(io.FileIO):
         return memoryview(b).nbytes
 
 
+def _handle_of(stream: object) -> int | None:
+    try:
+        return stream.fileno() if isinstance(stream, io.TextIOWrapper) else None
+    except io.UnsupportedOperation:  # it is kept in memory
+        return None
+
+
 @contextmanager
 def telling() -> Generator[None]:
     """Raises CannotWrite, also for what is still to be flushed at the end."""
     before = sys.stdout
-    if not isinstance(before, io.TextIOWrapper):  # there is none, or a test has it
+    handle = _handle_of(before)
+    if handle is None or not isinstance(before, io.TextIOWrapper):  # there is none, or a test has it
         yield
         return
-    handle = before.fileno()
     before.flush()
     raw = _Told(handle, "w", closefd=False)
     told = io.TextIOWrapper(
