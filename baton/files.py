@@ -19,16 +19,18 @@ from typing import IO
 from baton.core.errors import CannotWrite, SetupError
 
 STDOUT = "-"
+_STDOUT_NAMES = (STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _NAME_CHARS_MAX = 100
 
 
 def is_stdout(to: Path | str | None) -> bool:
-    return to is not None and str(to) == STDOUT
+    """By any of its names."""
+    return to is not None and str(to) in _STDOUT_NAMES
 
 
 def check_writable(*places: Path | str | None) -> None:
-    """Before a long run, not after it. None, empty and `-` are left out. Raises SetupError."""
-    for path in (Path(to) for to in places if to is not None and str(to) not in ("", STDOUT)):
+    """Before a long run, not after it. None, empty and standard output are left out. Raises SetupError."""
+    for path in (Path(to) for to in places if to is not None and str(to) and not is_stdout(to)):
         if path.is_dir():
             raise SetupError(f"cannot write {path}: it is a folder; name a file")
         if not _is_replaced(path):

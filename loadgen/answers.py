@@ -5,10 +5,15 @@ from collections.abc import Sequence
 
 from baton.core.errors import SetupError
 from loadgen.records import Outcome, Record
-from loadgen.report.model import AnswerCheck
+from loadgen.report.model import AnswerCheck, Settings
 from loadgen.sse import Answer
 
 DIGEST_BYTES = 8
+PROMPTS_FOLLOW = (
+    *("length_scale", "output_scale", "max_input", "max_output", "start_s", "api", "sessions"),
+    *("first_token", "vocab_size"),
+)
+"""Options that decide what is asked."""
 NAMED_MAX = 20
 """Requests that differ are named up to this many."""
 
@@ -32,6 +37,23 @@ def check_answers(records: Sequence[Record], before: Sequence[Record]) -> Answer
         )
     differing = [now.index for now, then in pairs if now.answer != then.answer]
     return AnswerCheck(len(pairs), len(differing), tuple(differing[:NAMED_MAX]))
+
+
+def check_same_requests(now: Settings, before: Settings) -> list[str]:
+    """What else was not the same, and may or may not matter. A setting that one of them does not tell is not
+    compared.
+
+    Raises SetupError: the earlier run's requests were others, and so its answers, too.
+    """
+    pairs: list[tuple[str, object, object]] = [("seed", now.seed, before.seed)]
+    for name in PROMPTS_FOLLOW:
+        if name in now.options and name in before.options:
+            pairs.append((name, now.options[name], before.options[name]))
+    others = [f"{name} {then} there, {here} here" for name, here, then in pairs if here != then]
+    if others:
+        raise SetupError(f"--same-answers-as: the requests of that run were others: {'; '.join(others)}")
+    pairs = [("trace", now.trace, before.trace), ("model", now.model, before.model)]
+    return [f"{name} {then} there, {here} here" for name, here, then in pairs if here != then]
 
 
 def _tells(record: Record) -> bool:

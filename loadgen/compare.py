@@ -14,8 +14,8 @@ from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
 from loadgen.outputs import ObjectiveOptions, check_outputs, write_to
-from loadgen.report import Report
-from loadgen.report.summary import ratio_to_first, summary_rows
+from loadgen.report import Objectives, Report
+from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.show import show_comparison
 
 COMPARISON_SCHEMA = "baton-comparison/1"
@@ -54,10 +54,12 @@ def _compare_command(asked: CompareOptions) -> None:
         reports = [_read(asked, i) for i in range(len(asked.runs))]
         if not 0 < len(reports) <= RUNS_MAX:
             raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")
+        known = {group.name for report in reports for group in report.classes}
+        Objectives(by_class=asked.class_slos()).check_classes(known)
         console = new_console(stderr=is_stdout(asked.json_to) or is_stdout(asked.html_to))
         in_turn(
             (
-                lambda: show_comparison(console, reports),
+                lambda: show_comparison(console, reports, with_scales=bool(asked.slo_scale)),
                 lambda: write_to(asked.html_to, lambda: render(reports, title=asked.title).encode()),
                 lambda: write_to(asked.json_to, lambda: comparison_bytes(reports)),
             )
@@ -102,6 +104,7 @@ def comparison_bytes(reports: list[Report]) -> bytes:
     whole = {
         "schema": COMPARISON_SCHEMA,
         "labels": [r.label for r in reports],
+        "differences": differences(reports),
         "figures": figures,
         "reports": [r.as_json() for r in reports],
     }

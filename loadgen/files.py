@@ -96,7 +96,12 @@ def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Seq
 
 def read_records(path: Path) -> list[Record]:
     """Raises SetupError."""
-    return parse_records(_read(path), name=str(path))[1]
+    return read_settings_and_records(path)[1]
+
+
+def read_settings_and_records(path: Path) -> tuple[Settings, list[Record]]:
+    """Raises SetupError."""
+    return parse_records(_read(path), name=str(path))
 
 
 def _read(path: Path) -> bytes:

@@ -57,6 +57,8 @@ class Record:
     error: ErrorKind | None = None
     detail: str = ""
     finish_reason: str | None = None
+    asked_tokens: int | None = None
+    """Of the answer, as the trace says; None: it was not prescribed."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

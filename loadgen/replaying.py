@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import SetupError
-from loadgen.answers import check_answers
+from loadgen.answers import check_answers, check_same_requests
 from loadgen.client import parse_url
 from loadgen.expected_cache import expected_cache
-from loadgen.files import read_records
+from loadgen.files import read_settings_and_records
 from loadgen.first_answers import FirstAnswers
 from loadgen.lengths import Plan, PlannedRequest, factor_text, time_scale_for
 from loadgen.options import SendingOptions, TrafficOptions
@@ -34,6 +34,7 @@ from loadgen.search import (
 )
 from loadgen.senders import Limits, Sending, Sent, send_plan, sending
 from loadgen.slo import Objectives
+from loadgen.sources import SYNTH
 from loadgen.target import Api, probe
 from loadgen.traffic import Traffic, traffic_of
 from loadgen.units import per_second, seconds, share
@@ -107,7 +108,8 @@ class Replayer:
         self.scales = asked.scales()
         if asked.search and asked.same_answers_as is not None:
             raise SetupError("--search sends other prompts in each run: leave --same-answers-as out")
-        self.earlier = None if asked.same_answers_as is None else read_records(asked.same_answers_as)
+        earlier = None if asked.same_answers_as is None else read_settings_and_records(asked.same_answers_as)
+        self.earlier = None if earlier is None else earlier[1]
         self.traffic = traffic_of(asked)
         self.plan = self.traffic.plan()
         self.objectives.check_classes(r.slo_class for r in self.plan.requests)
@@ -117,6 +119,9 @@ class Replayer:
         server = parse_url(asked.url, api_key=asked.api_key or self.traffic.users.first_key)
         self.target = probe(server, model=asked.model, api=asked.api, openai_only=asked.openai_only)
         self._console = console
+        if earlier is not None:
+            for other in check_same_requests(self._settings(self.traffic, self.plan, warm_up=0), earlier[0]):
+                self.tell(f"answers are compared with those of another run: {other}")
 
     def run_once(self) -> Ran:
         """At the rate asked for."""
@@ -192,15 +197,18 @@ class Replayer:
 
     def _job(self, plan: Plan, *, seed: int) -> Sending:
         asked, target = self.asked, self.target
-        vocab_size = asked.vocab_size or target.vocab_size or asked.first_token + 1000
         limits = Limits(asked.timeout, asked.connections_max)
-        job = sending(plan, target, TokenRange(asked.first_token, vocab_size), seed=seed, limits=limits)
+        job = sending(plan, target, TokenRange(asked.first_token, self._vocab_size), seed=seed, limits=limits)
         return replace(
             job,
             wait_for_turns=self.traffic.wait_for_turns,
             users=self.traffic.users,
             keeps_answers=bool(asked.records_to or asked.same_answers_as),
         )
+
+    @property
+    def _vocab_size(self) -> int:
+        return self.asked.vocab_size or self.target.vocab_size or self.asked.first_token + 1000
 
     def _warn(self, sent: Sent) -> None:
         """Loudly, when it was the load generator that was slow."""
@@ -243,12 +251,14 @@ class Replayer:
             attain=asked.goal,
             planned=len(plan.requests) - warm_up,
             label=asked.label,
-            trace_format=traffic.trace.format.value,
+            trace_format="" if asked.trace.startswith(SYNTH) else traffic.trace.format.value,
             time_scale=factor_text(traffic.scaling.time_scale),
             seed=traffic.seed,
             expected_hit_ratio=expected,
             options={
                 "api": asked.api.value,
+                "first_token": asked.first_token,
+                "vocab_size": self._vocab_size,
                 **traffic.described(plan),
                 "warm_up_requests": warm_up,
                 "server_block_tokens": asked.server_block_tokens,

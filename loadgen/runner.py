@@ -147,6 +147,7 @@ class _Run:
             tenant=request.tenant,
             session=request.session,
             turn=request.turn,
+            asked_tokens=request.output_tokens,
             trace_instant_s=self.origin_s + request.at_s if at_s > request.at_s else None,
         )
         self.records.append(record)

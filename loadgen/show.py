@@ -8,8 +8,9 @@ from rich.table import Table
 
 from loadgen.report.legs import AFTER_FIRST_TOKEN
 from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerShare
-from loadgen.report.summary import ratio_to_first, summary_rows
+from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.slo import Slo
+from loadgen.sources import SYNTH
 from loadgen.units import count, per_second, seconds, share, three_digits, tick_seconds, times
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -28,7 +29,7 @@ _PERCENTILES = ("p50", "p90", "p95", "p99", "mean", "max")
 def show_report(console: Console, report: Report) -> None:
     """All of it that there is."""
     s = report.settings
-    kind = f" ({s.trace_format})" if s.trace_format else ""
+    kind = f" ({s.trace_format})" if s.trace_format and not s.trace.startswith(SYNTH) else ""
     options = ", ".join(f"{name} {value}" for name, value in s.options.items() if value is not None)
     console.print(f"\n[bold]{escape(s.trace)}[/]{kind}, {escape(s.model)} at {escape(s.target)}")
     console.print(
@@ -92,12 +93,19 @@ def _latencies(report: Report) -> Table:
     return table
 
 
+def _goodput(report: Report) -> str:
+    g = report.goodput
+    if not g.judged:
+        return "nobody is judged"
+    return f"{share(g.share)} ({share(g.low)} to {share(g.high)}), {per_second(report.goodput_per_s)}"
+
+
 def _rates(report: Report) -> Table:
-    g, r = report.goodput, report
+    r = report
     rows = (
         (
             f"goodput ({r.settings.slo})",
-            f"{share(g.share)} ({share(g.low)} to {share(g.high)}), {per_second(r.goodput_per_s)}",
+            _goodput(r),
         ),
         ("TTFT, TPOT target met", f"{share(r.ttft_attained.share)}, {share(r.tpot_attained.share)}"),
         ("offered, completed requests", f"{per_second(r.offered_per_s)}, {per_second(r.requests_per_s)}"),
@@ -111,6 +119,9 @@ def _rates(report: Report) -> Table:
     table = Table(show_header=False)
     for name, value in rows:
         table.add_row(name, value)
+    if (short := r.short_answers) is not None and short.shorter:
+        said = f"{count(short.shorter)} of {count(short.told)}, mean {share(short.mean_share)}"
+        table.add_row("answers shorter than asked", said)
     if r.answers is not None:
         same = r.answers.compared - r.answers.differing
         table.add_row("answers as in the earlier run", f"{count(same)} of {count(r.answers.compared)}")
@@ -234,8 +245,9 @@ def _search(report: Report) -> Table | None:
     return table
 
 
-def show_comparison(console: Console, reports: Sequence[Report]) -> None:
-    """A column per run; beside each later one its ratio to the first."""
+def show_comparison(console: Console, reports: Sequence[Report], *, with_scales: bool = False) -> None:
+    """A column per run; beside each later one its ratio to the first. `with_scales`: SLO scales were asked
+    for."""
     console.print()
     for run, report in enumerate(reports):
         s = report.settings
@@ -257,6 +269,19 @@ def show_comparison(console: Console, reports: Sequence[Report]) -> None:
                 cells.append("" if ratio is None else times(ratio))
         table.add_row(name, *cells)
     console.print(table)
+    if with_scales:
+        console.print(_compared_scales(reports))
+    for what, values in differences(reports).items():
+        said = ", ".join(f"{LETTERS[run]} {value}" for run, value in enumerate(values))
+        console.print(f"[yellow]Not the same {what}:[/] {escape(said)}", highlight=False)
     for run, report in enumerate(reports):
         if report.generator.warning:
             console.print(f"[bold red]WARNING[/] {LETTERS[run]}: {escape(report.generator.warning)}")
+
+
+def _compared_scales(reports: Sequence[Report]) -> Table:
+    table = _table("Share that meets both targets times", ("scale",), LETTERS[: len(reports)])
+    shares = [{p.scale: p.share for p in r.slo_scales.points} for r in reports]
+    for scale in sorted({scale for known in shares for scale in known}):
+        table.add_row(f"{scale:g}x", *(share(known.get(scale)) for known in shares))
+    return table

@@ -74,8 +74,7 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     if not model and len(own) > 1:
         raise SetupError(f"{server.origin} has several models: choose one by --model, of {', '.join(own)}")
     if not model and not name:
-        way = "a good --api-key" if answer.status_code in (401, 403) else "--model"
-        raise SetupError(f"{server.origin}/v1/models names no model ({answer.status_code}); give {way}")
+        raise SetupError(f"{server.origin}/v1/models {_said(answer)}")
     names = [str(m["id"]) for m in listed]
     if model and model not in names and any(m.get("owned_by") == "baton" for m in listed):
         raise SetupError(
@@ -90,6 +89,16 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
         is_baton=chosen.get("owned_by") == "baton" and not openai_only,
         openai_only=openai_only,
     )
+
+
+def _said(answer: httpx.Response) -> str:
+    """Of an answer that names no model."""
+    if answer.status_code in (401, 403):
+        return f"names no model ({answer.status_code}); give a good --api-key"
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip() or "nothing that has a type"
+    if answer.status_code == 200 and kind != "application/json":
+        return f"answers {kind}, not a list of models: is --url a server that speaks OpenAI's API?"
+    return f"names no model ({answer.status_code}); give --model"
 
 
 def _models(answer: httpx.Response) -> list[dict[str, object]]:

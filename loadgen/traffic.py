@@ -26,6 +26,7 @@ class Traffic:
     seed: int
     wait_for_turns: bool
     name: str
+    start_s: float = 0.0
 
     def plan(self, *, requests_per_s: float | None = None) -> Plan:
         """At this mean rate; None: as asked for. Raises SetupError."""
@@ -47,6 +48,9 @@ class Traffic:
         told: dict[str, str | int | float | bool | None] = {
             "length_scale": str(self.scaling.input_scale),
             "output_scale": str(self.scaling.output_scale),
+            "max_input": self.scaling.input_tokens_max,
+            "max_output": self.scaling.output_tokens_max,
+            "start_s": self.start_s or None,
             "spread_ticks": self.spread and self.trace.tick_s > 0,
             "inputs_cut": plan.inputs_cut,
             "outputs_cut": plan.outputs_cut,
@@ -97,6 +101,7 @@ def traffic_of(asked: TrafficOptions) -> Traffic:
         asked.seed,
         asked.sessions is Sessions.WAIT,
         name_of(asked.trace),
+        asked.start,
     )
 
 

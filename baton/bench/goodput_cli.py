@@ -17,6 +17,7 @@ from baton.bench.goodput_result import Run, make_curves, make_ratios
 from baton.bench.goodput_show import Summary, show
 from baton.bench.goodput_variants import Variant, baton_variants, choose, read_peers
 from baton.core.errors import SetupError
+from baton.files import check_writable, write_whole
 from baton.telemetry.machine import scheduling_note
 from baton.terminal import new_console
 from loadgen.options import as_command
@@ -76,6 +77,7 @@ def _goodput(asked: GoodputOptions) -> None:
     Example: baton bench goodput --azure azure.csv --mooncake conversation.jsonl --peers peers.toml
     --program vllm=~/envs/vllm/bin/vllm
     """
+    check_writable(asked.json_to)
     chosen = choose(_variants(asked), asked.variants)
     bench = _bench(asked)
     if asked.only_show:
@@ -87,7 +89,7 @@ def _goodput(asked: GoodputOptions) -> None:
     summary = _summary(bench, chosen, runs)
     show(new_console(), summary)
     if asked.json_to:
-        asked.json_to.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        write_whole(asked.json_to, (msgspec.json.format(msgspec.json.encode(summary)), b"\n"))
 
 
 goodput = as_command(GoodputOptions, _goodput)

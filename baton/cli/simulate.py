@@ -46,7 +46,7 @@ from loadgen.lengths import (
 from loadgen.options import target
 from loadgen.report import Settings
 from loadgen.slo import NO_TARGET_S, Objectives, parse_class_slo, slo_of
-from loadgen.sources import name_of, open_trace
+from loadgen.sources import SYNTH, name_of, open_trace
 from loadgen.traces import Trace, cut
 
 _Trace = Annotated[str, typer.Argument(help="Any trace that `baton replay` takes, or synth:NAME.")]
@@ -396,7 +396,7 @@ def _settings(
         attain=asked.attain,
         planned=len(plan.requests) * asked.copies,
         kind="simulation",
-        trace_format=trace.format.value,
+        trace_format="" if asked.trace.startswith(SYNTH) else trace.format.value,
         time_scale=factor_text(scaling.time_scale),
         seed=asked.seed,
         options={

@@ -12,6 +12,8 @@ from loadgen.units import seconds, share, three_digits, tick_seconds
 HALF_WIDTH, HALF_HEIGHT = 520.0, 290.0
 WIDE = 1060.0
 LETTERS = "ABCDEFGH"
+LETTER_PX, ROW_PX = 6.5, 13.0
+"""Of the small texts beside lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def cdf(
             y_text=lambda v: f"{v:.0%}",
         ),
         *(drawn(plane, line, letters=len(reports) > 1) for line in lines),
-        *(upright(plane, t, f"objective {seconds(t)}") for t in targets),
+        *uprights(plane, [(t, f"objective {seconds(t)}", "target") for t in targets]),
         title=f"{title}: cumulative distribution",
         series=hover(plane, lines, seconds, share),
     )
@@ -67,7 +69,7 @@ def cdf(
 def scales_chart(reports: Sequence[Report]) -> Markup:
     """DistServe's second rows of figures 8 and 9."""
     lines = [
-        Line(run, r.label, [(p.scale, p.share) for p in r.slo_scales.points], "dotted-points")
+        Line(run, r.label, _scale_points(r), "dotted-points")
         for run, r in enumerate(reports)
         if len(r.slo_scales.points) > 1
     ]
@@ -88,7 +90,7 @@ def scales_chart(reports: Sequence[Report]) -> Markup:
             y_text=lambda v: f"{v:.0%}",
         ),
         *(drawn(plane, line, letters=len(reports) > 1) for line in lines),
-        *(level(plane, goal, f"goal {goal:.0%}") for goal in goals),
+        *levels(plane, [(goal, f"goal {goal:.0%}") for goal in goals]),
         *(
             _mark(plane, run, r.slo_scales.most_stringent, r.settings.attain, "most stringent scale")
             for run, r in enumerate(reports)
@@ -98,6 +100,16 @@ def scales_chart(reports: Sequence[Report]) -> Markup:
         title="Attainment by SLO scale",
         series=hover(plane, lines, lambda v: f"scale {v:g}", share),
     )
+
+
+def _scale_points(report: Report) -> list[tuple[float, float]]:
+    """With the most stringent scale among them, which the marks lie on."""
+    scales = report.slo_scales
+    points = {p.scale: p.share for p in scales.points}
+    exact = scales.most_stringent
+    if exact is not None and min(points) < exact < max(points):
+        points.setdefault(exact, report.settings.attain)
+    return sorted(points.items())
 
 
 def _mark(plane: Frame, run: int, x: float, y: float, what: str) -> Markup:
@@ -118,8 +130,8 @@ def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) ->
     rates = [p.rate_per_s for _, s in found for p in s.probes]
     plane = Frame(logarithmic(rates, 58, WIDE - 14), linear(1.0, HALF_HEIGHT - 42, 24), WIDE, HALF_HEIGHT)
     parts: list[Markup] = []
-    for goal in sorted({s.attain for _, s in found}):
-        parts.append(level(plane, goal, f"goal {goal:.0%}"))
+    found_at: list[tuple[float, str, str]] = []
+    parts += levels(plane, [(goal, f"goal {goal:.0%}") for goal in sorted({s.attain for _, s in found})])
     for run, search in found:
         for probe in search.probes:
             x = plane.x.px(probe.rate_per_s)
@@ -142,7 +154,8 @@ def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) ->
         if search.rate_per_s is not None:
             name = f"{LETTERS[run % 8]} " if letters else ""
             text = f"{name}{three_digits(search.rate_per_s)} /s"
-            parts.append(upright(plane, search.rate_per_s, text, class_=f"found {run_class(run)}"))
+            found_at.append((search.rate_per_s, text, f"found {run_class(run)}"))
+    parts += uprights(plane, found_at)
     return plane.svg(
         plane.grid(
             x_label="offered requests per second, log scale",
@@ -184,7 +197,7 @@ def ttft_over_time(reports: Sequence[Report]) -> Markup:
             y_text=tick_seconds,
         ),
         *(drawn(plane, line, letters=False) for line in lines),
-        *(level(plane, t, f"objective {seconds(t)}") for t in targets),
+        *levels(plane, [(t, f"objective {seconds(t)}") for t in targets]),
         title="TTFT over time",
         series=hover(plane, lines, lambda v: f"{three_digits(v)} s", seconds),
     )
@@ -209,25 +222,56 @@ def _letter_place(points: Sequence[tuple[float, float]], run: int) -> tuple[floa
     return min(points, key=lambda p: abs(p[1] - wanted))
 
 
-def upright(plane: Frame, value: float, text: str, *, class_: str = "target") -> Markup:
-    x, top = plane.x.px(value), plane.y.end_px
-    side = "end" if x > (plane.x.start_px + plane.x.end_px) / 2 else "start"
+def uprights(plane: Frame, marks: Sequence[tuple[float, str, str]]) -> list[Markup]:
+    """(value, text, class): lines across the plane. Texts that would lie on one another stand in rows."""
+    rows: list[list[tuple[float, float]]] = []
+    made: list[Markup] = []
+    for value, text, class_ in sorted(marks):
+        x = plane.x.px(value)
+        is_left = x > (plane.x.start_px + plane.x.end_px) / 2
+        width = LETTER_PX * len(text)
+        span = (x - 5 - width, x - 5) if is_left else (x + 5, x + 5 + width)
+        row = next((i for i, row in enumerate(rows) if all(not _overlap(span, s) for s in row)), len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(span)
+        made.append(_upright(plane, x, text, is_left=is_left, row=row, class_=class_))
+    return made
+
+
+def _upright(plane: Frame, x: float, text: str, *, is_left: bool, row: int, class_: str) -> Markup:
+    top, side = plane.y.end_px, "end" if is_left else "start"
+    at = {"x": x + (-5 if is_left else 5), "y": top - 1 + row * ROW_PX}
     return tag(
         "g",
         tag("line", x1=x, x2=x, y1=plane.y.start_px, y2=top - 4, class_="rule"),
-        tag("text", text, x=x + (-5 if side == "end" else 5), y=top - 1, class_=f"rule-text {side}"),
+        tag("text", text, **at, class_=f"rule-text {side}"),
         class_=class_,
     )
 
 
-def level(plane: Frame, value: float, text: str) -> Markup:
-    y = plane.y.px(value)
-    return tag(
-        "g",
-        tag("line", x1=plane.x.start_px, x2=plane.x.end_px, y1=y, y2=y, class_="rule"),
-        tag("text", text, x=plane.x.end_px, y=y - 4, class_="rule-text end"),
-        class_="target",
-    )
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] < other[1] + LETTER_PX and other[0] < one[1] + LETTER_PX
+
+
+def levels(plane: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """(value, text): lines along the plane. Texts that would lie on one another stand side by side."""
+    made: list[Markup] = []
+    before_px, x = float("inf"), plane.x.end_px
+    for value, text in sorted(marks):
+        y = plane.y.px(value)
+        is_near = abs(before_px - y) < ROW_PX
+        x = x if is_near else plane.x.end_px
+        made.append(
+            tag(
+                "g",
+                tag("line", x1=plane.x.start_px, x2=plane.x.end_px, y1=y, y2=y, class_="rule"),
+                tag("text", text, x=x, y=y - 4, class_="rule-text end"),
+                class_="target",
+            )
+        )
+        before_px, x = y, x - LETTER_PX * (len(text) + 1)
+    return made
 
 
 def hover(

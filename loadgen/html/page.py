@@ -12,6 +12,7 @@ import orjson
 from loadgen.html import bars, lines, tables
 from loadgen.html.marks import Markup, tag
 from loadgen.report.model import Report
+from loadgen.report.summary import differences
 from loadgen.units import count, per_second, seconds, share
 
 RUNS_MAX = len(lines.LETTERS)
@@ -71,8 +72,16 @@ def _head(reports: Sequence[Report], name: str) -> Markup:
             for r in reports
             if r.interrupted
         ),
+        *(
+            tag("p", tag("b", f"Not the same {what}: "), _by_run(values), class_="warning")
+            for what, values in differences(reports).items()
+        ),
         tag("div", *(_tiles(reports, i) for i in range(len(reports)))) if len(reports) == 1 else None,
     )
+
+
+def _by_run(values: Sequence[str]) -> str:
+    return ", ".join(f"{lines.LETTERS[run % RUNS_MAX]} {value}" for run, value in enumerate(values))
 
 
 def _tiles(reports: Sequence[Report], run: int) -> Markup:
@@ -81,7 +90,7 @@ def _tiles(reports: Sequence[Report], run: int) -> Markup:
     tiles = (
         (
             "Goodput",
-            share(r.goodput_share),
+            share(r.goodput_share if r.judged else None),
             f"{per_second(r.goodput_per_s)}; 95 %: {share(good.low)} to {share(good.high)}",
         ),
         ("TTFT p50", seconds(ttft.p50 if ttft else None), f"p99 {seconds(ttft.p99 if ttft else None)}"),

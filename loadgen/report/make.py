@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from loadgen.report.model import (
     Report,
     Settings,
     Share,
+    ShortAnswers,
     Window,
 )
 from loadgen.report.sample import Floats, as_floats, percentiles, quantiles, share_of
@@ -42,27 +43,31 @@ def make_report(records: Sequence[Record], settings: Settings) -> Report:
     objectives = settings.objectives
     done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
     duration_s = _duration_s(ordered)
+    arrivals_s = _arrivals_s(ordered, duration_s)
+    spans = _Spans(arrivals_s, max(arrivals_s, duration_s))
     window_s = window_for(duration_s)
     lateness = percentiles(r.lateness_s for r in ordered)
     return Report(
-        **_fields(_figures(ordered, objectives, duration_s)),
+        **_fields(_figures(ordered, objectives, spans)),
         settings=settings,
         duration_s=duration_s,
-        offered_per_s=_offered_per_s(ordered),
+        arrivals_s=arrivals_s,
+        offered_per_s=_rate(len(ordered), arrivals_s),
         interrupted=len(ordered) < settings.planned,
         errors=dict(Counter(str(r.error) for r in ordered if r.error is not None)),
         refusals=_reasons(r.detail for r in ordered if r.outcome is Outcome.REFUSED),
         failures=_reasons(f"{r.error}, {r.detail}" for r in ordered if r.outcome is Outcome.FAILED),
         lateness=lateness,
         generator=_generator(ordered, settings),
-        classes=_groups(ordered, objectives, duration_s, key=lambda r: r.slo_class),
-        tenants=_groups(ordered, objectives, duration_s, key=lambda r: r.tenant),
+        classes=_groups(ordered, objectives, spans, key=lambda r: r.slo_class),
+        tenants=_groups(ordered, objectives, spans, key=lambda r: r.tenant),
         window_s=window_s,
         windows=_windows(ordered, objectives, window_s),
         distributions=_distributions(done),
         waterfall=waterfall(done),
         balance=balance(done),
         predictions=predictions(done),
+        short_answers=_short_answers(done),
         slo_scales=slo_scales(ordered, objectives, attain=settings.attain),
     )
 
@@ -84,7 +89,16 @@ def window_for(duration_s: float) -> float:
     )
 
 
-def _figures(ordered: Sequence[Record], objectives: Objectives, duration_s: float) -> Figures:
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """What counts are divided by, seconds. Goodput by the time of the arrivals, as what was offered is, so
+    that it is a part of it; what was done by the whole time it took, which is no shorter."""
+
+    arrivals_s: float
+    work_s: float
+
+
+def _figures(ordered: Sequence[Record], objectives: Objectives, spans: _Spans) -> Figures:
     outcomes = Counter(r.outcome for r in ordered)
     judged = [r for r in ordered if r.outcome is not Outcome.CANCELLED]
     done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
@@ -96,7 +110,7 @@ def _figures(ordered: Sequence[Record], objectives: Objectives, duration_s: floa
         failed=outcomes[Outcome.FAILED],
         cancelled=outcomes[Outcome.CANCELLED],
         goodput_share=goodput.share,
-        goodput_per_s=_rate(goodput.met, duration_s),
+        goodput_per_s=_rate(goodput.met, spans.arrivals_s),
         goodput=goodput,
         ttft_attained=_share(judged, lambda r: objectives.of(r).meets_ttft(r)),
         tpot_attained=_share(judged, lambda r: objectives.of(r).meets_tpot(r)),
@@ -104,9 +118,9 @@ def _figures(ordered: Sequence[Record], objectives: Objectives, duration_s: floa
         tpot=percentiles(r.tpot_s for r in done),
         itl=percentiles(_gaps(done)),
         e2e=percentiles(r.e2e_s for r in done),
-        requests_per_s=_rate(len(done), duration_s),
-        prompt_tokens_per_s=_rate(sum(r.prompt_tokens or 0 for r in done), duration_s),
-        output_tokens_per_s=_rate(sum(r.tokens_out for r in done), duration_s),
+        requests_per_s=_rate(len(done), spans.work_s),
+        prompt_tokens_per_s=_rate(sum(r.prompt_tokens or 0 for r in done), spans.work_s),
+        output_tokens_per_s=_rate(sum(r.tokens_out for r in done), spans.work_s),
         cache_hit_ratio=_cache_hit_ratio(done),
     )
 
@@ -120,7 +134,7 @@ def _share(judged: Sequence[Record], is_met: Callable[[Record], bool]) -> Share:
 
 
 def _groups(
-    ordered: Sequence[Record], objectives: Objectives, duration_s: float, *, key: Callable[[Record], str]
+    ordered: Sequence[Record], objectives: Objectives, spans: _Spans, *, key: Callable[[Record], str]
 ) -> tuple[Group, ...]:
     """By name; empty when nobody names one."""
     members: dict[str, list[Record]] = defaultdict(list)
@@ -129,7 +143,7 @@ def _groups(
     if set(members) <= {""}:
         return ()
     return tuple(
-        Group(**_fields(_figures(mine, objectives, duration_s)), name=name, slo=_common_slo(mine, objectives))
+        Group(**_fields(_figures(mine, objectives, spans)), name=name, slo=_common_slo(mine, objectives))
         for name, mine in sorted(members.items())
     )
 
@@ -198,7 +212,13 @@ def _generator(ordered: Sequence[Record], settings: Settings) -> Generator:
 
 
 def _reasons(details: Iterable[str]) -> dict[str, int]:
-    counts = Counter(_reason(detail) for detail in details)
+    alike: dict[str, Counter[str]] = defaultdict(Counter)
+    for detail in details:
+        alike[_reason(detail)][detail.rstrip(", ")] += 1
+    # Where all said the very same, their numbers say something.
+    counts = Counter(
+        {next(iter(said)) if len(said) == 1 else masked: said.total() for masked, said in alike.items()}
+    )
     most = counts.most_common(_REASONS_MAX)
     other = sum(counts.values()) - sum(n for _, n in most)
     return dict(most) | ({"other": other} if other else {})
@@ -216,9 +236,22 @@ def _duration_s(ordered: Sequence[Record]) -> float:
     return max(r.planned_s if r.ended_s is None else r.ended_s for r in ordered) - ordered[0].planned_s
 
 
-def _offered_per_s(ordered: Sequence[Record]) -> float:
-    """n requests span n - 1 times between arrivals."""
-    return _rate(len(ordered) - 1, ordered[-1].planned_s - ordered[0].planned_s) if ordered else 0.0
+def _arrivals_s(ordered: Sequence[Record], duration_s: float) -> float:
+    """n requests span n - 1 times between arrivals; all at one instant, they have the whole run."""
+    span_s = ordered[-1].planned_s - ordered[0].planned_s if ordered else 0.0
+    return span_s * len(ordered) / (len(ordered) - 1) if span_s > 0 else duration_s
+
+
+def _short_answers(done: Sequence[Record]) -> ShortAnswers | None:
+    """None: nobody told how long an answer was that should have had a length."""
+    shares = [
+        r.completion_tokens / r.asked_tokens
+        for r in done
+        if r.asked_tokens and r.completion_tokens is not None
+    ]
+    shorter = [share for share in shares if share < 1]
+    mean = sum(shorter) / len(shorter) if shorter else None
+    return ShortAnswers(len(shorter), len(shares), mean) if shares else None
 
 
 def _gaps(done: Sequence[Record]) -> Floats:

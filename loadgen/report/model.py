@@ -93,6 +93,7 @@ class Figures:
     goodput_share: float
     """Requests that met both targets, of those judged: a refused or failed one missed them."""
     goodput_per_s: float
+    """Over the time of the arrivals, as `offered_per_s`: never more than that."""
     goodput: Share
     ttft_attained: Share
     tpot_attained: Share
@@ -102,7 +103,7 @@ class Figures:
     """Between two events with text; a server that sends several tokens in one event shows fewer."""
     e2e: Percentiles | None
     requests_per_s: float
-    """Completed."""
+    """Completed, over the time until the last end, or that of the arrivals if it is longer; tokens, too."""
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     cache_hit_ratio: float | None
@@ -285,6 +286,18 @@ class AnswerCheck:
     """Places in the plan, from 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShortAnswers:
+    """Completed requests whose answer ended before it had as many tokens as were asked for: a server that
+    stops early does less work than the trace says."""
+
+    shorter: int
+    told: int
+    """Where the server counts the answer's tokens."""
+    mean_share: float | None
+    """Of what was asked for, over those that are shorter; None: none is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Figures):
     """Of one run."""
@@ -293,7 +306,7 @@ class Report(Figures):
     duration_s: float
     """From the first planned instant to the last end."""
     offered_per_s: float
-    """From the first planned instant to the last one."""
+    """Over the time of the arrivals."""
     interrupted: bool
     """Fewer were offered than planned."""
     errors: dict[str, int]
@@ -318,6 +331,10 @@ class Report(Figures):
     """Unix time of the first planned instant, to find it in logs and dashboards; None: of no real time."""
     answers: AnswerCheck | None = None
     """None: not compared with another run's."""
+    arrivals_s: float = 0.0
+    """In which requests came: from the first planned instant to the last, and a mean gap more."""
+    short_answers: ShortAnswers | None = None
+    """None: not known of any answer."""
     schema: Literal["baton-report/1"] = SCHEMA
 
     @property

@@ -28,6 +28,7 @@ SUMMARY: tuple[Row, ...] = (
     ("End to end p99", "e2e.p99", seconds, "low"),
     ("Prompt tokens", "prompt_tokens_per_s", per_second, "high"),
     ("Output tokens", "output_tokens_per_s", per_second, "high"),
+    ("Answers shorter than asked", "short_answers.shorter", count, "low"),
     ("Cache hits, prompt tokens", "cache_hit_ratio", share, "high"),
     ("Cache hits expected of LRU", "settings.expected_hit_ratio", share, ""),
     ("Most stringent SLO scale", "slo_scales.most_stringent", times, "low"),
@@ -61,6 +62,30 @@ def summary_rows(reports: Sequence[Report]) -> list[tuple[Row, list[float | None
     """Figures that at least one of the reports has."""
     rows = [(row, [number_at(r, row[1]) for r in reports]) for row in SUMMARY]
     return [(row, values) for row, values in rows if any(v is not None for v in values)]
+
+
+DIFFERENT_RATE = 0.02
+
+
+def differences(reports: Sequence[Report]) -> dict[str, list[str]]:
+    """What was not the same in all runs, and what it was in each: then figures differ for that, too."""
+    said: dict[str, list[str]] = {
+        "trace": [r.settings.trace for r in reports],
+        "offered rate": [per_second(r.offered_per_s) for r in reports],
+        "objectives": [_objectives(r) for r in reports],
+        "goal": [f"{r.settings.attain:.0%}" for r in reports],
+    }
+    for option in ("length_scale", "output_scale"):
+        said[option] = [str(r.settings.options.get(option, "-")) for r in reports]
+    rates = [r.offered_per_s for r in reports]
+    if rates and max(rates) <= min(rates) * (1 + DIFFERENT_RATE):
+        del said["offered rate"]
+    return {what: values for what, values in said.items() if len(set(values)) > 1}
+
+
+def _objectives(report: Report) -> str:
+    by_class = [f"{name}: {slo}" for name, slo in sorted(report.settings.class_slos.items())]
+    return "; ".join((str(report.settings.slo), *by_class))
 
 
 def ratio_to_first(values: Sequence[float | None], run: int) -> float | None:

@@ -87,10 +87,11 @@ def test_a_reader_that_left_is_told(tmp_path):
 def test_where_standard_output_goes_is_written_to_and_not_replaced(tmp_path):
     """A file that the shell opened: what was printed there before stays."""
     out = tmp_path / "out"
-    code = "from baton.files import write_whole; print('table'); write_whole('/dev/stdout', (b'json',))"
-    with out.open("wb") as file:
-        subprocess.run([sys.executable, "-c", code], stdout=file, check=True, timeout=60)
-    assert out.read_bytes() == b"table\njson"
+    for name in ("/dev/stdout", "-", str(out)):
+        code = f"from baton.files import write_whole; print('table'); write_whole({name!r}, (b'json',))"
+        with out.open("wb") as file:
+            subprocess.run([sys.executable, "-c", code], stdout=file, check=True, timeout=60)
+        assert out.read_bytes() == b"table\njson"
 
 
 def test_dash_is_standard_output(capfdbinary):
@@ -109,7 +110,13 @@ def test_no_two_outputs_have_one_place(tmp_path):
     link.symlink_to("x")
     check_apart({"--json": "-", "--html": x, "--records": y, "--plot": None})
     check_apart({"--json": "/dev/null", "--html": "/dev/null"})
-    for first, second in ((x, str(x)), (x, link), ("-", "-"), (x, tmp_path / "." / "x")):
+    for first, second in (
+        ("-", "/dev/stdout"),
+        (x, str(x)),
+        (x, link),
+        ("-", "-"),
+        (x, tmp_path / "." / "x"),
+    ):
         with pytest.raises(SetupError, match="--json and --html both write"):
             check_apart({"--json": first, "--html": second})
 

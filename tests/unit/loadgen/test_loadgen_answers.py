@@ -3,9 +3,9 @@
 import pytest
 
 from baton.core.errors import SetupError
-from loadgen.answers import NAMED_MAX, check_answers, digest
+from loadgen.answers import NAMED_MAX, check_answers, check_same_requests, digest
 from loadgen.records import Outcome, Record
-from loadgen.report.model import AnswerCheck
+from loadgen.report.model import AnswerCheck, Settings
 from loadgen.sse import Answer
 
 
@@ -37,3 +37,23 @@ def test_other_requests_or_none_are_an_error():
         check_answers([record(0, "x")], [record(0, "x", prompt_tokens=9)])
     with pytest.raises(SetupError, match="--records"):
         check_answers([record(0, "x")], [record(0, "")])
+
+
+def settings(**changed):
+    options = {"length_scale": "1/16", "api": "chat", "max_input": None}
+    given = {"trace": "t", "target": "u", "model": "m", "seed": 0, "options": options}
+    return Settings(**{**given, **changed})
+
+
+def test_a_run_of_other_requests_is_refused_and_says_why():
+    assert check_same_requests(settings(), settings(target="elsewhere", time_scale="2")) == []
+    with pytest.raises(
+        SetupError, match="were others: seed 1 there, 0 here; length_scale 1/8 there, 1/16 here"
+    ):
+        check_same_requests(settings(), settings(seed=1, options={"length_scale": "1/8"}))
+    with pytest.raises(SetupError, match="max_input 9 there, None here"):
+        check_same_requests(settings(), settings(options={"max_input": 9}))
+
+
+def test_another_model_may_be_meant_and_is_told():
+    assert check_same_requests(settings(), settings(model="fp8")) == ["model fp8 there, m here"]

@@ -2,12 +2,14 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.html.marks import Axis, linear, logarithmic, tag
+from loadgen.html.lines import LETTER_PX, ROW_PX, levels, uprights
+from loadgen.html.marks import Axis, Frame, linear, logarithmic, tag
 from loadgen.html.page import render
 from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.report import Settings, Slo, make_report
@@ -187,3 +189,47 @@ def test_seconds_have_three_digits_and_a_unit(value, text):
 @settings(deadline=None)
 def test_three_digits_are_within_half_a_percent(value):
     assert float(three_digits(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+
+
+PLANE = Frame(Axis(0.1, 10.0, 58, 506, is_log=True), linear(1.0, 248, 24), 520, 290)
+
+
+def texts(markup):
+    found = re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)" class="rule-text (start|end)">([^<]+)', "".join(markup)
+    )
+    return [(float(x), float(y), side, text) for x, y, side, text in found]
+
+
+def apart(one, other):
+    def span(x, y, side, text):
+        width = LETTER_PX * len(text)
+        return (x, x + width) if side == "start" else (x - width, x)
+
+    (a, b), (c, d) = span(*one), span(*other)
+    return b <= c or d <= a or abs(one[1] - other[1]) >= ROW_PX
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4, unique=True))
+def test_names_of_upright_lines_do_not_lie_on_one_another(values):
+    made = texts(uprights(PLANE, [(v, f"objective {seconds(v)}", "target") for v in values]))
+    assert len(made) == len(values)
+    assert all(apart(a, b) for i, a in enumerate(made) for b in made[:i])
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3, unique=True))
+def test_names_of_level_lines_do_not_lie_on_one_another(values):
+    made = texts(levels(PLANE, [(v, f"goal {v:.0%}") for v in values]))
+    assert len(made) == len(values)
+    assert all(apart(a, b) for a, b in pairwise(made))
+
+
+def test_the_most_stringent_scale_lies_on_its_line():
+    run = a_run("ours", told=False)
+    scale = run.slo_scales.most_stringent
+    assert scale is not None
+    page = render([run])
+    (cx, cy) = re.search(r'cx="([\d.]+)" cy="([\d.]+)" r="5" class="mark', page).groups()
+    chart = page[page.rindex("<svg", 0, page.index('class="mark')) : page.index('class="mark')]
+    points = re.search(r'<polyline points="([^"]+)"', chart)[1].split()
+    assert any(p == f"{float(cx):.1f},{float(cy):.1f}" for p in points)

@@ -196,6 +196,7 @@ def test_runs_are_compared_by_objectives_they_were_not_run_for(queue, tmp_path):
     result = CliRunner().invoke(command(compare), arguments)
     assert result.exit_code == 0, result.output
     whole = json.loads(out.read_bytes())
+    assert whole["differences"] == {}
     assert (whole["schema"], whole["labels"]) == ("baton-comparison/1", ["one", "b"])
     assert whole["figures"]["goodput_share"]["values"] == [0, 0]
     assert whole["figures"]["ttft.p50"]["ratios_to_first"] == [None, pytest.approx(1)]
@@ -248,6 +249,9 @@ def test_answers_that_differ_from_an_earlier_run_are_told_and_end_with_status_1(
     assert "1 answers differ: requests 7" in result.stderr
     expected = {"compared": 20, "differing": 1, "first_differing": [7]}
     assert json.loads(out.read_bytes())["answers"] == expected
+    sent = len(queue.jobs)
+    result = CliRunner().invoke(command(replay), [*again, "--seed", "1"])
+    assert (result.exit_code, "seed 0 there, 1 here" in result.stderr, len(queue.jobs)) == (2, True, sent)
     result = CliRunner().invoke(command(replay), [*again, "--search", "--ttft-slo", "1"])
     assert (result.exit_code, "leave --same-answers-as out" in result.stderr) == (2, True)
 

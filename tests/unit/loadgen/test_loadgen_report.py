@@ -108,3 +108,41 @@ def test_garbage_is_a_fault_or_unfinished_and_never_a_completion(data):
     with pytest.raises(StreamFault):
         read()
     assert record.outcome is None
+
+
+@given(
+    gaps=st.lists(st.floats(0, 5), min_size=1, max_size=30),
+    took_s=st.floats(0.001, 50),
+    missing=st.integers(0, 5),
+)
+def test_goodput_is_never_more_than_what_was_offered(gaps, took_s, missing):
+    at_s, records = 0.0, []
+    for gap_s in gaps:
+        at_s += gap_s
+        records.append(done(at_s, [at_s + took_s]))
+    records += [missed(Outcome.REFUSED)] * missing
+    report = make_report(records, settings_with(Slo()))
+    assert report.goodput_per_s <= report.offered_per_s * (1 + 1e-9)
+    assert report.requests_per_s <= report.offered_per_s * (1 + 1e-9)
+    assert report.goodput_per_s == pytest.approx(report.goodput_share * report.offered_per_s)
+
+
+def test_what_was_offered_counts_over_the_arrivals_and_what_was_done_over_all_of_it():
+    records = [done(float(i), [i + 0.1]) for i in range(10)]
+    report = make_report(records, settings_with(Slo()))
+    assert (report.arrivals_s, report.duration_s) == pytest.approx((10.0, 9.1))
+    assert (report.offered_per_s, report.goodput_per_s, report.requests_per_s) == pytest.approx((1, 1, 1))
+    slow = make_report([*records, done(9.0, [20.0])], settings_with(Slo(5.0)))
+    assert slow.offered_per_s == pytest.approx(10 / 9)
+    assert slow.goodput_per_s == pytest.approx(10 / 9 * 10 / 11)
+    assert slow.requests_per_s == pytest.approx(11 / 20)
+
+
+def test_numbers_that_all_failures_share_are_shown():
+    def failed(detail):
+        return Record(0, 0.0, ended_s=1.0, outcome=Outcome.FAILED, error=ErrorKind.TIMEOUT, detail=detail)
+
+    report = make_report([failed("no end within 600 s")] * 3, settings_with(Slo()))
+    assert report.failures == {"timeout, no end within 600 s": 3}
+    report = make_report([failed(f"{i} bytes read") for i in range(3)], settings_with(Slo()))
+    assert report.failures == {"timeout, N bytes read": 3}

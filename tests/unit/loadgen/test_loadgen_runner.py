@@ -165,7 +165,7 @@ async def test_every_ending_is_told_apart_and_the_accounts_add_up(served):
     assert records[2].detail == "400: bad prompt"
     good = records[0]
     assert (good.prompt_tokens, good.completion_tokens, good.cached_tokens) == (4, 3, 32)
-    assert (len(good.token_instants_s), good.finish_reason) == (3, "length")
+    assert (len(good.token_instants_s), good.finish_reason, good.asked_tokens) == (3, "length", 3)
     assert good.planned_s <= good.sent_s <= good.token_instants_s[0] <= good.ended_s
 
 

@@ -148,3 +148,59 @@ def test_planned_cancellations_are_not_judged():
     tally = Tally(Objectives(Slo(1.0)), 10)
     tally.ended(Record(0, 0.0, outcome=Outcome.CANCELLED), now_s=0.0)
     assert (tally.goodput(), tally.ended_count) == (None, 1)
+
+
+def a_record(i, *, tokens=10, asked=None, planned_s=None):
+    at_s = float(i) if planned_s is None else planned_s
+    return Record(
+        i, at_s, sent_s=at_s, token_instants_s=[at_s + 0.1, at_s + 0.2], ended_s=at_s + 0.2,
+        outcome=Outcome.COMPLETED, completion_tokens=tokens, asked_tokens=asked,
+    )  # fmt: skip
+
+
+PLAIN = Settings(trace="t", target="u", model="m", slo=Slo(1.0, 0.5), options={"length_scale": "1"})
+
+
+def test_answers_shorter_than_asked_are_told():
+    records = [a_record(i, tokens=4 if i < 3 else 10, asked=10) for i in range(8)]
+    text = " ".join(printed(show_report, judged(records, PLAIN)).split())
+    assert "answers shorter than asked │ 3 of 8, mean 40.0 %" in text
+    for untold in ([a_record(0, asked=10)], [a_record(0, tokens=None, asked=10)], [a_record(0)]):
+        assert "shorter" not in printed(show_report, judged(untold, PLAIN))
+
+
+def test_nobody_judged_is_no_goodput_of_zero():
+    records = [replace(a_record(0), outcome=Outcome.CANCELLED)]
+    text = printed(show_report, judged(records, PLAIN))
+    assert "nobody is judged" in text
+
+
+def test_a_made_trace_has_no_files_format():
+    settings = replace(PLAIN, trace="synth:azure-conv", trace_format="mooncake")
+    assert "(mooncake)" not in printed(show_report, judged([a_record(0)], settings))
+
+
+def test_what_differs_between_runs_is_told():
+    records = [a_record(i) for i in range(10)]
+    faster = [a_record(i, planned_s=i / 4) for i in range(10)]
+    other = replace(PLAIN, trace="s", slo=Slo(2.0, None), attain=0.5, options={"length_scale": "1/2"})
+    text = printed(show_comparison, [judged(records, PLAIN), judged(faster, other)])
+    for said in (
+        "Not the same trace: A t, B s",
+        "Not the same offered rate: A 1.00 /s, B 4.00 /s",
+        "Not the same objectives: A TTFT <= 1 s, TPOT <= 0.5 s, B TTFT <= 2 s",
+        "Not the same goal: A 90%, B 50%",
+        "Not the same length_scale: A 1, B 1/2",
+    ):
+        assert said in text
+    assert "Not the same" not in printed(show_comparison, [judged(records, PLAIN)] * 2)
+
+
+def test_scales_that_were_asked_for_are_compared():
+    reports = [judged([a_record(i) for i in range(10)], PLAIN, scales=(0.05, 0.2, 1))] * 2
+    out = io.StringIO()
+    console = Console(file=out, width=100, color_system=None)
+    show_comparison(console, reports, with_scales=True)
+    rows = [line.split() for line in out.getvalue().splitlines() if "x " in line and "│" in line]
+    assert ["│", "0.05x", "│", "0.0", "%", "│", "0.0", "%", "│"] in rows
+    assert ["│", "0.2x", "│", "100.0", "%", "│", "100.0", "%", "│"] in rows

@@ -44,3 +44,18 @@ def test_other_servers_may_answer_to_more_than_they_list(server):
 def test_a_server_that_names_no_model_wants_one_named(server):
     with pytest.raises(SetupError, match="names no model"):
         asked()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(200, html="<p>hello"), "answers text/html, not a list of models: is --url a server"),
+        (httpx.Response(200, json={"data": []}), r"names no model \(200\); give --model"),
+        (httpx.Response(404, html="<p>no"), r"names no model \(404\); give --model"),
+        (httpx.Response(401, json={}), "give a good --api-key"),
+    ],
+)
+def test_what_is_no_list_of_models_is_told(monkeypatch, answer, said):
+    monkeypatch.setattr(target.httpx, "get", lambda *_, **__: answer)
+    with pytest.raises(SetupError, match=said):
+        asked()
