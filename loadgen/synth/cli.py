@@ -1,10 +1,8 @@
 """`baton synth`: look-alikes of a production trace, from a few numbers fitted to it."""
 
-import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import orjson
 import typer
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
-from baton.files import check_writable
+from baton.files import check_apart, check_writable, is_stdout, opened, write_whole
 from baton.terminal import new_console
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
@@ -56,19 +54,22 @@ def synth(
     """
     try:
         _check_options(source, requests, duration, rate, out, save, check, json_to)
-        check_writable(*(Path(to) for to in (out, save, json_to) if to not in ("", "-")))
+        check_writable(out, save, json_to)
         params, original = _params(source, check, trace_format)
         if original is not None:
             goodness = compare(original, synthesize(params, seed=seed, requests=len(original.requests)))
-            show(new_console(stderr="-" in (out, save, json_to)), source, goodness)
+            show(new_console(stderr=any(map(is_stdout, (out, save, json_to)))), source, goodness)
             if json_to:
-                _write(json_to, orjson.dumps(goodness.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
+                told = orjson.dumps(
+                    goodness.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+                )
+                write_whole(json_to, [told])
         if save:
-            _write(save, to_toml(params))
+            write_whole(save, [to_toml(params).encode()])
         if out:
             made = stream(params, seed=seed, requests=requests, duration_s=duration, requests_per_s=rate)
-            with _opened(out) as file:
-                file.writelines(rows(made, params.block_tokens, plain=plain))
+            with opened(out) as file:
+                file.writelines(row.encode() for row in rows(made, params.block_tokens, plain=plain))
         if original is None and not (out or save):
             raise SetupError("nothing to do: give --out for a trace, or --check TRACE for a comparison")
     except SetupError as error:
@@ -99,9 +100,7 @@ def _check_options(
         raise SetupError("--json tells how alike a trace and its parameters are: give --check TRACE")
     if not out and not (requests is None and duration is None and rate is None):
         raise SetupError("--requests, --duration and --rate are of the trace that is made: give --out FILE")
-    places = [to for to in (out, save, json_to) if to]
-    if len({to if to == "-" else str(Path(to).resolve()) for to in places}) < len(places):
-        raise SetupError("--out, --save and --json need a place each")
+    check_apart({"--out": out, "--save": save, "--json": json_to})
 
 
 def _has_params(source: str) -> bool:
@@ -160,20 +159,3 @@ def show(console: Console, name: str, goodness: Goodness) -> None:
         f"(allowed {goodness.hit_ratio_tolerance}), "
         f"KS distances up to {worst:.4f} (allowed {goodness.ks_tolerance})"
     )
-
-
-def _write(to: str, text: str) -> None:
-    with _opened(to) as file:
-        file.write(text)
-
-
-@contextmanager
-def _opened(to: str) -> Generator[IO[str]]:
-    if to == "-":
-        yield sys.stdout
-        return
-    try:
-        with Path(to).open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise SetupError(f"cannot write {to}: {error}") from None

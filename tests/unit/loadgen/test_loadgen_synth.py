@@ -277,8 +277,8 @@ def test_the_rate_asked_for_is_that_of_what_is_made_and_not_of_the_whole_profile
         (["azure-conv", "--requests", "5", "--rate", "inf", "--out", "{o}"], "--rate inf: must be above 0"),
         (["azure-conv", "--requests", "5", "--out", "{o}", "--json", "{j}"], "give --check TRACE"),
         (["azure-conv", "--requests", "5"], "give --out FILE"),
-        (["azure-conv", "--save", "-", "--out", "-"], "need a place each"),
-        (["azure-conv", "--save", "{o}", "--out", "{o}"], "need a place each"),
+        (["azure-conv", "--save", "-", "--out", "-"], "give each a place of its own"),
+        (["azure-conv", "--save", "{o}", "--out", "{o}"], "give each a place of its own"),
         (["trace.jsonl", "--check", "other.jsonl"], "is fitted, and compared with"),
     ],
 )
