@@ -19,11 +19,10 @@ from baton.sim.fleet.fleet import Fleet
 from baton.sim.fleet.scaling import FleetScaling
 from baton.sim.fleet.setup import (
     BATCH_SEQUENCES,
-    BLOCK_TOKENS,
-    BLOCK_TOKENS_MAX,
     STEP_TOKENS,
     Machine,
     Pools,
+    block_tokens_of,
     fleet_spec,
     machine_of,
     read_costs,
@@ -279,7 +278,7 @@ def prepare(asked: Options) -> Ready:
     objectives.check_classes(classes)
     if asked.search_rate and plan.requests[-1].at_s <= plan.requests[0].at_s:
         raise SetupError("--search needs requests at different instants: take more of the trace")
-    block_tokens = _block_tokens(asked, plan)
+    block_tokens = asked.block_tokens or block_tokens_of(plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
     pools = Pools(asked.prefill, asked.decode, asked.both)
@@ -347,13 +346,6 @@ def _trace(asked: Options) -> Trace:
 
 def _own_rate(plan: Plan) -> float:
     return (len(plan.requests) - 1) / max(1e-9, plan.requests[-1].at_s - plan.requests[0].at_s)
-
-
-def _block_tokens(asked: Options, plan: Plan) -> int:
-    """As asked, or the trace's own if engines can have such blocks."""
-    own = plan.block_tokens
-    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
-    return asked.block_tokens or (int(own) if fits else BLOCK_TOKENS)
 
 
 def _machine(asked: Options) -> Machine:

@@ -13,6 +13,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.sim.fleet.spec import FleetSpec, StoreSpec, WorkerSpec
 from baton.sim.hardware import Node
+from loadgen.lengths import Plan
 
 BLOCK_TOKENS = 64
 """Where the trace does not say which blocks are shared."""
@@ -20,6 +21,13 @@ BLOCK_TOKENS_MAX = 512
 """As `engine.block_tokens`."""
 STEP_TOKENS = 2048
 BATCH_SEQUENCES = 256
+
+
+def block_tokens_of(plan: Plan) -> int:
+    """The trace's own, if engines can have such blocks."""
+    own = plan.block_tokens
+    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
+    return int(own) if fits else BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from baton.core.errors import SetupError
 from baton.files import check_writable
-from baton.sim.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS
+from baton.sim.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS, block_tokens_of
 from baton.sim.hardware import ModelShape, find_model
 from baton.sim.plan.clusters import Shape
 from baton.sim.plan.search import Found, Tried, search
 from baton.sim.plan.shapes import EngineSize, Load, Objectives, is_slower, kinds, parse_prices, shapes
 from baton.sim.plan.show import Done, share_of, show, words
 from baton.sim.plan.values import helm_values
-from baton.sim.plan.verify import block_tokens_of, verify
+from baton.sim.plan.verify import verify
 from loadgen.files import write_file
 from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
 from loadgen.sources import open_trace

@@ -7,22 +7,14 @@ from baton.config import Config, EngineConfig
 from baton.core import garbage
 from baton.core.messages import Role
 from baton.sim.fleet.fleet import Fleet
-from baton.sim.fleet.setup import BLOCK_TOKENS, BLOCK_TOKENS_MAX, Pools, fleet_spec, machine_of
+from baton.sim.fleet.setup import Pools, block_tokens_of, fleet_spec, machine_of
 from baton.sim.fleet.simulate import GARBAGE_THRESHOLDS, faster
 from baton.sim.fleet.spec import FleetSpec
 from baton.sim.fleet.workload import of_plan
 from baton.sim.plan.clusters import ClusterPlan, Verdict
 from baton.sim.plan.region import SLACK
 from baton.sim.plan.shapes import EngineSize, Load, Objectives
-from loadgen.lengths import Plan
 from loadgen.slo import Slo
-
-
-def block_tokens_of(plan: Plan) -> int:
-    """The trace's own, if engines can have such blocks."""
-    own = plan.block_tokens
-    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
-    return int(own) if fits else BLOCK_TOKENS
 
 
 def spec_of(
