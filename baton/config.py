@@ -258,8 +258,9 @@ class AutoscaleConfig(Section):
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
     """Workers are stopped when fewer were enough for so long; longer with slow starts, or after a mistake."""
     zero_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Without a request for so long all workers are stopped, if no role has a minimum; 0: never. Routers hold
-    what comes then for `router.queue_wait_s`: no zero where starts take more than four fifths of that."""
+    """Without a request for so long, once all workers serve, they are stopped, if no role has a minimum; 0:
+    never. Routers hold what comes then for `router.queue_wait_s`: no zero where starts take more than four
+    fifths of that."""
     season_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
     """Period after which load repeats itself, such as 86400; 0: none that is known."""
     start_s: Seconds = 60.0

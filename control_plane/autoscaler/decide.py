@@ -136,7 +136,9 @@ class Autoscaler:
     def _learn(self, seen: Observation, traits: Mapping[Role, Traits]) -> None:
         for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("flip", seen.flip_s)):
             self._learnt[name].extend(values)
-        if not seen.is_idle or self._busy_s is None:
+        # What is being started was asked for: nobody can have used it yet.
+        starts = any(state.starting or state.joining for state in seen.roles.values())
+        if not seen.is_idle or starts or self._busy_s is None:
             self._busy_s = seen.at_s
         self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.BOTH)
