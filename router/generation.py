@@ -117,17 +117,14 @@ class GenerationRequest(RequestFrame):
     async def _answer(self, call: Call, exchange: Exchange, scope: Scope, send: Send) -> None:
         abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
 
-        def drop(_: BatonError) -> None:
-            abort()
-
         def hang_up(error: BatonError) -> None:
             end: Callable[[bytes], None] | None = scope.get(HANG_UP)
-            drop(error) if end is None else end(error_event(error))
+            abort() if end is None else end(error_event(error))
 
         if not call.stream:
             body = await exchange.whole()
             if not exchange.is_gone:
-                await exchange.last_words(respond(send, 200, body, JSON), on_drop=drop)
+                await exchange.last_words(respond(send, 200, body, JSON), on_drop=abort)
             return
         await exchange.begin()
         if exchange.is_gone:
@@ -144,11 +141,11 @@ class GenerationRequest(RequestFrame):
             write_now=scope.get(WRITE_NOW, _not_now),
         )
         if not exchange.is_gone:
-            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=drop)
+            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=abort)
 
     def _outcome(self, exchange: Exchange) -> Outcome:
         observer = self.service.observer
-        if exchange.is_too_slow:
+        if exchange.dropped_because:
             observer.on_slow_client()
             self.message = exchange.dropped_because
         if exchange.is_gone:

@@ -61,7 +61,9 @@ def _without_chunks(app: Any) -> Any:
         async def send_plain(message: Any) -> None:
             nonlocal is_open_ended
             if message["type"] == "http.response.start":
-                is_open_ended = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                is_open_ended = all(
+                    name.lower() != b"content-length" for name, _ in message.get("headers", ())
+                )
                 cycle.chunked_encoding = False if is_open_ended else None
             elif is_open_ended:  # what uvicorn expects, or would call too long
                 cycle.expected_content_length = len(message.get("body", b""))

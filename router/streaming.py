@@ -23,6 +23,7 @@ Write = Callable[[bytes], Awaitable[None]]
 WriteNow = Callable[[bytes], bool]
 """False: nothing was written."""
 
+UNREAD = "the request's time is over, and the client has not read its answer"
 DEADLINE_GRACE_S = 5.0
 """The core ends what is over its deadline; this much later the edge stops waiting for anything."""
 
@@ -51,8 +52,8 @@ class Exchange:
         self.error: BatonError | None = None
         self.is_gone = False
         """The client went away, or was dropped."""
-        self.is_too_slow = False
         self.dropped_because = ""
+        """It was dropped, since it does not read."""
         self._choices_per_prompt = self._answers_per_prompt = 1
         self._is_streaming = False
         self._write_now: WriteNow = _never_now
@@ -103,9 +104,10 @@ class Exchange:
             self._is_flush_due = True
             self._driver.flusher.add(self._flush)
         if self._is_streaming and choice.unsent_tokens > self._unsent_tokens_max:
-            self.client_gone()
             tokens = choice.unsent_tokens
-            self._drop(ClientError(f"the client does not read: {tokens} tokens wait", code="client_too_slow"))
+            error = ClientError(f"the client does not read: {tokens} tokens wait", code="client_too_slow")
+            self._dropped(error)
+            self._on_drop(error)
 
     def fail(self, error: BatonError) -> None:
         """The first error is the request's; its other choices end with it."""
@@ -118,10 +120,9 @@ class Exchange:
         self.close()
         self._wake.set()
 
-    def _drop(self, error: BatonError) -> None:
-        self.is_gone = self.is_too_slow = True
+    def _dropped(self, error: BatonError) -> None:
         self.dropped_because = str(error)
-        self._on_drop(error)
+        self.client_gone()
 
     def close(self) -> None:
         """Cancel whatever still runs. Idempotent."""
@@ -209,8 +210,8 @@ class Exchange:
             said = {"text": (choice.wants.echo.text if choice.wants.echo is not None else "") + text}
             if (found := self._prompt_logprobs(choice)) is not None:
                 said["prompt_logprobs"] = found
-            if choice.prompt_ids is not None:
-                said["prompt_token_ids"] = choice.prompt_ids
+            if (prompt_ids := choice.prompt_ids) is not None:
+                said["prompt_token_ids"] = prompt_ids
         logprobs = joined([choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs()])
         return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
@@ -245,7 +246,9 @@ class Exchange:
                     self._is_writing = False
                     await self._wake.wait()
         except TimeoutError:
-            self._drop(DeadlineOver("the request's time is over, and the client has not read its answer"))
+            error = DeadlineOver(UNREAD)
+            self._dropped(error)
+            on_drop(error)
         return b""
 
     def _flush(self) -> None:
@@ -260,14 +263,14 @@ class Exchange:
             self._is_writing = True
             self._wake.set()
 
-    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[BatonError], None]) -> None:
+    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await it, like every other write no longer than the request may take."""
         try:
             async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):
                 await writing
         except TimeoutError:
-            self._on_drop = on_drop
-            self._drop(DeadlineOver("the request's time is over, and the client has not read its answer"))
+            self._dropped(DeadlineOver(UNREAD))
+            on_drop()
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         try:

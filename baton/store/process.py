@@ -112,6 +112,7 @@ class StoreProcess:
                 answer=self.answer,
                 spawn=self._background.spawn,
             )
+            garbage.spare_what_stays()  # before anybody can wait for it
             local.open()
             stack.callback(local.close)
             self._disks.open_found()
@@ -119,7 +120,6 @@ class StoreProcess:
             stack.push_async_callback(self._registration.leave)
             stack.callback(self._background.spawn(self._registration.run()).cancel)
             stack.callback(self._background.spawn(self._keep_peers_open()).cancel)
-            garbage.spare_what_stays()
             on_ready(self.status())
             await self._serve(stop, stop_now)
             self._workers.hang_up()

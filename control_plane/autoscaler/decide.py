@@ -41,6 +41,8 @@ more can wait until more than a forecast's margin asks for it."""
 FLIP_PATIENCE_S = 60.0
 """For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
 patience is, after mistakes."""
+STARTS_PATIENCE = 3.0
+"""Times as long as starts take: what takes longer does not start."""
 LEARNT_MAX = 8
 """Starts, drains and flips remembered."""
 NOTHING_KNOWN = "none"
@@ -64,6 +66,8 @@ class Autoscaler:
         self._hours = Hours(settings.replica_hours_per_day)
         self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "flip")}
         self._busy_s: float | None = None
+        self._complete_s: float | None = None
+        """When nothing was being started, last; the beginning, if something is since then."""
         """When there was last something to do."""
 
     @property
@@ -136,9 +140,13 @@ class Autoscaler:
     def _learn(self, seen: Observation, traits: Mapping[Role, Traits]) -> None:
         for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("flip", seen.flip_s)):
             self._learnt[name].extend(values)
-        # What is being started was asked for: nobody can have used it yet.
+        # What is being started was asked for, and nobody can have used it yet; a start that fails for ever
+        # keeps nobody awake.
         starts = any(state.starting or state.joining for state in seen.roles.values())
-        if not seen.is_idle or starts or self._busy_s is None:
+        if not starts or self._complete_s is None:
+            self._complete_s = seen.at_s
+        is_young = starts and seen.at_s - self._complete_s <= STARTS_PATIENCE * self.start_s
+        if not seen.is_idle or is_young or self._busy_s is None:
             self._busy_s = seen.at_s
         self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.BOTH)

@@ -35,10 +35,10 @@ def read_file(path: Path) -> KeyBook:
 @contextmanager
 def changing(path: Path) -> Generator[None]:
     """From reading a file to writing it: one at a time, or what another has written in between is lost. The
-    folder is locked, not the file, which is replaced. Raises SetupError: no folder, or others hold it too
-    long."""
+    folder is locked, where links lead to, not the file, which is replaced. Raises SetupError: no folder, or
+    others hold it too long."""
     try:
-        folder = os.open(path.parent or Path(), os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise SetupError(f"keys: cannot write {path}: {error.strerror or error}") from None
     try:

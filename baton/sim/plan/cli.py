@@ -125,7 +125,7 @@ def plan(
         _publish(done, values=values, as_json=json)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(error.exit_status) from None
     if found.best is None:
         raise typer.Exit(1)
 

@@ -146,12 +146,21 @@ def test_to_zero_when_idle_and_back_as_soon_as_somebody_waits():
 
 
 def test_what_is_still_starting_has_not_been_idle():
-    scaler = Autoscaler(settings(**{**ZERO, "zero_after_s": 30.0}, hold_s=300.0))
+    scaler = Autoscaler(settings(**{**ZERO, "zero_after_s": 30.0, "start_s": 60.0}, hold_s=300.0))
     states = [{P: RoleState(serving=1), D: RoleState(starting=1)}] * 8
     states += [{P: RoleState(serving=1), D: RoleState(serving=1)}] * 3
     decisions = [scaler.decide(observed(15.0 * (i + 1), 0, s), TRAITS) for i, s in enumerate(states)]
     asleep = [i for i, d in enumerate(decisions) if d.desired == {P: 0, D: 0}]
     assert asleep == [9, 10], "half a minute after the last of them serves, and not before"
+
+
+def test_a_start_that_fails_for_ever_keeps_nobody_awake():
+    scaler = Autoscaler(settings(**{**ZERO, "zero_after_s": 30.0, "start_s": 40.0}, hold_s=300.0))
+    state = {P: RoleState(serving=1), D: RoleState(serving=1, starting=1)}
+    decisions = [scaler.decide(observed(15.0 * (i + 1), 0, state), TRAITS) for i in range(14)]
+    asleep = [i for i, d in enumerate(decisions) if d.desired == {P: 0, D: 0}]
+    assert asleep
+    assert 15.0 * asleep[0] > 3 * 40.0
 
 
 def test_no_zero_where_a_start_takes_longer_than_routers_hold():

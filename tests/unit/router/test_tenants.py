@@ -171,6 +171,15 @@ def test_keys_that_many_make_at_once_are_all_there(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["keys.json"], "no lock stays behind"
 
 
+def test_a_link_and_its_file_are_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(key_files, "LOCK_S", 0.0)
+    (tmp_path / "there").mkdir()
+    link, file = tmp_path / "keys.json", tmp_path / "there" / "keys.json"
+    link.symlink_to(file)
+    with key_files.changing(link), pytest.raises(SetupError, match="somebody else"), key_files.changing(file):
+        pass
+
+
 def _created(path, tenant):
     key = new_key()
     _create_in_file(path, tenant, KeyRecord(digest_of(key), tenant), [])
