@@ -57,7 +57,7 @@ EXAMPLES := $(basename $(notdir $(wildcard deploy/helm/values/*.yaml)))
 define CHART_PARTS
 	@mkdir -p $(1)/baton $(1)/rendered
 	@$(BIN)/python -m baton.telemetry.render $(1)/baton
-	@$(BIN)/python -m baton.cli.chart $(1)/baton/values.schema.json
+	@$(BIN)/python -m commands.chart $(1)/baton/values.schema.json
 endef
 define CHART_EXAMPLES
 	@for name in $(EXAMPLES); do \
@@ -83,7 +83,7 @@ unit: $(VENV)/.installed ## Unit, contract and tidy tests
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/tidy
 
 sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
-	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/sim)
+	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/simulator)
 
 integration: $(VENV)/.installed ## Real processes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration

@@ -10,10 +10,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 def main() -> None:
     """A SetupError, wherever it comes from, is one line and its own exit status."""
-    from baton.cli.app import app
-    from baton.cli.run import run_app
-    from baton.cli.standard_output import telling
     from baton.core.errors import SetupError
+    from commands.app import app
+    from commands.run import run_app
+    from commands.standard_output import telling
 
     try:
         with telling():

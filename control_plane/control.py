@@ -22,7 +22,7 @@ from baton.wire.background import Background
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
-from control_plane.ray_home import RayHome
+from control_plane.ray_cluster import RayHome
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile

@@ -13,24 +13,24 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from baton.config import ClusterConfig, Config
-from baton.config_operators import DashboardConfig
+from baton.config.operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
-from baton.engine.model_check import check_machine, check_memory, check_model, check_tokenizer
-from baton.engine.model_files import local_folder
-from baton.engine.served_models import about, each_model, worker_count
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
 from control_plane.control_child import ControlChild
 from control_plane.plane import restart_policy
-from control_plane.ray_home import RayHome
+from control_plane.ray_cluster import RayHome
 from control_plane.ray_watch import RayWatch, adopt_orphans
+from control_plane.reaper import Undertaker
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
-from control_plane.undertaker import Undertaker
+from engine.model_check import check_machine, check_memory, check_model, check_tokenizer
+from engine.model_files import local_folder
+from engine.served_models import about, each_model, worker_count
 from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ import psutil
 from baton.config import ClusterConfig, Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from baton.engine.served_models import each_model, worker_count
-from control_plane.ray_home import RayHome, first_line, namespace_of
+from control_plane.ray_cluster import RayHome, first_line, namespace_of
+from engine.served_models import each_model, worker_count
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.errors import SetupError
 from control_plane.child import LIVE_PATH, PROBE_S, Child
 from control_plane.reconcile import RestartPolicy

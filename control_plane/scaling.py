@@ -15,13 +15,13 @@ from baton.core.demand import DemandHeard, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import AutoscaleState, ClusterState, Decision, Order, Outcome, Resize
-from baton.engine.served_models import each_model
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane.autoscaler.live import LiveAutoscaler
 from control_plane.autoscaler.settings import objectives_of, settings_of
 from control_plane.autoscaler.values import Memory, Settings
 from control_plane.desired import Operations
+from engine.served_models import each_model
 
 log = logging.getLogger(__name__)
 

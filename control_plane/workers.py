@@ -11,12 +11,12 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Role
 from baton.core.operate import Pool, Version
-from baton.engine.served_models import each_model, served_name, worker_count
 from baton.wire.client import set_worker_role
 from baton.wire.link import LinkBroken
 from control_plane.cores import core_share, thread_count
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
+from engine.served_models import each_model, served_name, worker_count
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The tiered KV store (host memory, SSD) is not built yet; nothing imports this package."""
+"""The tiered KV store: memory and SSD files of a host, shared by its workers, read by other hosts."""

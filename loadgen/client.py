@@ -18,7 +18,7 @@ import httptools
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.hang_ups import HangUp
+from loadgen.disconnects import HangUp
 from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.sse import Answer, OpenAIStream, StreamFault, error_text
 

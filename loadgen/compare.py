@@ -8,8 +8,8 @@ import orjson
 import typer
 
 from baton.core.errors import SetupError
-from baton.files import in_turn, is_stdout
-from baton.terminal import new_console
+from baton.files.outputs import in_turn, is_stdout
+from baton.files.terminal import new_console
 from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command

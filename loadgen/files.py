@@ -1,4 +1,4 @@
-"""Reports and records in files: written as `baton.files` says, read back as they were.
+"""Reports and records in files: written as `baton.files.outputs` says, read back as they were.
 
 A report is one JSON object (`schema` names its version). Records are JSON lines, the settings first, then a
 line per request: what is needed to judge the run by other objectives. Instants there count from the first
@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from baton.core.errors import SetupError
-from baton.files import opened
+from baton.files.outputs import opened
 from loadgen.records import Record
 from loadgen.report import Report, Settings, judged
 from loadgen.report.model import SCHEMA

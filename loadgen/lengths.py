@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import RateShape, spread_ticks
+from loadgen.disconnects import HangUp, HangUps
 from loadgen.formats.base import TOKENS_MAX, TRACE_BLOCK_TOKENS
-from loadgen.hang_ups import HangUp, HangUps
 from loadgen.traces import Trace, TraceRequest
 from loadgen.users import Users
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import SetupError
-from baton.files import check_apart, check_writable, in_turn, is_stdout
-from baton.terminal import new_console
+from baton.files.outputs import check_apart, check_writable, in_turn, is_stdout
+from baton.files.terminal import new_console
 from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.options import target

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import RateShape, parse_burst, parse_ramp, parse_warp
-from loadgen.hang_ups import HangUps
+from loadgen.disconnects import HangUps
 from loadgen.lengths import Plan, Scaling, check_rate, make_plan, parse_factor, time_scale_for
 from loadgen.options import Sessions, TrafficOptions
 from loadgen.sources import name_of, open_trace

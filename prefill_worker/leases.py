@@ -12,7 +12,7 @@ from baton.core.ids import BlockId, SeqKey, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import AskKV, KVGrant, KVRefused, SourceMessage
 from baton.core.steps import TokenLogprobs
-from baton.engine.block_pool import BlockPool
+from engine.block_pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,43 +14,43 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 import uvicorn
 
 from baton.config import Config
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import MembershipView
 from baton.core.sharing import RouterMember
-from baton.engine.served_models import about, each_model
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
 from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
+from engine.served_models import about, each_model
 from kv_store.directory.connect import connect
-from router.adapters import Adapters
-from router.app import make_app
-from router.core import RouterCore
-from router.driver import Driver
-from router.drivers import Drivers
-from router.http_protocol import protocol_for
-from router.membership import Roster
-from router.models import Models
-from router.observe import Observer
-from router.parsers.select import choose_parsers
-from router.peers.following import Following
-from router.peers.sharer import Sharer
-from router.public_tls import PublicTls
-from router.reporting import Reporting
-from router.request_log import RequestLog
-from router.service import Service
-from router.sessions import Dial, DirectoryWatch, WorkerSessions
-from router.store_lookup import StoreLookup
-from router.stories import Stories
-from router.tenants.gate import Gate
+from router.decisions.core import RouterCore
+from router.decisions.membership import Roster
+from router.http.app import make_app
+from router.http.authentication import Gate
+from router.http.observe import Observer
+from router.http.protocol import protocol_for
+from router.http.served_models import Models
+from router.http.service import Service
+from router.http.tls import PublicTls
+from router.live.driver import Driver
+from router.live.drivers import Drivers
+from router.live.peers.following import Following
+from router.live.peers.sharer import Sharer
+from router.live.recent_requests import Stories
+from router.live.reporting import Reporting
+from router.live.request_log import RequestLog
+from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
+from router.live.store_lookup import StoreLookup
+from router.openai.adapters import Adapters
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
-from router.tokenizer import Tokenizer
+from router.text.parsers.select import choose_parsers
+from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

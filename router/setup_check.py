@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from baton.config import Config
-from baton.engine.served_models import about, each_model
+from engine.served_models import about, each_model
 from kv_store.directory.redis_url import parse_redis_url
-from router.parsers.select import choose_parsers
-from router.public_tls import PublicTls
+from router.http.tls import PublicTls
 from router.tenants.key_files import read_file
+from router.text.parsers.select import choose_parsers
 
 
 def check_router_setup(config: Config) -> None:

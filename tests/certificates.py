@@ -16,7 +16,7 @@ SWITCH = "BATON_TEST_TLS"
 
 def make_folder(folder: Path) -> Path:
     """An authority, `node` for all processes, `operator`, and one certificate per part."""
-    from baton.cli.certificates import Authority
+    from commands.certificates import Authority
 
     now = datetime.now(UTC)
     authority = Authority.make(folder, days=30, now=now)

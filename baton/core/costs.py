@@ -3,7 +3,7 @@ simulator share.
 
 seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs
 
-The worker fits it from its own steps (`baton.engine.scheduling.step_time`), the first of which it runs when
+The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when
 it starts; the simulator takes it from a device's data sheet. It is linear, so it says little about a step
 that is unlike all that ran; whoever uses it corrects it by what then happens.
 """

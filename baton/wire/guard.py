@@ -10,8 +10,8 @@ import grpc.aio
 import psutil
 
 from baton.core.tokens import Scope
+from baton.files.token_places import LiveTokens
 from baton.wire.parties import OPERATING, Party, callers_of, parties_named
-from baton.wire.token_places import LiveTokens
 
 ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 

@@ -8,8 +8,8 @@ import msgspec
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
+from baton.core.recent_requests import StoriesTold, StoriesWanted
 from baton.core.sharing import RouterUpdate
-from baton.core.stories import StoriesTold, StoriesWanted
 from baton.wire.client import hung_up
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import PACKAGE, Party

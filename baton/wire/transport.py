@@ -14,12 +14,12 @@ import grpc.aio
 from baton.config import AccessConfig, TlsConfig
 from baton.core.errors import SetupError
 from baton.core.tokens import bearer_in
+from baton.files.token_places import LiveTokens, token_at
 from baton.wire.address import host_port
 from baton.wire.guard import Guard, PartyCheck
 from baton.wire.identity import Identity
 from baton.wire.options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.parties import OPERATING, Party, callers_of, name_of
-from baton.wire.token_places import LiveTokens, token_at
 
 OLD_CALLS_S = 10.0
 """For calls under way on a channel that was replaced."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from baton.config import AutoscaleConfig
-from baton.config_router import SloConfig
+from baton.config.router import SloConfig
 from baton.core.messages import Role
 from control_plane.autoscaler.values import Bounds, Objective, Settings
 

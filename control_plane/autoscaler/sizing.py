@@ -1,5 +1,5 @@
 """How many replicas a load takes, from what steps cost. Queueing approximations, checked against the fleet
-simulator (tests/unit/sim/test_autoscale.py), which know nothing of one router's placement.
+simulator (tests/unit/simulator/test_autoscale.py), which know nothing of one router's placement.
 
 Prefill is a queue of prompts with n servers: waiting by Erlang's C formula, its mean scaled for service times
 that differ (Lee and Longton 1959; Allen and Cunneen), its tail exponential. Decode is a batch that shares a

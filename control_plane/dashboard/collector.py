@@ -18,8 +18,8 @@ from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Decision, Order, ReplicaPhase
+from baton.core.recent_requests import StoriesWanted, Story
 from baton.core.store import StoreMember
-from baton.core.stories import StoriesWanted, Story
 from baton.telemetry import catalogue as c
 from baton.wire.client import WorkerStatusReply, worker_status
 from baton.wire.link import LinkBroken

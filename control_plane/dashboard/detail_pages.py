@@ -6,7 +6,7 @@ from fastapi import Request
 from nicegui import background_tasks, ui
 
 from baton.core.operate import ClusterState, ReplicaState
-from baton.core.stories import Story
+from baton.core.recent_requests import Story
 from control_plane.dashboard import expert_strips, markup, tables
 from control_plane.dashboard.actions import ask_drain, ask_flip, ask_node, ask_scale
 from control_plane.dashboard.samples import Frame

@@ -6,8 +6,8 @@ from baton.core.operate import Decision, Outcome
 from control_plane.dashboard.checks import Check
 from control_plane.dashboard.derive import Attainment
 from control_plane.dashboard.overview import Bar, Now, Tier
+from control_plane.dashboard.problems import Trouble
 from control_plane.dashboard.text import NOTHING, clock, h, number, rate, seconds, share, size
-from control_plane.dashboard.troubles import Trouble
 from control_plane.desired import describe
 
 ROWS_MAX = 50

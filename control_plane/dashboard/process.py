@@ -17,10 +17,10 @@ from fastapi import FastAPI
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
+from baton.files.token_places import LiveTokens, token_at
 from baton.wire.address import host_port
-from baton.wire.token_places import LiveTokens, token_at
+from control_plane.dashboard.authentication import Gatekeeper
 from control_plane.dashboard.collector import Collector
-from control_plane.dashboard.gatekeeper import Gatekeeper
 from control_plane.dashboard.pages import mount
 from control_plane.dashboard.session_file import SessionFile
 from control_plane.dashboard.sessions import Sessions

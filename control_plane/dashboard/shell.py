@@ -9,7 +9,7 @@ from nicegui.events import KeyEventArguments
 
 from baton.core.operate import Pool
 from control_plane.dashboard import markup
-from control_plane.dashboard.gatekeeper import SESSION_KEY
+from control_plane.dashboard.authentication import SESSION_KEY
 from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, Window
 from control_plane.dashboard.sessions import Session
 from control_plane.dashboard.text import h, span

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.operate import AutoscaleState, ClusterState, NodeState, ReplicaPhase, ReplicaState
-from baton.core.stories import Moment, Story
+from baton.core.recent_requests import Moment, Story
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import share_of
 from control_plane.dashboard.markup import PART_COLORS, PART_NAMES, empty, tag

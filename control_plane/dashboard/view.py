@@ -25,10 +25,10 @@ from control_plane.dashboard.derive import (
 )
 from control_plane.dashboard.experts import ExpertGroup, ExpertRow, expert_groups
 from control_plane.dashboard.history import WINDOWS, Window
+from control_plane.dashboard.problems import Trouble, troubles
 from control_plane.dashboard.samples import Frame
 from control_plane.dashboard.sessions import Sessions
 from control_plane.dashboard.text import clock
-from control_plane.dashboard.troubles import Trouble, troubles
 from control_plane.dashboard.worker_charts import fleet_charts, shown_workers, worker_charts
 
 RECENT_S = 60.0

@@ -4,9 +4,9 @@ import heapq
 from collections import Counter
 
 from baton.core.store import Tier
+from kv_store.node.components import Parts
 from kv_store.node.counts import NodeStatus, TierStatus
-from kv_store.node.parts import Parts
-from kv_store.node.spaces import HostCopy
+from kv_store.node.size_classes import HostCopy
 
 TENANTS_TOLD = 10
 

@@ -27,7 +27,7 @@ from baton.core.store import (
     WorkerToStore,
 )
 from kv_store.node.audit import check, status
-from kv_store.node.bringing import NOT_HERE
+from kv_store.node.components import Parts
 from kv_store.node.context import HASHES_MAX, SPACES_MAX, WORKERS_MAX, Context
 from kv_store.node.counts import NodeStatus
 from kv_store.node.events import (
@@ -53,8 +53,8 @@ from kv_store.node.events import (
     WorkerJoined,
     WorkerLost,
 )
-from kv_store.node.parts import Parts
-from kv_store.node.spaces import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
+from kv_store.node.promotion import NOT_HERE
+from kv_store.node.size_classes import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
 from kv_store.node.workers import ProtocolError, Worker
 from kv_store.tiers.choose import make_policy
 

@@ -4,15 +4,15 @@ from collections import deque
 
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, NodeRef, TakeOver, Tier
-from kv_store.node.bringing import Bringer, Demand
 from kv_store.node.context import HASHES_MAX, Context
 from kv_store.node.events import ToPeer
 from kv_store.node.index import Index
 from kv_store.node.leases import Leases
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import FETCH_BLOCKS_MAX, PeerFetches
-from kv_store.node.shares import Holder, Shares
-from kv_store.node.spaces import Entry, Space
+from kv_store.node.promotion import Bringer, Demand
+from kv_store.node.quotas import Holder, Shares
+from kv_store.node.size_classes import Entry, Space
 
 QUIET_S = 1.0
 """Without a lease for so long, a draining node is done."""

@@ -1,7 +1,7 @@
 """What happens to a store node, and what it does about it.
 
 `kv_store.node.core.NodeCore` is pure: `handle(event, now_s=…) -> list[NodeAction]`. The process
-(`baton.store.process`) and the simulator feed it events and perform its actions in order.
+(`kv_store.process.store_node`) and the simulator feed it events and perform its actions in order.
 
 A *space* is the arena and the SSD file of one block size; its name is that size in bytes (`block_bytes`).
 Ids of operations, reads and look-ups come from one count and are unique in the core's life.
@@ -96,7 +96,7 @@ class IoDone(msgspec.Struct, frozen=True):
 
 
 class PeerReadDone(msgspec.Struct, frozen=True):
-    """A ReadPeer ended. As `baton.worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
+    """A ReadPeer ended. As `worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
 
     read_id: int
     error: str = ""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, NodeRef, PinnedBlocks
-from kv_store.node.bringing import Fill
-from kv_store.node.spaces import Space, is_checksum
+from kv_store.node.promotion import Fill
+from kv_store.node.size_classes import Space, is_checksum
 
 LEASE_SLACK_SHARE = 0.1
 """Of a lease, left unused: clocks run differently."""

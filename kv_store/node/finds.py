@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
 from baton.core.store import FindBlocks, FoundBlocks, FoundSpan, Tier
-from kv_store.node.bringing import Bringer
 from kv_store.node.context import Context
 from kv_store.node.events import ToWorker
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
-from kv_store.node.spaces import Entry, Space
+from kv_store.node.promotion import Bringer
+from kv_store.node.size_classes import Entry, Space
 from kv_store.node.ssd import SsdTier
 from kv_store.node.workers import Worker
 

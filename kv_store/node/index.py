@@ -8,7 +8,7 @@ from baton.core.store import BlockFacts, DropReason, Tier
 from kv_store.node.context import Context
 from kv_store.node.events import ForgetSsd
 from kv_store.node.publisher import Publisher
-from kv_store.node.spaces import Entry, HostCopy, Space, SsdCopy
+from kv_store.node.size_classes import Entry, HostCopy, Space, SsdCopy
 
 _EXPIRED_MAX = 1024
 """Per event; the rest in the next."""

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from baton.core.ids import NodeId
 from baton.core.store import NodeRef, PinBlocks, PinFailed, PinnedBlocks, UnpinBlocks
-from kv_store.node.bringing import Bringer, Demand
 from kv_store.node.context import HASHES_MAX, LEASES_MAX, Context
 from kv_store.node.events import ToPeer
-from kv_store.node.shares import Holder, Shares
-from kv_store.node.spaces import HostCopy, Space
+from kv_store.node.promotion import Bringer, Demand
+from kv_store.node.quotas import Holder, Shares
+from kv_store.node.size_classes import HostCopy, Space
 
 _Key = tuple[int, NodeId, int]
 

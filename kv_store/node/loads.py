@@ -8,10 +8,10 @@ from baton.core.store import (
     StoreToWorker,
     Tier,
 )
-from kv_store.node.bringing import LATE, REASONS, Bringer, Demand
 from kv_store.node.context import LOADS_OPEN_MAX, Context
 from kv_store.node.events import ToWorker
-from kv_store.node.spaces import HostCopy
+from kv_store.node.promotion import LATE, REASONS, Bringer, Demand
+from kv_store.node.size_classes import HostCopy
 from kv_store.node.workers import ProtocolError, Worker
 
 

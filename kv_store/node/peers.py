@@ -14,16 +14,16 @@ from baton.core.store import (
     Tier,
     UnpinBlocks,
 )
-from kv_store.node.bringing import NO_HOLDER, Bringer, Fill
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
 from kv_store.node.events import PeerReadDone, ReadPeer, ToPeer
 from kv_store.node.fetches import Fetch, PeerRead, Pinned
-from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
+from kv_store.node.promotion import NO_HOLDER, Bringer, Fill
 from kv_store.node.replication import Replication
-from kv_store.node.spaces import Space
+from kv_store.node.size_classes import Space
 
 FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128

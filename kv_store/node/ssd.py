@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, DropReason, Tier
-from kv_store.node.bringing import Bringer, Fill
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
 from kv_store.node.events import ForgetSsd, IoDone, ReadSsd, Recovered, SpaceOpened, WriteSsd
-from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
-from kv_store.node.spaces import Entry, HostCopy, Space
+from kv_store.node.promotion import Bringer, Fill
+from kv_store.node.size_classes import Entry, HostCopy, Space
 
 ERRORS_IN_A_ROW_MAX = 5
 """So many, and nothing is written for a while."""

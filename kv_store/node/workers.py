@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.core.ids import WorkerId
-from kv_store.node.shares import Holder
-from kv_store.node.spaces import Space
+from kv_store.node.quotas import Holder
+from kv_store.node.size_classes import Space
 
 if TYPE_CHECKING:
-    from kv_store.node.bringing import Demand
+    from kv_store.node.promotion import Demand
     from kv_store.node.writes import Write
 
 

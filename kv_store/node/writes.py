@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, StoreToWorker, TakeBlocks
-from kv_store.node.bringing import Bringer
 from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
-from kv_store.node.host import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
-from kv_store.node.shares import Shares
-from kv_store.node.spaces import HostCopy, is_checksum
+from kv_store.node.promotion import Bringer
+from kv_store.node.quotas import Shares
+from kv_store.node.size_classes import HostCopy, is_checksum
 from kv_store.node.workers import ProtocolError, Worker
 
 

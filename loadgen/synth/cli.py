@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import SetupError
-from baton.files import check_apart, check_writable, is_stdout, opened, write_whole
-from baton.terminal import new_console
+from baton.files.outputs import check_apart, check_writable, is_stdout, opened, write_whole
+from baton.files.terminal import new_console
 from loadgen.formats.base import TRACE_BLOCK_TOKENS, Trace, TraceFormat, TraceRequest
 from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize

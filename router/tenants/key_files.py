@@ -13,8 +13,8 @@ import msgspec
 import yaml
 
 from baton.core.errors import SetupError
-from baton.files import write_whole
-from baton.wire.structured_file import read_structured
+from baton.files.outputs import write_whole
+from baton.files.structured_file import read_structured
 from router.tenants.keys import KeyBook, read_book
 
 FILE_BYTES_MAX = 256 * 2**20

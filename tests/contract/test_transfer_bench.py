@@ -1,4 +1,4 @@
-from kv_transfer.bench import run
+from benchmarks.transfer import run
 
 
 def test_the_bench_reads_all_blocks_in_every_way_and_reports_rates():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec
-from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices
-from baton.engine.kv_pool import KVPool
+from engine.kernels.interface import AttentionSpec
+from engine.kernels.weights import DenseMatrix, ExpertMatrices
+from engine.kv_pool import KVPool
 from tests.unit.engine.triton.interpreted.cases import attention_by_definition, make_layout, make_pool
 
 pytestmark = [
@@ -21,7 +21,7 @@ BLOCKS = 256
 
 
 def make_kernels(pool: KVPool):
-    from baton.engine.kernels.triton.kernels import TritonKernels
+    from engine.kernels.triton.kernels import TritonKernels
 
     return TritonKernels(pool)
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from baton.cli.app import app
-from baton.cli.run import run_app
+from commands.app import app
+from commands.run import run_app
 from tests.integration.cluster import ROOT
 from tests.models import make_model
 

@@ -5,8 +5,8 @@ import contextlib
 import psutil
 import pytest
 
-from baton.bench.faults_parts import ray_nodes
 from baton.core.operate import DrainNode
+from benchmarks.faults_parts import ray_nodes
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator, Streams
 from tests.models import make_model

@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    from baton.cli.certificates import Authority
+    from commands.certificates import Authority
 
     folder = tmp_path_factory.mktemp("tls")
     ours, theirs = make_folder(folder / "ours"), make_folder(folder / "theirs")

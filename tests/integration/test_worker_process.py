@@ -299,7 +299,7 @@ def test_a_worker_serves_at_the_ports_of_its_pod_and_leaves_when_told(model):
     with WorkerUnderTest(model, "both", **ports) as worker:
         assert worker.await_ready().address == f"127.0.0.1:{grpc}"
         assert "baton_kv_free_blocks" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
-        command = [sys.executable, "-m", "baton.worker.leave", worker.address, "--timeout-s", "20"]
+        command = [sys.executable, "-m", "worker.leave", worker.address, "--timeout-s", "20"]
         told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
         assert told.stderr.strip() == f"worker {worker.address}: empty"
         assert httpx.get(f"http://127.0.0.1:{metrics}/health").json()["status"] == "draining"

@@ -13,7 +13,12 @@ CALLS = {
 
 PIPES = {
     # Pipes between a process and its own children: no socket, nobody else has an end.
-    *("baton/sim/runner.py", "baton/bench/placement.py", "baton/bench/autoscale.py", "kv_transfer/bench.py"),
+    *(
+        "simulator/faults/runner.py",
+        "benchmarks/placement.py",
+        "benchmarks/autoscale.py",
+        "benchmarks/transfer.py",
+    ),
     *("loadgen/conductor.py", "loadgen/senders.py"),
 }
 CODE = [p for p in PYTHON if p.relative_to(ROOT).parts[0] != "tests"]

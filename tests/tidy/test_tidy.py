@@ -68,36 +68,36 @@ def test_no_large_file_is_tracked():
 
 
 SLEEPERS = {
-    "baton/bench/faults.py",  # faults come when they are due
-    "baton/bench/goodput_servers.py",  # another program's server can only be asked until it answers
-    "baton/bench/peers.py",  # another program's server can only be asked until it answers
-    "baton/bench/reuse.py",  # Baton's processes are watched from outside, as an operator does
-    "baton/bench/router.py",  # another program's server can only be asked until it answers
-    "baton/bench/router_free.py",  # a worker's steps take their time
-    "baton/bench/router_load.py",  # requests are sent when they are due
-    "baton/cli/operate.py",  # a pause before asking again
-    "baton/engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
-    "baton/store/local.py",  # backoff when out of descriptors
-    "baton/store/process.py",  # a pause before dialling again
-    "baton/worker/expert_watch.py",  # counts on the device are looked at at intervals
-    "baton/worker/leave.py",  # another process can only be asked until it is empty
-    "baton/worker/registration.py",  # a heartbeat has a period
-    "baton/worker/store_link.py",  # backoff before dialling again
+    "benchmarks/faults.py",  # faults come when they are due
+    "benchmarks/goodput_servers.py",  # another program's server can only be asked until it answers
+    "benchmarks/peers.py",  # another program's server can only be asked until it answers
+    "benchmarks/reuse.py",  # Baton's processes are watched from outside, as an operator does
+    "benchmarks/router.py",  # another program's server can only be asked until it answers
+    "benchmarks/router_free.py",  # a worker's steps take their time
+    "benchmarks/router_load.py",  # requests are sent when they are due
+    "commands/operate.py",  # a pause before asking again
+    "engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
+    "kv_store/process/local.py",  # backoff when out of descriptors
+    "kv_store/process/store_node.py",  # a pause before dialling again
+    "worker/expert_watch.py",  # counts on the device are looked at at intervals
+    "worker/leave.py",  # another process can only be asked until it is empty
+    "worker/registration.py",  # a heartbeat has a period
+    "worker/store_link.py",  # backoff before dialling again
     "control_plane/control.py",  # Ray's list of nodes can only be looked at
     "control_plane/dashboard/collector.py",  # processes' metrics are looked at at intervals
     "control_plane/child.py",  # backoff before a restart
-    "control_plane/ray_home.py",  # a Ray that is starting can only be dialled until it answers
+    "control_plane/ray_cluster.py",  # a Ray that is starting can only be dialled until it answers
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
     "kv_transfer/backends/faulty.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
-    "router/public_tls.py",  # certificates are looked at at intervals
-    "router/peers/following.py",  # backoff before dialling again
-    "router/peers/sharer.py",  # what changed is told at intervals
+    "router/http/tls.py",  # certificates are looked at at intervals
+    "router/live/peers/following.py",  # backoff before dialling again
+    "router/live/peers/sharer.py",  # what changed is told at intervals
     "router/tenants/key_files.py",  # a file's lock with a deadline can only be asked for again
     "router/tenants/keyring.py",  # keys are looked at at intervals
-    "router/sessions.py",  # backoff before dialling again
-    "router/reporting.py",  # demand is told at intervals
+    "router/live/sessions.py",  # backoff before dialling again
+    "router/live/reporting.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
 }
 """Files where waiting for a while is the behaviour itself."""

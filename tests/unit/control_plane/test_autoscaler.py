@@ -6,7 +6,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from baton.config import AutoscaleConfig
-from baton.config_router import SloClass, SloConfig
+from baton.config.router import SloClass, SloConfig
 from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal

@@ -8,8 +8,8 @@ import pytest
 
 from baton.config import Config
 from baton.core.errors import SetupError
-from baton.engine import model_check
 from control_plane.launch import check_setup
+from engine import model_check
 from tests.models import make_model
 
 

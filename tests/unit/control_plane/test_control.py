@@ -104,7 +104,7 @@ def test_nodes_are_told_with_those_that_live_first():
 
 
 def test_a_version_is_the_configuration_with_some_knobs_changed():
-    from baton.cli.settings import overlay
+    from commands.settings import overlay
 
     config = Config(engine={"threads": 3}, model={"path": "m", "adapters": ("a=b",)})
     changed = overlay(config, ["engine.block_tokens=16", "model.adapters=c=d"])

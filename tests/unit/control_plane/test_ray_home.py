@@ -6,7 +6,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from control_plane import ray_home
-from control_plane.ray_home import RayHome
+from control_plane.ray_cluster import RayHome
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.child import child_environment
-from control_plane.ray_home import RayHome, namespace_of, ray_environment
+from control_plane.ray_cluster import RayHome, namespace_of, ray_environment
 from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 

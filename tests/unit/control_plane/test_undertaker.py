@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from control_plane.undertaker import RUN_VARIABLE, Undertaker, end_run, of_run
+from control_plane.reaper import RUN_VARIABLE, Undertaker, end_run, of_run
 
 BOUND_S = 30.0
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
@@ -21,7 +21,7 @@ child.wait()
 PARENT = f"""
 import subprocess, sys
 from pathlib import Path
-from control_plane.undertaker import Undertaker
+from control_plane.reaper import Undertaker
 undertaker = Undertaker(Path(sys.argv[1]))
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 child = subprocess.Popen([sys.executable, "-c", {WAITS!r}], **pipes)

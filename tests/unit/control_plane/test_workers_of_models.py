@@ -2,17 +2,17 @@
 
 import pytest
 
-from baton.cli.settings import overlay
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.core.operate import Pool, Version
-from baton.engine import model_check
+from commands.settings import overlay
 from control_plane.launch import check_setup
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
 from control_plane.workers import RayWorkers, first_pools
+from engine import model_check
 from tests.models import make_model
 from tests.unit.control_plane.test_ray_ops import Handle, Ray, RayHome
 

@@ -4,9 +4,9 @@ from baton.config import TransferConfig
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import ReadId, SeqKey, SequenceId, WorkerId
 from baton.core.messages import AskKV, FailureReason, KVGrant, KVRefused, KVReleased, PeerRef
-from baton.engine.block_pool import BlockPool
-from baton.engine.prefix_cache import PrefixCache
-from decode_worker.intake import GaveUp, Intake, NoRoom, Read, Ready, Send
+from decode_worker.receiver import GaveUp, Intake, NoRoom, Read, Ready, Send
+from engine.block_pool import BlockPool
+from engine.prefix_cache import PrefixCache
 
 ROOT = root_hash("f", b"")
 KEY = SeqKey(SequenceId("s"), 0)

@@ -10,16 +10,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from baton.cli.chart import OWNED, values_schema
 from baton.config import Config
 from baton.core.messages import Role
 from baton.core.operate import Pool as ControlPool
-from baton.engine.served_models import each_model
-from baton.sim.hardware import GPUS, MODELS, Node, find_gpu
-from baton.sim.plan.clusters import ClusterPlan, Pool, Shape
-from baton.sim.plan.values import helm_values
 from baton.telemetry.render import rendered
+from commands.chart import OWNED, values_schema
 from control_plane.workers import first_pools
+from engine.served_models import each_model
+from simulator.hardware import GPUS, MODELS, Node, find_gpu
+from simulator.plan.clusters import ClusterPlan, Pool, Shape
+from simulator.plan.values import helm_values
 from tests.unit.deploy.chart import (
     CHART,
     EXAMPLES,

@@ -15,8 +15,8 @@ def find_spec(name, path=None, target=None):
 PathFinder.find_spec = staticmethod(find_spec)
 """
 PROCESSES = (
-    *("router.process", "control_plane.launch", "loadgen.cli", "baton.cli.serve", "baton.cli.doctor"),
-    *("baton.worker.actor", "baton.worker.leave", "ray"),
+    *("router.process", "control_plane.launch", "loadgen.cli", "commands.serve", "commands.doctor"),
+    *("worker.actor", "worker.leave", "ray"),
 )
 
 

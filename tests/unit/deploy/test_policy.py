@@ -10,10 +10,10 @@ import ray.scripts.scripts as ray_scripts
 import typer.main
 import yaml
 
-from baton.cli.app import app
-from baton.worker.leave import arguments
-from control_plane.ray_home import RAY_ENVIRONMENT
+from commands.app import app
+from control_plane.ray_cluster import RAY_ENVIRONMENT
 from tests.unit.deploy.chart import EXAMPLES, ROOT, containers, documents, of_kind, pods, settings, values_of
+from worker.leave import arguments
 
 examples = pytest.mark.parametrize("example", EXAMPLES)
 DOCKERFILES = sorted((ROOT / "deploy/docker").glob("Dockerfile.*"))
@@ -95,7 +95,7 @@ def test_pods_have_the_time_that_their_drain_takes(example):
     workers = [s for n, _, s in pods(documents(example)) if re.search(r"/(prefill|decode|both)$", n)]
     for spec in workers:
         [command] = [c["lifecycle"]["preStop"]["exec"]["command"] for c in spec["containers"]]
-        assert command[:3] == ["python", "-m", "baton.worker.leave"]
+        assert command[:3] == ["python", "-m", "worker.leave"]
         asked = arguments().parse_args(command[3:])
         assert asked.timeout_s == drain_s
         assert asked.address == f"127.0.0.1:{settings(documents(example))['BATON_CLUSTER__WORKER_PORT']}"

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.engine.block_pool import BlockPool, OutOfBlocks
+from engine.block_pool import BlockPool, OutOfBlocks
 
 BLOCKS = 8
 

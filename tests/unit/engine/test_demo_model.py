@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.core.errors import SetupError
-from baton.engine import demo_model
-from baton.engine.demo_model import (
+from benchmarks.demo_model import make as demo_model
+from benchmarks.demo_model.make import (
     FOLDER_BYTES_MAX,
     TrainingPlan,
     batches,
@@ -18,7 +18,7 @@ from baton.engine.demo_model import (
     train_tokenizer,
     weighted_loss,
 )
-from baton.engine.demo_text import conversations, topics
+from benchmarks.demo_model.text import conversations, topics
 
 TINY = TrainingPlan(row_tokens=64, rows=2, steps_max=3, tokenizer_conversations=500)
 

@@ -9,8 +9,8 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from baton.engine.draft import DraftRequest
-from baton.engine.executor import Executor
+from engine.draft import DraftRequest
+from engine.executor import Executor
 from tests.models import make_model
 from tests.unit.engine.request_loop import Asked, Loop
 

@@ -183,7 +183,7 @@ def test_bfloat16_logits_are_close_to_float32(tmp_path: Path) -> None:
 
 def logits_of(executor, tokens) -> torch.Tensor:
     """Logits after each token, float32 [T, vocab]."""
-    from baton.engine.kernels.interface import BatchLayout, Span
+    from engine.kernels.interface import BatchLayout, Span
 
     blocks = tuple(range(executor.geometry.blocks_for(len(tokens))))
     with torch.inference_mode():

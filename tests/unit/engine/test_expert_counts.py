@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from baton.core.sampling import SamplingParams
-from baton.engine.graphs import DecodeGraphs
-from baton.engine.kernels.interface import BatchLayout, Span
-from baton.engine.models.expert_counts import ExpertCounts
-from baton.engine.models.linear import StepContext
+from engine.graphs import DecodeGraphs
+from engine.kernels.interface import BatchLayout, Span
+from engine.models.expert_counts import ExpertCounts
+from engine.models.linear import StepContext
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
 

@@ -11,8 +11,8 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.sampling import SamplingParams
-from baton.engine.model_check import check_model
-from baton.engine.models.read import load_spec, parse_spec
+from engine.model_check import check_model
+from engine.models.read import load_spec, parse_spec
 from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver, load
 from tests.unit.engine.test_families import Family, prompt
@@ -51,8 +51,8 @@ def test_tokens_equal_transformers_in_any_batch(family: Family, kernels: str) ->
 def test_one_line_says_that_it_is_slower(tmp_path: Path, caplog) -> None:
     make_model(tmp_path, "olmo2", with_tokenizer=False)
     seen: list[tuple[int, int]] = []
-    with caplog.at_level(logging.WARNING, logger="baton.engine.models.fallback"):
-        from baton.engine.executor import Executor
+    with caplog.at_level(logging.WARNING, logger="engine.models.fallback"):
+        from engine.executor import Executor
 
         engine = EngineConfig(kv_bytes=2**20, threads=1)
         config = ModelConfig(path=str(tmp_path), dtype="bfloat16")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.core.sampling import SamplingParams
-from baton.engine.kernels.interface import BatchLayout, Span
-from baton.engine.models.expert_weights import dequantize_mxfp4
+from engine.kernels.interface import BatchLayout, Span
+from engine.models.expert_weights import dequantize_mxfp4
 from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver, load
 
@@ -175,7 +175,7 @@ def test_a_short_gemma3_config_means_the_classs_defaults(tmp_path: Path) -> None
     """The published ones say little more than the sizes."""
     from transformers import Gemma3TextConfig
 
-    from baton.engine.models.read import parse_spec
+    from engine.models.read import parse_spec
 
     sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     scaling = {"rope_type": "linear", "factor": 8.0}

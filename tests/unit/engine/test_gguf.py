@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.sampling import SamplingParams
-from baton.engine.gguf.config import llama3_divisor
-from baton.engine.gguf.reader import read_gguf
-from baton.engine.loading import load_model
-from baton.engine.model_check import check_model, check_tokenizer
-from baton.engine.model_files import default_name, resolve_model
-from baton.engine.models.read import load_spec
-from router.tokenizer import Tokenizer
+from engine.gguf.config import llama3_divisor
+from engine.gguf.reader import read_gguf
+from engine.loading import load_model
+from engine.model_check import check_model, check_tokenizer
+from engine.model_files import default_name, resolve_model
+from engine.models.read import load_spec
+from router.text.tokenizer import Tokenizer
 from tests.gguf_files import write_gguf
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load

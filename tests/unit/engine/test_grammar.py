@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, finish_after
-from baton.engine.grammar import GrammarError, GrammarStore
-from baton.engine.json_schema import NESTING_MAX
-from baton.engine.sampling.sampler import Request, Sampler
+from engine.grammar import GrammarError, GrammarStore
+from engine.json_schema import NESTING_MAX
+from engine.sampling.sampler import Request, Sampler
 from tests.json_schemas import SCHEMAS
 from tests.models import EOS_ID, save_tokenizer
 
@@ -223,7 +223,7 @@ def test_a_schema_of_thousands_of_schemas_is_refused(store):
 
 
 def test_a_grammar_that_is_slow_from_the_start_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("baton.engine.grammar.START_S_MAX", -1.0)
+    monkeypatch.setattr("engine.grammar.START_S_MAX", -1.0)
     store = GrammarStore(folder, VOCAB, (EOS_ID,))
     with pytest.raises(GrammarError, match="ambiguous"):
         store.prepare(Grammar(GrammarKind.REGEX, "(([a-z]?){1,9}x?){1,9}"))
@@ -262,7 +262,7 @@ def test_a_model_without_stop_tokens_goes_on_after_the_text(folder, tokenizer, c
 
 
 def test_a_grammar_that_takes_ever_longer_ends_the_text(store, tokenizer, monkeypatch):
-    monkeypatch.setattr("baton.engine.grammar.TOKEN_S_MAX", 0.002)
+    monkeypatch.setattr("engine.grammar.TOKEN_S_MAX", 0.002)
     grammar = Grammar(GrammarKind.EBNF, 'root ::= s\ns ::= s s | "a" | ""')
     sampler = Sampler(vocab=VOCAB, grammars=store, eos_token_ids=(EOS_ID,))
     params = SamplingParams(2000, stop_token_ids=(EOS_ID,), grammar=grammar)
@@ -374,7 +374,7 @@ def test_what_does_not_compile_is_one_line(store, kind, text):
 
 
 def test_the_cache_is_bounded_and_what_left_it_still_works(folder, tokenizer, monkeypatch):
-    monkeypatch.setattr("baton.engine.grammar.CACHE_BYTES", 100_000)
+    monkeypatch.setattr("engine.grammar.CACHE_BYTES", 100_000)
     store = GrammarStore(folder, VOCAB, (EOS_ID,))
     grammars = [Grammar(GrammarKind.REGEX, f"[a-z]{{{n},{n + 9}}}x{n}") for n in range(1, 12)]
     for grammar in grammars:

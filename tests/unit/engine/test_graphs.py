@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
-from baton.engine.graphs import is_capturable, ladder, make_graphs, rung_of
-from baton.engine.kernels.interface import BatchLayout, Span
-from baton.engine.kv_pool import KVPool
+from engine.graphs import is_capturable, ladder, make_graphs, rung_of
+from engine.kernels.interface import BatchLayout, Span
+from engine.kv_pool import KVPool
 
 
 @given(st.integers(1, 1024))

@@ -9,10 +9,10 @@ from baton.config import EngineConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.messages import INFO_NOTE
-from baton.engine.kernels.choose import make_kernels
-from baton.engine.kernels.native import NativeKernels
-from baton.engine.kernels.torch_ref import TorchKernels
-from baton.engine.kv_pool import KVPool
+from engine.kernels.choose import make_kernels
+from engine.kernels.native import NativeKernels
+from engine.kernels.torch_ref import TorchKernels
+from engine.kv_pool import KVPool
 
 
 def chosen(kernels, dtype="bfloat16", notes=None):
@@ -40,8 +40,8 @@ def test_torch_when_asked_for():
 
 @pytest.fixture
 def without_compiler(monkeypatch):
-    from baton.engine.kernels import native
-    from baton.engine.native import library
+    from engine.kernels import native
+    from engine.native import library
 
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     library.library.cache_clear()

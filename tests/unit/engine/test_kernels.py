@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec, BatchLayout, Span
-from baton.engine.kernels.torch_ref import TorchKernels
-from baton.engine.kv_pool import KVPool
+from engine.kernels.interface import AttentionSpec, BatchLayout, Span
+from engine.kernels.torch_ref import TorchKernels
+from engine.kv_pool import KVPool
 
 BLOCK, HEADS, GROUP, DIM, LAYERS = 4, 2, 3, 8, 2
 GEOMETRY = KVGeometry(LAYERS, HEADS, DIM, BLOCK, "float32")

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.hashing import block_hashes, root_hash
-from baton.engine.block_pool import BlockPool, OutOfBlocks
-from baton.engine.prefix_cache import PrefixCache
+from engine.block_pool import BlockPool, OutOfBlocks
+from engine.prefix_cache import PrefixCache
 
 BLOCKS = 6
 ROOT = root_hash("f", b"")

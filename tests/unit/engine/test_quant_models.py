@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
-from baton.engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, join_rows, to_dense
-from baton.engine.model_check import check_model
-from baton.engine.models.read import load_spec
-from baton.engine.quant.round import group_size_for, round_fp8, round_int4, round_int8
-from baton.engine.sources import open_checkpoint, open_source
+from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, join_rows, to_dense
+from engine.model_check import check_model
+from engine.models.read import load_spec
+from engine.quant.round import group_size_for, round_fp8, round_int4, round_int8
+from engine.sources import open_checkpoint, open_source
 from tests import quantised as q
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from baton.core.errors import SetupError
-from baton.engine.kernels.weights import IntMatrix, to_dense
-from baton.engine.quant.scheme import QuantScheme, parse_scheme
-from baton.engine.quant.unpack import unpack
+from engine.kernels.weights import IntMatrix, to_dense
+from engine.quant.scheme import QuantScheme, parse_scheme
+from engine.quant.unpack import unpack
 from tests import quantised as q
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

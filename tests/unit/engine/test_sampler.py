@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from baton.core.sampling import SamplingParams
-from baton.engine.sampling.choose import Draw
-from baton.engine.sampling.choose import choose as sample
-from baton.engine.sampling.uniform import uniform
+from engine.sampling.choose import Draw
+from engine.sampling.choose import choose as sample
+from engine.sampling.uniform import uniform
 
 
 def params(**fields) -> SamplingParams:

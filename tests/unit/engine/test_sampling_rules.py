@@ -12,8 +12,8 @@ from scipy import stats
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from baton.engine.sampling.logprobs import logprobs_of
-from baton.engine.sampling.sampler import Request, Sampler
+from engine.sampling.logprobs import logprobs_of
+from engine.sampling.sampler import Request, Sampler
 
 VOCAB = 40
 PROMPT = (3, 3, 17, 22)

@@ -11,10 +11,10 @@ from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
-from baton.engine.block_pool import BlockPool
-from baton.engine.prefix_cache import PrefixCache
-from baton.engine.scheduler import Scheduler
-from baton.engine.scheduling.sequence import Sequence
+from engine.block_pool import BlockPool
+from engine.prefix_cache import PrefixCache
+from engine.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
 

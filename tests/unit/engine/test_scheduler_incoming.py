@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.core.ids import SeqKey
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
-from baton.engine.scheduling.incoming import Incoming
+from engine.scheduling.incoming import Incoming
 from tests.unit.engine.test_scheduler import BLOCK_TOKENS, REQUESTS, Bench, expected, sequence
 
 

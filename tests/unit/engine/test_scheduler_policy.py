@@ -5,7 +5,7 @@ import pytest
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN
-from baton.engine.scheduling.order import OLDEST_EVERY, PRIORITY_AGE_S, FairShares
+from engine.scheduling.order import OLDEST_EVERY, PRIORITY_AGE_S, FairShares
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 

@@ -3,7 +3,7 @@
 import random
 
 from baton.core.ids import fairness_key, tenant_of
-from baton.engine.scheduling.order import FAIR_QUANTUM_TOKENS, TwoLevels
+from engine.scheduling.order import FAIR_QUANTUM_TOKENS, TwoLevels
 
 
 def test_a_key_tells_its_tenant():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.steps import ItemResult, StepPlan, StepResult
-from baton.engine.scheduling.step_time import StepTimeModel, StepWork
-from baton.engine.self_timing import time_steps
+from engine.scheduling.step_time import StepTimeModel, StepWork
+from engine.self_timing import time_steps
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
 

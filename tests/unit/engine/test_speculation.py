@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.sampling import SamplingParams
-from baton.engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, DraftGuesser, NgramGuesser
+from engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, DraftGuesser, NgramGuesser
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 

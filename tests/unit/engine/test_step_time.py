@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from baton.engine.scheduling.step_time import StepTimeModel, StepWork
+from engine.scheduling.step_time import StepTimeModel, StepWork
 
 TRUE_S = {"base": 0.004, "prompt": 4e-4, "decode": 1e-3, "context": 2e-7}
 

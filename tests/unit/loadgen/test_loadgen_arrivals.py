@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import Burst, RateShape, parse_burst, parse_ramp, parse_warp
-from loadgen.hang_ups import HangUps
+from loadgen.disconnects import HangUps
 from loadgen.lengths import Scaling, make_plan, time_scale_for
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 from loadgen.users import Users, read_keys

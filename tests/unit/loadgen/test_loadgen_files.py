@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from baton.files import check_writable
+from baton.files.outputs import check_writable
 from loadgen.files import parse_records, read_run, report_bytes, write_file, write_records
 from loadgen.records import ErrorKind, Outcome, Record
 from loadgen.report import Settings, Slo, make_report

@@ -16,7 +16,7 @@ from baton.core.errors import SetupError
 from loadgen.client import parse_url, request_bytes, send
 from loadgen.conductor import Conductor
 from loadgen.conversations import Conversations, continues
-from loadgen.hang_ups import HangUp
+from loadgen.disconnects import HangUp
 from loadgen.health import ClientHealth, LoopWatch, worst_of
 from loadgen.lengths import Plan, PlannedRequest
 from loadgen.prompts import PromptMaker, TokenRange

@@ -2,7 +2,7 @@ import pytest
 
 from baton.core.ids import SeqKey, SequenceId, WorkerId
 from baton.core.messages import AskKV, KVGrant, KVRefused
-from baton.engine.block_pool import BlockPool
+from engine.block_pool import BlockPool
 from prefill_worker.leases import LeaseBook
 
 LEASE_S = 5.0

@@ -30,7 +30,7 @@ from baton.core.steps import TokenLogprobs
 from baton.wire.link import LinkBroken
 from router.process import RouterProcess, Sockets
 from router.tenants.open import open_keys
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.models import CONTEXT_TOKENS, save_tokenizer
 
 CONTEXT = 256

@@ -1,11 +1,11 @@
-"""A prefix index of dictionaries and sets: what `router.prefix_index` must agree with."""
+"""A prefix index of dictionaries and sets: what `router.decisions.prefix_index` must agree with."""
 
 from collections import deque
 from collections.abc import Sequence
 
 from baton.core.ids import BlockHash, WorkerId
 from baton.core.messages import BlockEvents
-from router.prefix_index import EXPECTED_S, RESYNC_AGAIN_S
+from router.decisions.prefix_index import EXPECTED_S, RESYNC_AGAIN_S
 
 
 class _Holder:

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
@@ -22,8 +22,8 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.sampling import FinishReason, SamplingParams
-from router.core import RouterCore
-from router.events import (
+from router.decisions.core import RouterCore
+from router.decisions.events import (
     ClientGone,
     Deliver,
     Failed,

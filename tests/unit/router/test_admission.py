@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.ids import SequenceId
-from router.admission.chances import below, chances
-from router.admission.line import OLDEST_EVERY, OVERTAKEN_MAX, Full, Waiter, WaitLine
-from router.admission.pace import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, Pace, retry_after_s
-from router.admission.promises import GRACE_S, Promises
-from router.admission.shares import Shares
-from router.predict.forecast import Forecast
-from router.timers import Timers
+from router.decisions.admission.attainment import below, chances
+from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, Pace, retry_after_s
+from router.decisions.admission.fair_shares import Shares
+from router.decisions.admission.queue import OLDEST_EVERY, OVERTAKEN_MAX, Full, Waiter, WaitLine
+from router.decisions.admission.retry_reservations import GRACE_S, Promises
+from router.decisions.prediction.forecast import Forecast
+from router.decisions.timers import Timers
 
 KEYS = st.sampled_from([SequenceId(c) for c in "abcdef"])
 ARRIVALS = itertools.count(1)

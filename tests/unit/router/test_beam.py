@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from router.beam import BeamSearch
+from router.openai.beam import BeamSearch
 from tests.models import model_config
 
 

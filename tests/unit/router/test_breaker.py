@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Role
-from router.breaker import Breakers, State, slowness
+from router.decisions.breaker import Breakers, State, slowness
 
 A, B, C = WorkerId("a.1"), WorkerId("b.1"), WorkerId("c.1")
 POOL = {A: Role.BOTH, B: Role.BOTH, C: Role.BOTH}

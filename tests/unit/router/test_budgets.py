@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.budgets import SLICE_S, WINDOW_S, CreditBudget, WindowBudget
+from router.decisions.retry_budgets import SLICE_S, WINDOW_S, CreditBudget, WindowBudget
 
 
 def test_the_floor_is_always_there_and_comes_back_with_time():

@@ -4,8 +4,8 @@ import pytest
 
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Leg, LoadReport, Role, WorkerHello
-from router.cluster_view import ClusterView
-from router.policy.views import SEQUENCE_TOKENS
+from router.decisions.cluster_view import ClusterView
+from router.decisions.placement.views import SEQUENCE_TOKENS
 
 W, S = WorkerId("w"), SequenceId("s")
 

@@ -11,13 +11,7 @@ from baton.core.messages import (
     Role,
 )
 from baton.core.sampling import FinishReason
-from router.events import (
-    ClientGone,
-    Failed,
-    FailureKind,
-    Note,
-    ToWorker,
-)
+from router.decisions.events import ClientGone, Failed, FailureKind, Note, ToWorker
 from tests.unit.router.script import BLOCK_TOKENS, Script
 
 

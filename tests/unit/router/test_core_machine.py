@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
@@ -29,8 +29,8 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.sampling import SamplingParams, finish_after
-from router.core import RouterCore
-from router.events import (
+from router.decisions.core import RouterCore
+from router.decisions.events import (
     ClientGone,
     Deliver,
     Failed,

@@ -9,7 +9,7 @@ from baton.core.demand import Bin, ClassLoad, DemandReport, bin_of, difference, 
 from baton.core.ids import RequestId, RouterId, SequenceId, WorkerId
 from baton.core.messages import FailureReason, LoadReport, RefusalReason, Role
 from baton.core.sampling import FinishReason, SamplingParams
-from router.events import Submit
+from router.decisions.events import Submit
 from tests.unit.router.script import Script
 
 CLASS = "chat"

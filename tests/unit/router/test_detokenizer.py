@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from router.detokenizer import Detokenizer, StopFinder, TextWindow
+from router.text.detokenizer import Detokenizer, StopFinder, TextWindow
 from tests.models import _tokenizer_json
 
 SPECIAL = frozenset(range(5))

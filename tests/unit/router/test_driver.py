@@ -8,19 +8,19 @@ import msgspec
 import pytest
 import uvloop
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.errors import NoCapacity
 from baton.core.ids import RequestId, RouterId, SequenceId, WorkerId
 from baton.core.messages import LoadReport, Member, MembershipView, Role
 from baton.core.sampling import SamplingParams
 from baton.core.sharing import RouterMember
 from baton.wire.link import LinkBroken
-from router.core import RouterCore
-from router.driver import Driver
-from router.drivers import Drivers
-from router.events import FailureKind, Submit, Tick, WorkerUpdated
-from router.membership import Roster
-from router.sessions import Backoff, DirectoryWatch, WorkerSessions
+from router.decisions.core import RouterCore
+from router.decisions.events import FailureKind, Submit, Tick, WorkerUpdated
+from router.decisions.membership import Roster
+from router.live.driver import Driver
+from router.live.drivers import Drivers
+from router.live.sessions import Backoff, DirectoryWatch, WorkerSessions
 from tests.unit.router.http_fakes import BOUND_S, FakeWorker, soon
 
 

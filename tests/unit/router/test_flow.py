@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     FailureReason,
@@ -14,11 +14,7 @@ from baton.core.messages import (
     SequenceRefused,
 )
 from baton.core.sampling import FinishReason
-from router.events import (
-    ClientGone,
-    FailureKind,
-    WorkerUpdated,
-)
+from router.decisions.events import ClientGone, FailureKind, WorkerUpdated
 from tests.unit.router.script import Script
 
 

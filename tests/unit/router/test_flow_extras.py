@@ -6,7 +6,7 @@ from baton.core.ids import RequestId, SequenceId
 from baton.core.messages import AdapterRef, Leg, RefusalReason, Role, SequenceOutput, StepOutput, Task
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.steps import TokenLogprobs
-from router.events import Deliver, FailureKind, Submit, ToWorker
+from router.decisions.events import Deliver, FailureKind, Submit, ToWorker
 from tests.unit.router.script import Script
 
 

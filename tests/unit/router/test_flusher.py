@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.flusher import SHARE, SLICE_S, WAIT_S_MAX, Flusher
+from router.live.flusher import SHARE, SLICE_S, WAIT_S_MAX, Flusher
 
 
 class Clock:

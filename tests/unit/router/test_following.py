@@ -4,11 +4,11 @@ import asyncio
 
 from baton.core.ids import RouterId
 from baton.core.sharing import RouterUpdate
-from router.cluster_view import ClusterView
-from router.events import PeerLost, PeerTold
-from router.peers.book import PEER_SILENCE_S, PeerBook
-from router.peers.following import Following
-from router.prefix_index import PrefixIndex
+from router.decisions.cluster_view import ClusterView
+from router.decisions.events import PeerLost, PeerTold
+from router.decisions.peer_loads import PEER_SILENCE_S, PeerBook
+from router.decisions.prefix_index import PrefixIndex
+from router.live.peers.following import Following
 
 PEER = RouterId("peer")
 

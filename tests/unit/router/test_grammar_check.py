@@ -7,9 +7,9 @@ import xgrammar
 from xgrammar.testing import _is_grammar_accept_string
 
 from baton.core.errors import ClientError
-from router.conversation import check_tool_use
-from router.grammar_check import check_regex, check_schema, check_structural_tag
-from router.tool_grammar import tool_grammar
+from router.openai.tool_grammar import tool_grammar
+from router.structured.grammar_check import check_regex, check_schema, check_structural_tag
+from router.text.conversation import check_tool_use
 
 STR, INT = {"type": "string"}, {"type": "integer"}
 

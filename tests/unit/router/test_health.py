@@ -5,7 +5,7 @@ import pytest
 from baton.config import AutoscaleConfig
 from baton.core.messages import Role
 from baton.telemetry.metrics import Meter
-from router.health import ModelHealth, RouterFacts, StatusGauges, health
+from router.http.health import ModelHealth, RouterFacts, StatusGauges, health
 from tests.unit.router.script import Script
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.core.ids import SequenceId
-from router.admission.holdings import ACTIVE_S, Holdings
+from router.decisions.admission.tenant_usage import ACTIVE_S, Holdings
 
 TENANTS = st.sampled_from(["a", "b", "c"])
 NAMES = st.sampled_from([SequenceId(c) for c in "pqrstuvw"])

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from baton.core.messages import Leg, Role
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, called, cluster, make_folder, soon
 
 TEXT = "Grüße! Paris is the capital of France. 🙂🚀 Once upon a time"

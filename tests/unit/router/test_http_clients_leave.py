@@ -15,9 +15,9 @@ import pytest
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
+from router.http.streaming import DEADLINE_GRACE_S, Exchange
 from router.process import listening_socket, run_router
-from router.streaming import DEADLINE_GRACE_S, Exchange
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, called, cluster, make_folder, soon
 
 CHAT = "/v1/chat/completions"

@@ -7,8 +7,8 @@ import logging
 import orjson
 import pytest
 
-from router.http_protocol import HEADER_BYTES_MAX, HEADERS_MAX
-from router.tokenizer import Tokenizer
+from router.http.protocol import HEADER_BYTES_MAX, HEADERS_MAX
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, cluster, make_folder
 
 CHAT = "/v1/chat/completions"

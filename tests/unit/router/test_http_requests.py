@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.messages import Leg, Role, Task
 from baton.core.sampling import GrammarKind
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 TEXT = "Grüße! Paris is the capital of France. 🙂🚀 Once upon a time"

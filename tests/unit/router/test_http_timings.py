@@ -5,8 +5,8 @@ import pytest
 
 from baton.core.costs import LegTimings
 from baton.core.messages import Role
-from router.timings import PARTS
-from router.tokenizer import Tokenizer
+from router.openai.timings import PARTS
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 ASK = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 5, "baton": {"timings": True}}

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from baton.core.sampling import GrammarKind
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router import http_fakes
 from tests.unit.router.http_fakes import MODEL, FakeWorker, make_folder
 

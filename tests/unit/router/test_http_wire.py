@@ -11,7 +11,7 @@ from baton.core.messages import LoadReport, Member, MembershipView, Role
 from baton.wire.server import start_server
 from control_plane.plane import ControlPlane
 from router.process import run_router
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, make_folder
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

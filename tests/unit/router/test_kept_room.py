@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.room import KEPT_EVERY, KEPT_SHARE, kept_for_others
+from router.decisions.placement.room import KEPT_EVERY, KEPT_SHARE, kept_for_others
 
 BLOCKS = 100
 

@@ -17,9 +17,9 @@ from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import Role
 from baton.telemetry.catalogue import SLO_REQUESTS
+from router.http.client import ANYBODY
 from router.process import RouterProcess, Sockets, run_router
-from router.tenants.client import ANYBODY
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, FakeWorker, make_folder
 
 CHAT, CODE = "org/chat", "code.v2"

@@ -10,8 +10,8 @@ import pytest
 
 from baton.core.errors import MESSAGE_CHARS_MAX, PARAM_CHARS_MAX, ClientError
 from baton.core.messages import FailureReason, SequenceFailed
-from router.checks import check_seed
-from router.tokenizer import Tokenizer
+from router.openai.checks import check_seed
+from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import CONTEXT, MODEL, FakeWorker, called, cluster, make_folder, soon
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ClientError, SetupError
-from router.conversation import Tool, ToolMode, ToolUse
-from router.parsers.deltas import Call, Message
-from router.parsers.families import (
+from router.text.conversation import Tool, ToolMode, ToolUse
+from router.text.parsers.deltas import Call, Message
+from router.text.parsers.families import (
     DeepSeek,
     ForcedCall,
     ForcedCalls,
@@ -21,8 +21,8 @@ from router.parsers.families import (
     Pythonic,
     Qwen3Coder,
 )
-from router.parsers.reasoning import Harmony, Think
-from router.parsers.select import Parsers, choose_parsers, make_parser, reasoning_start
+from router.text.parsers.reasoning import Harmony, Think
+from router.text.parsers.select import Parsers, choose_parsers, make_parser, reasoning_start
 
 NAMES = ("f", "get_weather")
 DS = {"b": "<｜tool▁calls▁begin｜>", "c": "<｜tool▁call▁begin｜>", "s": "<｜tool▁sep｜>"}

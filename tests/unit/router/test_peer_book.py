@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.messages import BlockEvents, Leg, LoadReport, Role, WorkerHello
 from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
-from router.cluster_view import ClusterView
-from router.peers.book import PEER_SILENCE_S, TOLD_HASHES_MAX, PeerBook
-from router.prefix_index import PrefixIndex
+from router.decisions.cluster_view import ClusterView
+from router.decisions.peer_loads import PEER_SILENCE_S, TOLD_HASHES_MAX, PeerBook
+from router.decisions.prefix_index import PrefixIndex
 
 WORKERS = [WorkerId(f"w{i}") for i in range(3)]
 ROUTERS = [RouterId(f"r{i}") for i in range(3)]

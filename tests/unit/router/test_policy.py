@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.ids import WorkerId
 from baton.core.messages import Leg, Role
-from router.policy import make_policy
-from router.policy.place import place
-from router.policy.views import NoPlace, Placement, RequestView, WorkerView
+from router.decisions.placement import make_policy
+from router.decisions.placement.place import place
+from router.decisions.placement.views import NoPlace, Placement, RequestView, WorkerView
 
 RNG = random.Random(5)
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Leg, LoadReport, Role, WorkerHello
-from router.cluster_view import ClusterView, Load
-from router.policy.slo import HOLDERS, LEAST_BUSY, SAMPLED, Request, SloPlacer
-from router.policy.views import NoPlace, Placement
-from router.predict.forecast import Want
-from router.predict.predictor import Predictor
+from router.decisions.cluster_view import ClusterView, Load
+from router.decisions.placement.slo import HOLDERS, LEAST_BUSY, SAMPLED, Request, SloPlacer
+from router.decisions.placement.views import NoPlace, Placement
+from router.decisions.prediction.forecast import Want
+from router.decisions.prediction.predictor import Predictor
 
 COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
 BLOCK_BYTES = 64 * 1024

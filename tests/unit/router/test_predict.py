@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from baton.core.costs import LegTimings, StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Leg, Role, WorkerHello
-from router.cluster_view import ClusterView, Load
-from router.predict.backlog import Backlog
-from router.predict.correction import Correction, ErrorWindow
-from router.predict.forecast import Predicted, Prefill, Want
-from router.predict.links import Links
-from router.predict.predictor import Predictor, chance
-from router.predict.speed import COLD
+from router.decisions.cluster_view import ClusterView, Load
+from router.decisions.prediction.backlog import Backlog
+from router.decisions.prediction.correction import Correction, ErrorWindow
+from router.decisions.prediction.forecast import Predicted, Prefill, Want
+from router.decisions.prediction.links import Links
+from router.decisions.prediction.predictor import Predictor, chance
+from router.decisions.prediction.speed import COLD
 
 COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
 

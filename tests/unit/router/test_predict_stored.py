@@ -6,10 +6,10 @@ from baton.core.costs import LegTimings, StepCosts
 from baton.core.ids import NodeId
 from baton.core.messages import Role, WorkerHello
 from baton.core.store import Holding, NodeRef, Tier
-from router.cluster_view import ClusterView
-from router.predict.forecast import Predicted, Want
-from router.predict.predictor import Predictor
-from router.stored_prefix import stored_prefix
+from router.decisions.cluster_view import ClusterView
+from router.decisions.prediction.forecast import Predicted, Want
+from router.decisions.prediction.predictor import Predictor
+from router.decisions.stored_prefix import stored_prefix
 
 COSTS = StepCosts(0.005, 2e-4, 1e-3, 1e-7)
 BLOCKS, BLOCK_TOKENS = 100, 32

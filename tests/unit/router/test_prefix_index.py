@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockHash, WorkerId
 from baton.core.messages import BlockEvents
-from router.prefix_index import EXPECTED_S, RESYNC_AGAIN_S, PrefixIndex
+from router.decisions.prefix_index import EXPECTED_S, RESYNC_AGAIN_S, PrefixIndex
 
 A, B = WorkerId("a"), WorkerId("b")
 CHAIN = [BlockHash(bytes([i]) * 16) for i in range(6)]

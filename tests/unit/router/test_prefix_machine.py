@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.core.ids import BlockHash, WorkerId
 from baton.core.messages import BlockEvents
-from router import prefix_index, prefix_table
-from router.prefix_index import PrefixIndex
+from router.decisions import prefix_index, prefix_table
+from router.decisions.prefix_index import PrefixIndex
 from tests.unit.router.index_model import DictIndex
 
 WORKERS = [WorkerId(f"w{i}") for i in range(40)]
@@ -120,7 +120,7 @@ def test_many_blocks_come_and_go_while_the_table_grows(monkeypatch, scalar_max):
 
 
 def test_sets_that_nobody_has_are_used_again(monkeypatch):
-    monkeypatch.setattr("router.holder_sets.SETS_MAX", 256)
+    monkeypatch.setattr("router.decisions.holder_sets.SETS_MAX", 256)
     rng = Random(1)
     index = PrefixIndex()
     blocks = [BlockHash(rng.randbytes(16)) for _ in range(50)]

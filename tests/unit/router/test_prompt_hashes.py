@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.hashing import block_hashes, root_hash
-from router.prompt_hashes import ChainKind, PromptHashes
+from router.decisions.prompt_hashes import ChainKind, PromptHashes
 
 tokens_of = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 KINDS = (ChainKind("f", 4), ChainKind("g", 4), ChainKind("f", 3))

@@ -8,9 +8,9 @@ import ssl
 import httpx
 import pytest
 
-from baton.config_router import RouterConfig
+from baton.config.router import RouterConfig
 from baton.core.errors import SetupError
-from router.public_tls import PublicTls
+from router.http.tls import PublicTls
 from tests.certificates import make_folder
 from tests.unit.router.http_fakes import BOUND_S, MODEL
 from tests.unit.router.http_fakes import make_folder as make_model
@@ -22,8 +22,8 @@ pytest.importorskip("cryptography")
 def issue(folder, name="public", days=1.0):
     from datetime import UTC, datetime
 
-    from baton.cli.certificates import Authority
     from baton.wire.parties import Party
+    from commands.certificates import Authority
 
     Authority(folder).issue(
         name, [Party.ROUTER], domain="x", hosts=["127.0.0.1"], days=days, now=datetime.now(UTC)
@@ -52,7 +52,7 @@ def serial(url, folder):
 
 
 async def test_https_and_a_new_certificate_without_a_restart(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("router.public_tls.LOOK_S", 0.01)
+    monkeypatch.setattr("router.http.tls.LOOK_S", 0.01)
     model = make_model(tmp_path / MODEL)
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     async with (

@@ -19,8 +19,8 @@ from tokenizers import (
     trainers,
 )
 
-from router import quick_encoder as module
-from router.quick_encoder import PROBES, quick_encoder
+from router.text import quick_encoder as module
+from router.text.quick_encoder import PROBES, quick_encoder
 from tests.models import CORPUS
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.core.stories import Moment, Story
-from router.request_log import LINES_PER_S_MAX, RequestLog, fields_of, in_words
+from baton.core.recent_requests import Moment, Story
+from router.live.request_log import LINES_PER_S_MAX, RequestLog, fields_of, in_words
 
 STORY = Story(
     "cmpl-1",

@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.messages import CancelSequence, FailureReason, RefusalReason, Role, StartSequence
 from baton.core.sampling import FinishReason
-from router.events import Failed, FailureKind, Finished, ToWorker
+from router.decisions.events import Failed, FailureKind, Finished, ToWorker
 from tests.unit.router.script import Script
 
 HEDGING = {"policy": "least_loaded", "hedge_share": 0.5, "hedge_after_s": 1.0, "hedge_quantile": 0.9}

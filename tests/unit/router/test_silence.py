@@ -6,7 +6,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.silence import Quiet, SilenceWatch
+from router.live.silence import Quiet, SilenceWatch
 from tests.unit.router.test_driver import FakeWorker, submit, with_workers
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from baton.cli.settings import load_config
-from baton.config_router import SloConfig
+from baton.config.router import SloConfig
 from baton.core.errors import ClientError, QueueFull, SetupError
 from baton.telemetry.catalogue import SLO_REQUESTS
-from router.call import SloWish
-from router.observe import TENANT_LABELS_MAX
-from router.slo import Classes, Objectives, Verdict, verdict_of_answer, verdict_of_error
+from commands.settings import load_config
+from router.http.observe import TENANT_LABELS_MAX
+from router.openai.call import SloWish
 from router.tenants.keys import Tenant
+from router.tenants.service_classes import Classes, Objectives, Verdict, verdict_of_answer, verdict_of_error
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 CONFIG = SloConfig.model_validate(

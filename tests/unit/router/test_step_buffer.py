@@ -7,7 +7,7 @@ from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import SequenceOutput
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
-from router.step_buffer import StepBuffer, merged
+from router.live.step_buffer import StepBuffer, merged
 
 W, S = WorkerId("w"), SequenceId("s")
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, NodeRef, StoreMember, Tier
 from kv_store.directory.interface import DirectoryLost
-from router.store_lookup import BLOCKS_MIN, StoreLookup
-from router.stored_prefix import NOTHING_STORED, StoredRun, stored_prefix
+from router.decisions.stored_prefix import NOTHING_STORED, StoredRun, stored_prefix
+from router.live.store_lookup import BLOCKS_MIN, StoreLookup
 
 HOSTS = {NodeId("n1"): "a", NodeId("n2"): "b"}
 

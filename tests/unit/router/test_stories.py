@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from baton.core.ids import RouterId, SequenceId, WorkerId
-from baton.core.stories import StoriesWanted
+from baton.core.recent_requests import StoriesWanted
 from baton.wire.routers import stories_of
 from baton.wire.server import start_server
-from router.events import Note, Served, Waterfall
-from router.openai_response import Usage
-from router.slo import NO_OBJECTIVES, Objectives, Verdict
-from router.stories import MOMENTS_MAX, RECENT_MAX, TROUBLED_MAX, Stories
-from router.timings import EdgeTimes
+from router.decisions.events import Note, Served, Waterfall
+from router.live.recent_requests import MOMENTS_MAX, RECENT_MAX, TROUBLED_MAX, Stories
+from router.openai.responses import Usage
+from router.openai.timings import EdgeTimes
+from router.tenants.service_classes import NO_OBJECTIVES, Objectives, Verdict
 
 ROUTER = RouterId("router-1")
 

@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.app import app
-from baton.cli.keys import _create_in_file, _revoke_in_file
 from baton.core.budgets import Ask, Ledger, Settle, remaining
 from baton.core.errors import SetupError
 from baton.core.hashing import root_hash
 from baton.telemetry.catalogue import SLO_REQUESTS
+from commands.app import app
+from commands.keys import _create_in_file, _revoke_in_file
 from kv_store.directory.interface import DirectoryLost
+from router.http.authentication import duration
 from router.tenants import key_files
 from router.tenants.budgets import LocalBudgets, SharedBudgets
-from router.tenants.gate import duration
 from router.tenants.key_files import read_file, write_file
 from router.tenants.keyring import FileSource, LiveKeys
 from router.tenants.keys import KeyBook, KeyRecord, Keyring, Tenant, digest_of, new_key, read_book, salt_of

@@ -9,10 +9,10 @@ import tokenizers
 import transformers
 
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
-from router import tokenizer as module
-from router.model_card import read_model_card
-from router.text_bound import characters_per_token_max
-from router.tokenizer import Tokenizer
+from router.text import tokenizer as module
+from router.text.model_card import read_model_card
+from router.text.text_bound import characters_per_token_max
+from router.text.tokenizer import Tokenizer
 from tests.models import BOS_ID, EOS_ID
 from tests.unit.router.http_fakes import make_folder
 

@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.messages import FailureReason, Leg, RefusalReason, Role
 from baton.core.sampling import FinishReason
-from router.events import Finished, RetryCause
+from router.decisions.events import Finished, RetryCause
 from tests.unit.router.script import Script
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.config_router import RouterConfig
-from router.events import FailureKind
+from baton.config.router import RouterConfig
+from router.decisions.events import FailureKind
 from tests.unit.router.waiting_world import Ask, World, goodput, poisson
 
 BLIND = RouterConfig(reject_below=0.0, hold_above_s=0.0)

@@ -8,8 +8,8 @@ from baton.core.costs import LegTimings
 from baton.core.ids import SequenceId
 from baton.core.messages import FailureReason, Role, SequenceOutput, StepOutput
 from baton.core.sampling import FinishReason
-from router.events import Finished
-from router.waterfall import WaterfallClock
+from router.decisions.events import Finished
+from router.decisions.latency_breakdown import WaterfallClock
 from tests.unit.router.script import Script
 
 

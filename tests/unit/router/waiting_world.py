@@ -6,17 +6,17 @@ import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from baton.config_router import RouterConfig, SloConfig
+from baton.config.router import RouterConfig, SloConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import RequestId, SequenceId, WorkerId
 from baton.core.messages import Leg
 from baton.core.sampling import SamplingParams
-from router.events import Failed, FailureKind, Submit
-from router.flow import Flow, Phase
-from router.policy.room import kept_for_others
-from router.policy.views import NoPlace, Placement
-from router.predict.forecast import Forecast
-from router.waiting import Waiting
+from router.decisions.events import Failed, FailureKind, Submit
+from router.decisions.flow import Flow, Phase
+from router.decisions.placement.room import kept_for_others
+from router.decisions.placement.views import NoPlace, Placement
+from router.decisions.prediction.forecast import Forecast
+from router.decisions.waiting import Waiting
 
 RATE = 1000.0
 """Tokens per second of one worker."""

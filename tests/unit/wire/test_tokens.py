@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from baton.cli.app import app
 from baton.core.errors import SetupError
 from baton.core.tokens import (
     Scope,
@@ -18,7 +17,8 @@ from baton.core.tokens import (
     read_book,
     write_book,
 )
-from baton.wire.token_places import LiveTokens, token_at
+from baton.files.token_places import LiveTokens, token_at
+from commands.app import app
 
 
 def book(**scopes):

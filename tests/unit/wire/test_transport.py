@@ -91,7 +91,7 @@ def raw(address, root, key=None, cert=None):
 
 
 def expired(folder):
-    from baton.cli.certificates import Authority
+    from commands.certificates import Authority
 
     issued = Authority(folder)
     issued.issue("old", list(Party), domain="baton.internal", days=-0.1, now=datetime.now(UTC))
@@ -239,7 +239,7 @@ def test_nobody_listens_or_dials_without_having_chosen(monkeypatch):
 
 async def test_a_new_certificate_is_shown_without_a_restart(tmp_path):
     """Both sides: the server's port shows the new one, a channel that lasts dials with it."""
-    from baton.cli.certificates import Authority
+    from commands.certificates import Authority
 
     folder = make_folder(tmp_path / "c")
     async with serving(tls_of(folder)) as (_, address):

@@ -18,7 +18,7 @@ from baton.core.store import (
     TakeBlocks,
     Tier,
 )
-from baton.worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, Tick
+from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, Tick
 
 
 def checksum(content):

@@ -10,14 +10,14 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.ids import BlockHash, SequenceId
 from baton.core.messages import AdapterRef, Leg, RefusalReason, StartSequence
 from baton.core.sampling import SamplingParams
-from baton.engine.adapter_files import digest_adapter
-from baton.engine.executor import Executor
-from baton.worker.engine_thread import EngineThread
-from baton.worker.preparation import NotPrepared
-from baton.worker.preparers import Adapters, EngineAdapters
+from engine.adapter_files import digest_adapter
+from engine.executor import Executor
 from tests.adapters import make_adapter
 from tests.models import make_model
 from tests.unit.engine.driver import Driver
+from worker.engine_thread import EngineThread
+from worker.preparation import NotPrepared
+from worker.preparers import Adapters, EngineAdapters
 
 PARAMS = SamplingParams(max_tokens=6)
 PROMPT = list(range(5, 30))

@@ -1,8 +1,8 @@
 from baton.core.ids import RouterId, SeqKey
 from baton.core.messages import Leg
-from baton.worker.core_attempts import Attempt, Attempts, Epochs
-from baton.worker.leg_clock import LegClock
 from tests.unit.worker.worker_pair import start
+from worker.core_attempts import Attempt, Attempts, Epochs
+from worker.phase_clock import LegClock
 
 
 def attempt(name, deadline_s):

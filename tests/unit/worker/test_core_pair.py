@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from baton.config import EngineConfig, TransferConfig
 from baton.core.messages import CancelSequence, Leg, SequenceFailed, SequenceJoined, SequenceRefused
 from baton.core.sampling import SamplingParams
-from baton.worker.events import FromRouter, RouterJoined, RouterLost, Tick
 from tests.unit.worker.worker_pair import (
     ROUTER,
     Cluster,
@@ -19,6 +18,7 @@ from tests.unit.worker.worker_pair import (
     known_hashes,
     start,
 )
+from worker.events import FromRouter, RouterJoined, RouterLost, Tick
 
 ROOM_TOKENS = 56  # of the smallest pool below
 

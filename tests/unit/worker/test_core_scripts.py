@@ -24,7 +24,17 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.sampling import FinishReason, SamplingParams
-from baton.worker.events import (
+from tests.unit.worker.worker_pair import (
+    ROOT,
+    ROUTER,
+    Machine,
+    expected_tokens,
+    failures,
+    known_hashes,
+    next_token,
+    start,
+)
+from worker.events import (
     AskerLost,
     Drain,
     FromAsker,
@@ -41,16 +51,6 @@ from baton.worker.events import (
     ToAsker,
     ToRouter,
     ToSource,
-)
-from tests.unit.worker.worker_pair import (
-    ROOT,
-    ROUTER,
-    Machine,
-    expected_tokens,
-    failures,
-    known_hashes,
-    next_token,
-    start,
 )
 
 D = WorkerId("d")

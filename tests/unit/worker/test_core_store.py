@@ -7,11 +7,11 @@ from baton.config import EngineConfig, StoreConfig
 from baton.core.messages import CancelSequence, Leg, Task
 from baton.core.sampling import SamplingParams
 from baton.core.store import EndLoad, LoadBlocks, OfferBlocks, Tier
-from baton.worker.core_loads import PREFETCH_HOLD_S
-from baton.worker.core_offers import GATHER_S
-from baton.worker.events import FromRouter, RouterJoined
 from tests.unit.worker.dull_store import DullStore
 from tests.unit.worker.worker_pair import ROOT, ROUTER, Cluster, Machine, collected, expected_tokens, start
+from worker.core_loads import PREFETCH_HOLD_S
+from worker.core_offers import GATHER_S
+from worker.events import FromRouter, RouterJoined
 
 PROMPT = tuple(range(100, 123))  # five full blocks and three tokens
 

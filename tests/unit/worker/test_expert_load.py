@@ -8,10 +8,10 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.telemetry import catalogue as c
-from baton.worker.engine_thread import EngineThread
-from baton.worker.expert_load import SPAN_MAX_S, SPAN_MIN_S, TOKENS_MIN, ExpertLoad, balances
-from baton.worker.expert_watch import ExpertWatch
-from baton.worker.metrics import WorkerMetrics
+from worker.engine_thread import EngineThread
+from worker.expert_load import SPAN_MAX_S, SPAN_MIN_S, TOKENS_MIN, ExpertLoad, balances
+from worker.expert_watch import ExpertWatch
+from worker.metrics import WorkerMetrics
 
 
 def counts(*layers):
@@ -110,7 +110,7 @@ class Counted:
 
 
 async def test_counts_are_read_on_the_engines_thread_and_again_and_again(monkeypatch):
-    monkeypatch.setattr("baton.worker.expert_watch.EVERY_S", 0.0)
+    monkeypatch.setattr("worker.expert_watch.EVERY_S", 0.0)
     engine, counted = EngineThread(), Counted()
     watch = ExpertWatch(counted, engine)
     task = asyncio.create_task(watch.run())

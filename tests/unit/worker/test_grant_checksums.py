@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 from baton.core.messages import KVGrant, KVRefused
-from baton.worker.grant_checksums import GrantChecksums
+from worker.grant_checksums import GrantChecksums
 
 
 def grant(seq, *blocks):

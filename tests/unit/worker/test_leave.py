@@ -2,9 +2,9 @@ import pytest
 
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import LinkBroken
-from baton.worker import leave as module
-from baton.worker.core_status import WorkerStatus
-from baton.worker.leave import arguments, leave, still_held
+from worker import leave as module
+from worker.core_status import WorkerStatus
+from worker.leave import arguments, leave, still_held
 
 
 class Worker:

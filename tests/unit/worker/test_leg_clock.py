@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.messages import Leg
-from baton.worker.events import FromRouter, RouterJoined
-from baton.worker.leg_clock import LegClock
 from tests.unit.worker.test_core_store import filled, pair, wait_for_load
 from tests.unit.worker.worker_pair import ROUTER, Machine, start
+from worker.events import FromRouter, RouterJoined
+from worker.phase_clock import LegClock
 
 STEP_S = 0.01
 """What the fake engine says that a step took."""

@@ -22,9 +22,9 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
-from baton.engine.grammar import GrammarError
-from baton.worker.preparation import Preparation
-from baton.worker.preparers import Adapters, Grammars, compiling_threads
+from engine.grammar import GrammarError
+from worker.preparation import Preparation
+from worker.preparers import Adapters, Grammars, compiling_threads
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 

@@ -6,9 +6,9 @@ import pytest
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import KVReleased, PeerRef, ResyncBlocks, Role, SequenceFailed
 from baton.core.steps import StepPlan, StepResult
-from baton.worker import events as e
-from baton.worker.driver import CoreDriver
-from baton.worker.engine_thread import EngineThread
+from worker import events as e
+from worker.driver import CoreDriver
+from worker.engine_thread import EngineThread
 
 ROUTER = RouterId("r")
 PLAN = StepPlan((), 7)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from baton.worker.engine_thread import EngineThread
+from worker.engine_thread import EngineThread
 
 
 async def test_calls_run_in_order_on_one_thread_and_errors_come_back():

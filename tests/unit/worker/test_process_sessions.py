@@ -21,10 +21,10 @@ from baton.core.messages import (
 from baton.wire.client import WorkerStatusReply, drain_worker, set_worker_role, worker_session, worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.server import start_server
-from baton.worker.service import RouterSessions
-from decode_worker.puller import Puller, Read
+from decode_worker.reader import Puller, Read
 from kv_transfer.manager import ReadOutcome
 from prefill_worker.service import AskerSessions
+from worker.service import RouterSessions
 
 ROUTER = RouterId("r")
 SOURCE = WorkerId("prefill-0.a")

@@ -1,8 +1,8 @@
 import asyncio
 
 from baton.core.messages import Role
-from baton.worker import events as e
-from baton.worker.role_flip import RoleFlip
+from worker import events as e
+from worker.role_switch import RoleFlip
 
 FLIPPED = e.SetRole(Role.DECODE, resumes=True)
 

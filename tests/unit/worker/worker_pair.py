@@ -22,8 +22,9 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import StepPlan
-from baton.worker.core import WorkerCore
-from baton.worker.events import (
+from tests.fake_engine import FakeEngine, crc_token
+from worker.core import WorkerCore
+from worker.events import (
     AskerLost,
     CopyFromStore,
     CopyToStore,
@@ -43,7 +44,6 @@ from baton.worker.events import (
     ToSource,
     ToStore,
 )
-from tests.fake_engine import FakeEngine, crc_token
 
 BLOCK_TOKENS = 4
 ROUTER = RouterId("router-0")

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec, BatchLayout, Span
-from baton.engine.kernels.native_attention import NativeAttention
-from baton.engine.kernels.torch_ref import TorchKernels
-from baton.engine.kv_pool import KVPool
-from baton.engine.native.library import set_threads
+from engine.kernels.interface import AttentionSpec, BatchLayout, Span
+from engine.kernels.native_attention import NativeAttention
+from engine.kernels.torch_ref import TorchKernels
+from engine.kv_pool import KVPool
+from engine.native.library import set_threads
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

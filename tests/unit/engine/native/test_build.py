@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from baton.engine.native import build as build_module
-from baton.engine.native.build import NativeUnavailable, build
-from baton.engine.native.library import features, library, set_threads
+from engine.native import build as build_module
+from engine.native.build import NativeUnavailable, build
+from engine.native.library import features, library, set_threads
 
 
 def summed(task_count):

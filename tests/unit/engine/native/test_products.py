@@ -7,16 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.native import NativeKernels
-from baton.engine.kernels.weights import (
-    DenseMatrix,
-    ExpertMatrices,
-    Fp8Matrix,
-    IntMatrix,
-    to_dense,
-)
-from baton.engine.kv_pool import KVPool
-from baton.engine.native.library import set_threads
+from engine.kernels.native import NativeKernels
+from engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix, to_dense
+from engine.kv_pool import KVPool
+from engine.native.library import set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32
 TOLERANCE = {BF16: 6e-3, F32: 3e-6}

@@ -12,10 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from baton.engine.kernels.triton import attention, blocks, gated, grouping, norm, product, rotary
-from baton.engine.kernels.triton.device import DeviceFacts
-from baton.engine.kernels.triton.kernels import TritonKernels
-from baton.engine.kv_pool import KVPool
+from engine.kernels.triton import attention, blocks, gated, grouping, norm, product, rotary
+from engine.kernels.triton.device import DeviceFacts
+from engine.kernels.triton.kernels import TritonKernels
+from engine.kv_pool import KVPool
 
 META = torch.device("meta")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

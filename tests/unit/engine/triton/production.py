@@ -6,10 +6,10 @@ from functools import partial
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec, BatchLayout, Span
-from baton.engine.kernels.triton.device import DeviceFacts
-from baton.engine.kernels.triton.kernels import PackedExpertPair
-from baton.engine.kernels.triton.packing import PackedMatrix
+from engine.kernels.interface import AttentionSpec, BatchLayout, Span
+from engine.kernels.triton.device import DeviceFacts
+from engine.kernels.triton.kernels import PackedExpertPair
+from engine.kernels.triton.packing import PackedMatrix
 
 from .ahead import META, empty, make_kernels
 

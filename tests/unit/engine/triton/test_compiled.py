@@ -5,7 +5,7 @@ The whole: `pytest tests/unit/engine/triton -m compile` (some minutes).
 
 import pytest
 
-from baton.engine.kernels.triton.device import A100, H100, DeviceFacts
+from engine.kernels.triton.device import A100, H100, DeviceFacts
 
 from . import production
 from .ahead import KERNELS, Compiled, compiled_by

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec, BatchLayout, Span
-from baton.engine.kv_pool import KVPool
+from engine.kernels.interface import AttentionSpec, BatchLayout, Span
+from engine.kv_pool import KVPool
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec
-from baton.engine.kernels.triton import attention_plan
-from baton.engine.kernels.triton.device import DeviceFacts
-from baton.engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.interface import AttentionSpec
+from engine.kernels.triton import attention_plan
+from engine.kernels.triton.device import DeviceFacts
+from engine.kernels.triton.kernels import TritonKernels
 
 from .cases import attention_by_definition, make_layout, make_pool
 

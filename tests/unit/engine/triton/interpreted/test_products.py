@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.triton import products
-from baton.engine.kernels.triton.device import DeviceFacts
-from baton.engine.kernels.triton.kernels import TritonKernels
-from baton.engine.kernels.triton.packing import dequantized, pack_nibbles
-from baton.engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix
+from engine.kernels.triton import products
+from engine.kernels.triton.device import DeviceFacts
+from engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.packing import dequantized, pack_nibbles
+from engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix
 
 from .cases import make_pool
 from .test_rows import activated

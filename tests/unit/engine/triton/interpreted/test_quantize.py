@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.engine.kernels.triton.quantize import e4m3_decode, e4m3_encode
+from engine.kernels.triton.quantize import e4m3_decode, e4m3_encode
 
 
 @triton.jit

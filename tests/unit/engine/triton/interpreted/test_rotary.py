@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.interface import AttentionSpec
-from baton.engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.interface import AttentionSpec
+from engine.kernels.triton.kernels import TritonKernels
 
 from .cases import make_layout, make_pool, stored
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.core.geometry import KVGeometry
-from baton.engine.kernels.triton.kernels import TritonKernels
+from engine.kernels.triton.kernels import TritonKernels
 
 from .cases import make_pool
 

@@ -1,4 +1,0 @@
-"""Models, kernels, KV pool, scheduler, sampling. torch is imported here and in `baton.bench` only.
-
-Shape legend: T tokens · L layers · B blocks · P positions in a block · H kv heads · D head dim.
-"""

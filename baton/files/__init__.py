@@ -1,0 +1,1 @@
+"""Files that people name: outputs, structured input, tokens, and the terminal."""

@@ -1,0 +1,97 @@
+"""The autoscaler against other rules on the fleet simulator, over loads that change in known ways.
+
+Each load runs under the production autoscaler, Kubernetes' rule, a queue-depth rule, somebody who knows what
+will come, and on clusters whose size does not change: one provisioned for the peak, and the cheapest that
+attains as much as the autoscaler did, found by search.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import msgspec
+
+from benchmarks.autoscale_runs import HPA_TARGET, Case, Run, stage
+from benchmarks.autoscale_static import FIRST_S, Clairvoyant, best_static, peak_pools, sized_pools
+from simulator.fleet.scaling_rules import RuleName
+from simulator.fleet.setup import Pools
+
+JUMPS = ("step", "spike")
+"""Profiles that jump."""
+HEADROOM = 2.0
+"""`autoscale.headroom` of a second run where the load jumps."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One load: all rules."""
+
+    case: Case
+    runs: list[Run]
+    baton: Run
+    best: Run | None
+    """Static, at what the autoscaler attained."""
+    peak: Run
+    tried: int
+
+    @property
+    def over_best(self) -> float | None:
+        """GPU-hours beyond the best static cluster's, as a share of them; below 0: fewer."""
+        return self.baton.gpu_hours / self.best.gpu_hours - 1 if self.best else None
+
+    @property
+    def below_peak(self) -> float:
+        return 1 - self.baton.gpu_hours / self.peak.gpu_hours
+
+
+def measure(case: Case, *, progress: Callable[[str], None], searches: bool = True) -> Result:
+    """Raises SetupError, see `stage`."""
+    ready = stage(case)
+    first = Pools(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
+    runs: list[Run] = []
+
+    def note(made: Run, name: str, pools: Pools) -> Run:
+        progress(f"{case.load.name}: {name} from {pools}: {made.met:.1%}, {made.gpu_hours:.1f} GPU-hours")
+        runs.append(_named(made, name))
+        return runs[-1]
+
+    def run(rule: RuleName, name: str, pools: Pools = first, **more: Any) -> Run:
+        return note(ready.run(rule, pools, **more), name, pools)
+
+    progress(f"{case.load.name}: {len(ready.demands)} requests")
+    ours = run("baton", "baton")
+    if case.load.profile in JUMPS:
+        run("baton", f"baton, headroom {HEADROOM:g}", headroom=HEADROOM)
+    if case.load.later is not None:
+        run("baton", "baton, no flips", can_flip=False)
+    foresight = Clairvoyant(ready, ready.settings())
+    note(ready.run_rule(foresight, "clairvoyant", first), "clairvoyant", first)
+    run("hpa", f"hpa {HPA_TARGET:g}")
+    run("queue-depth", "queue-depth")
+    peak = run("static", "peak", peak_pools(ready))
+    best, tried = None, list[Run]()
+    if searches:
+        best, tried = best_static(ready, ours.met, peak_pools(ready), progress=progress)
+    if best is not None:
+        runs.append(_named(best, "best static"))
+    return Result(case, runs, ours, best, peak, len(tried))
+
+
+def _named(run: Run, rule: str) -> Run:
+    return msgspec.structs.replace(run, rule=rule)
+
+
+def _task(work: tuple[Case, bool]) -> tuple[Result, list[str]]:
+    notes: list[str] = []
+    return measure(work[0], progress=notes.append, searches=work[1]), notes
+
+
+def measure_all(
+    cases: list[Case], *, jobs: int, searches: bool, progress: Callable[[str], None]
+) -> Iterator[Result]:
+    """In order, as they are done."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for result, notes in pool.map(_task, [(case, searches) for case in cases]):
+            for note in notes:
+                progress(note)
+            yield result

@@ -1,0 +1,222 @@
+"""The engine alone, beside what the machine can do: bare matrix products, memory reads.
+
+One process, one model, steps made by hand (no scheduler, no network), everything timed in turn within one
+run, so that ratios hold on a machine that is not quiet.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.geometry import STORED_BYTES
+from baton.core.ids import SeqKey, SequenceId
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepItem, StepPlan
+from benchmarks import limits
+from engine.executor import Executor
+
+MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
+"""What counts as the model's own work; all else is overhead."""
+
+
+class EngineResult(msgspec.Struct, frozen=True):
+    """One way to run the model. Seconds are medians."""
+
+    threads: int
+    quantization: str
+    kernels: str
+    read_bytes_per_s: float
+    prefill_tokens: int
+    prefill_s: float
+    bare_matmul_s: float
+    """The same matrices (in the dtype of the activations) times as many random rows, by torch alone."""
+    decode_s: dict[int, float]
+    """One step by batch size."""
+    decode_bytes: dict[int, int]
+    """What a step must read: weights once, and the KV of all its sequences."""
+    overhead_share: dict[int, float]
+    """Share of a step outside matrix products, experts and attention, by batch size."""
+    context_tokens: int
+
+    @property
+    def matmul_ratio(self) -> float:
+        return self.bare_matmul_s / self.prefill_s
+
+    def bandwidth_ratio(self, batch: int) -> float:
+        return self.decode_bytes[batch] / self.decode_s[batch] / self.read_bytes_per_s
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    prefill_tokens: int = 512
+    context_tokens: int = 512
+    batches: tuple[int, ...] = (1, 8, 32)
+    rounds: int = 15
+
+
+def measure(
+    model: ModelConfig, engine: EngineConfig, sizes: Sizes, *, progress: Callable[[str], None]
+) -> EngineResult:
+    """Raises SetupError: see `Executor.load`."""
+    torch.set_num_threads(engine.threads or torch.get_num_threads())
+    progress(f"loading {model.path} ({engine.threads} threads, {model.quantization})")
+    executor = Executor.load(model, engine)
+    try:
+        steps = _Steps(executor)
+        reads = limits.read_bandwidth(executor.kv.device)
+        shapes = _shapes(executor)
+        prefill_s, bare_s = _in_turn(
+            sizes.rounds, lambda: steps.prefill(sizes.prefill_tokens), _bare(shapes, sizes.prefill_tokens)
+        )
+        decode_s = {b: _decode(steps, b, sizes) for b in sizes.batches}
+        overhead = {b: _overhead(executor, steps, b, sizes) for b in sizes.batches}
+        weight_bytes = _weight_bytes(shapes, model.quantization, executor)
+        kv_bytes = executor.geometry.block_bytes // executor.geometry.block_tokens * sizes.context_tokens
+        return EngineResult(
+            threads=engine.threads,
+            quantization=model.quantization,
+            kernels=type(executor.kernels).__name__,
+            read_bytes_per_s=reads,
+            prefill_tokens=sizes.prefill_tokens,
+            prefill_s=prefill_s,
+            bare_matmul_s=bare_s,
+            decode_s=decode_s,
+            decode_bytes={b: weight_bytes + b * kv_bytes for b in sizes.batches},
+            overhead_share=overhead,
+            context_tokens=sizes.context_tokens,
+        )
+    finally:
+        executor.close()
+
+
+class _Steps:
+    """Plans in blocks of their own; what they compute is thrown away."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._number = 0
+
+    def prefill(self, tokens: int) -> float:
+        blocks = tuple(range(self._executor.geometry.blocks_for(tokens)))
+        return self._run([self._item(0, self._tokens(tokens), 0, blocks)])
+
+    def decode(self, batch: int, context: int) -> float:
+        """One token for each of `batch` sequences that have `context - 1` tokens already."""
+        per_sequence = self._executor.geometry.blocks_for(context)
+        items = [
+            self._item(i, (7,), context - 1, tuple(range(i * per_sequence, (i + 1) * per_sequence)))
+            for i in range(batch)
+        ]
+        return self._run(items)
+
+    def _run(self, items: Sequence[StepItem]) -> float:
+        self._number += 1
+        started_s = time.perf_counter()
+        self._executor.execute(StepPlan(tuple(items), self._number))
+        return time.perf_counter() - started_s
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple((i * 7919 + 11) % self._executor.vocab_size for i in range(count))
+
+    def _item(self, number: int, tokens: tuple[int, ...], first: int, blocks: tuple[int, ...]) -> StepItem:
+        return StepItem(
+            key=SeqKey(SequenceId(f"bench/{number}"), 0),
+            tokens=tokens,
+            first_position=first,
+            block_ids=blocks,
+            sample_index=0,
+            sampling=SamplingParams(max_tokens=1),
+        )
+
+
+def _in_turn(rounds: int, *calls: Callable[[], float]) -> tuple[float, ...]:
+    """Medians of calls that take turns, after one round that does not count."""
+    times: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds + 1):
+        for call, seen in zip(calls, times, strict=True):
+            seconds = call()
+            if number:
+                seen.append(seconds)
+    return tuple(statistics.median(seen) for seen in times)
+
+
+def _decode(steps: _Steps, batch: int, sizes: Sizes) -> float:
+    return _in_turn(4 * sizes.rounds, lambda: steps.decode(batch, sizes.context_tokens))[0]
+
+
+Shapes = list[tuple[int, int, bool]]
+"""(out, in, whether all rows pass through it: the head sees one only)"""
+
+
+def _shapes(executor: Executor) -> Shapes:
+    spec = executor.spec
+    q_size, kv_size = spec.head_count * spec.head_dim, spec.kv_head_count * spec.head_dim
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    layer = [(q_size + 2 * kv_size, hidden), (hidden, q_size), (2 * inner, hidden), (hidden, inner)]
+    every = [(out, size, True) for _ in range(spec.layer_count) for out, size in layer]
+    return [*every, (spec.vocab_size, hidden, False)]
+
+
+def _bare(shapes: Shapes, rows: int) -> Callable[[], float]:
+    weights = [torch.randn(out, size).bfloat16() * 0.02 for out, size, _ in shapes]
+    inputs = {size: torch.randn(rows, size).bfloat16() for _, size, _ in shapes}
+
+    def run() -> float:
+        started_s = time.perf_counter()
+        for (_, size, all_rows), weight in zip(shapes, weights, strict=True):
+            F.linear(inputs[size] if all_rows else inputs[size][:1], weight)
+        return time.perf_counter() - started_s
+
+    return run
+
+
+def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
+    bits = {"int8": 8.0, "fp8": 8.0, "int4": 4.25}.get(
+        quantization, 8.0 * STORED_BYTES[executor.geometry.dtype]
+    )
+    return int(sum(out * size for out, size, _ in shapes) * bits / 8)
+
+
+def _overhead(executor: Executor, steps: _Steps, batch: int, sizes: Sizes) -> float:
+    shares: list[float] = []
+    with _timed(executor.kernels) as spent:
+        for _ in range(2 * sizes.rounds):
+            spent[0] = 0.0
+            whole_s = steps.decode(batch, sizes.context_tokens)
+            shares.append(1 - spent[0] / whole_s)
+    return statistics.median(shares)
+
+
+@contextmanager
+def _timed(kernels: Any) -> Generator[list[float]]:
+    """Seconds spent in the kernels' model calls, in the list's only entry."""
+    spent = [0.0]
+    depth = [0]
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            depth[0] += 1
+            started_s = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                depth[0] -= 1
+                if not depth[0]:  # one of them may call another
+                    spent[0] += time.perf_counter() - started_s
+
+        return timed
+
+    wrapped = [name for name in MODEL_CALLS if hasattr(kernels, name)]
+    for name in wrapped:
+        setattr(kernels, name, wrap(getattr(kernels, name)))
+    try:
+        yield spent
+    finally:
+        for name in wrapped:
+            delattr(kernels, name)

@@ -1,0 +1,203 @@
+"""`baton bench engine`"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.files.terminal import new_console
+from benchmarks import engine as engine_bench
+from benchmarks import peers, servers
+from benchmarks.bench_model import make_bench_model, write_gguf
+from benchmarks.engine import EngineResult, Sizes
+from benchmarks.peers import Peer
+from benchmarks.servers import ServerResult
+
+SLOT_TOKENS = 1024
+"""Context of one of llama.cpp's slots."""
+PEERS = ("vllm", "llama-server", "transformers")
+
+
+class Report(msgspec.Struct, frozen=True):
+    engine: list[EngineResult]
+    servers: list[ServerResult]
+
+
+def engine(
+    model: Annotated[str, typer.Option(help="Hugging Face folder; empty: a random 82 M Llama in bf16.")] = "",
+    threads: Annotated[str, typer.Option(help="Numbers of cores to measure with.")] = "1",
+    quantization: Annotated[str, typer.Option(help="Weights to measure: none, int8, int4.")] = "none,int8",
+    concurrency: Annotated[str, typer.Option(help="Requests in flight at the servers.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of the servers, in turn.")] = 3,
+    peer: Annotated[
+        list[str], typer.Option(metavar="NAME=PATH", help=f"Program or environment of {', '.join(PEERS)}.")
+    ] = [],  # noqa: B006
+    with_servers: Annotated[
+        bool, typer.Option("--servers/--no-servers", help="Compare whole servers.")
+    ] = True,
+    with_engine: Annotated[
+        bool, typer.Option("--engine/--no-engine", help="Measure the engine alone.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """The engine beside bare matrix products and memory reads, and `baton serve` beside other servers that
+    are installed (found on PATH, or named by --peer), on the same cores, in turn.
+
+    Example: baton bench engine --threads 1,2 --peer vllm=~/vllm-env --peer llama-server=~/llama.cpp/build
+    """
+    notes = Console(stderr=True, highlight=False)
+    counts = _numbers("--threads", threads)
+    kinds = quantization.split(",")
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
+        folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
+        engines: list[EngineResult] = []
+        if with_engine:
+            engines = [
+                _measure(folder, count, kind, prompt_tokens, notes) for count in counts for kind in kinds
+            ]
+        compared: list[ServerResult] = []
+        if with_servers:
+            loads = _numbers("--concurrency", concurrency)
+            compared = servers.run(
+                _servers(folder, kinds, dict(_peer(p) for p in peer), max(loads), own_model=not model),
+                core_counts=counts,
+                concurrencies=loads,
+                rounds=rounds,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                progress=notes.print,
+            )
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(Report(engines, compared))).decode())
+        return
+    _show_engine(engines)
+    _show_servers(compared)
+
+
+def _cache(temporary: str) -> Path:
+    return Path(temporary) / "bench-82m"
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise SetupError(f"{option} {text}: whole numbers of at least 1, separated by commas")
+    return values
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if name not in PEERS or not path:
+        raise SetupError(f"--peer {text}: NAME=PATH with a NAME of {', '.join(PEERS)}")
+    return name, str(Path(path).expanduser())
+
+
+def _measure(folder: Path, threads: int, kind: str, tokens: int, notes: Console) -> EngineResult:
+    model = _model_config(folder, kind)
+    sizes = Sizes(prefill_tokens=tokens, context_tokens=tokens)
+    settings = EngineConfig(threads=threads, step_tokens_max=max(tokens, 512))
+    return engine_bench.measure(model, settings, sizes, progress=notes.print)
+
+
+def _model_config(folder: Path, kind: str) -> ModelConfig:
+    """Raises SetupError: no such quantisation."""
+    try:
+        return ModelConfig.model_validate({"path": str(folder), "quantization": kind})
+    except ValueError:
+        raise SetupError(f"--quantization {kind}: none, int8 or int4") from None
+
+
+def _servers(
+    folder: Path, kinds: list[str], given: dict[str, str], concurrency: int, *, own_model: bool
+) -> list[Peer]:
+    # A random model's greedy text runs in loops, which are easily guessed; other servers do not guess.
+    plain = "engine.speculation=off"
+    found = [
+        peers.baton_peer(folder, settings=[plain]),
+        peers.baton_peer(folder, name="baton, guessing"),
+    ]
+    if "int8" in kinds:
+        int8 = ["model.quantization=int8", plain]
+        found.append(peers.baton_peer(folder, name="baton int8", settings=int8))
+    if program := peers.find_program("vllm", given.get("vllm")):
+        found.append(peers.vllm_peer(program, folder))
+    program = peers.find_program("llama-server", given.get("llama-server"))
+    if program and own_model:
+        for kind in ("bf16", *(["q8_0"] if "int8" in kinds else [])):
+            gguf = write_gguf(folder, kind)
+            found.append(
+                peers.llama_cpp_peer(
+                    program, gguf, name=f"llama.cpp {kind}", slots=concurrency, slot_tokens=SLOT_TOKENS
+                )
+            )
+    own = shutil.which("transformers") if given.get("transformers") is None else None
+    if program := own or peers.find_program("transformers", given.get("transformers")):
+        found.append(peers.transformers_peer(program, folder))
+    return found
+
+
+def _show_engine(results: list[EngineResult]) -> None:
+    if not results:
+        return
+    prefill = Table(title="Prefill alone, beside the same matrix products by torch")
+    for column in ("threads", "weights", "kernels", "tokens", "ms", "bare ms", "ratio"):
+        prefill.add_column(column, justify="right")
+    decode = Table(title="Decode alone, beside measured memory reads")
+    for column in ("threads", "weights", "batch", "context", "step ms", "of bandwidth", "outside model"):
+        decode.add_column(column, justify="right")
+    for r in results:
+        times = (f"{r.prefill_s * 1e3:.1f}", f"{r.bare_matmul_s * 1e3:.1f}", f"{r.matmul_ratio:.2f}")
+        prefill.add_row(str(r.threads), r.quantization, r.kernels, str(r.prefill_tokens), *times)
+        for batch, step_s in r.decode_s.items():
+            shares = (f"{r.bandwidth_ratio(batch):.2f}", f"{100 * r.overhead_share[batch]:.0f} %")
+            sizes = (str(batch), str(r.context_tokens))
+            decode.add_row(str(r.threads), r.quantization, *sizes, f"{step_s * 1e3:.2f}", *shares)
+    new_console().print(prefill, decode)
+
+
+def _show_servers(results: list[ServerResult]) -> None:
+    if not results:
+        return
+    table = Table(title="Servers, medians over the rounds; ratio: output tok/s to the best other server")
+    for column in (
+        "cores",
+        "in flight",
+        "server",
+        "tok/s",
+        "TTFT p50",
+        "p99 ms",
+        "TPOT p50",
+        "p99 ms",
+        "ratio",
+    ):
+        table.add_column(column, justify="right")
+    for r in sorted(results, key=lambda r: (r.cores, r.load.concurrency)):
+        load = r.load
+        others = [
+            o.load.output_tokens_per_s
+            for o in results
+            if (o.cores, o.load.concurrency) == (r.cores, load.concurrency) and not o.peer.startswith("baton")
+        ]
+        ratio = f"{load.output_tokens_per_s / max(others):.2f}" if others and r.peer == "baton" else ""
+        times = (load.ttft_p50_s, load.ttft_p99_s, load.tpot_p50_s, load.tpot_p99_s)
+        table.add_row(
+            str(r.cores),
+            str(load.concurrency),
+            r.peer,
+            f"{load.output_tokens_per_s:.0f}",
+            *(f"{t * 1e3:.1f}" for t in times),
+            ratio,
+        )
+    new_console().print(table)

@@ -1,0 +1,170 @@
+"""Other servers, and Baton itself, started one after another on the same cores with the same model.
+
+A peer is found where `--peer NAME=PROGRAM` or PATH says; each lives in an environment of its own, and
+nothing of it is imported here. What is started is the command its own documentation gives for a CPU.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import which
+
+import httpx
+
+from baton.core.errors import SetupError
+from benchmarks.closed_loop import Dialect, completion_body
+from loadgen.client import Server, parse_url
+
+START_S = 420.0
+STOP_S = 20.0
+MODEL_NAME = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    command: tuple[str, ...]
+    """`{port}`, `{threads}` and `{cores}` are filled in."""
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    model_name: str = MODEL_NAME
+    dialect: Dialect = "vllm"
+
+
+def baton_peer(
+    model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False
+) -> Peer:
+    """`split`: one prefill and one decode worker, which share the cores, instead of one for both."""
+    workers = ("--prefill", "1", "--decode", "1") if split else ("--both", "1")
+    threads = "0" if split else "{threads}"
+    sets = [part for value in (f"engine.threads={threads}", *settings) for part in ("--set", value)]
+    return Peer(
+        name,
+        (
+            *(sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", "{port}"),
+            *(*workers, "--set", f"model.name={MODEL_NAME}", *sets),
+        ),
+        {"OMP_WAIT_POLICY": "PASSIVE"},
+    )
+
+
+def vllm_peer(program: str, model: Path) -> Peer:
+    """https://docs.vllm.ai, "CPU": threads bound to the cores, KV space given."""
+    options = ("--dtype", "bfloat16", "--max-model-len", "4096", "--served-model-name", MODEL_NAME)
+    return Peer(
+        "vllm",
+        (program, "serve", str(model), *options, "--port", "{port}", "--no-enable-prefix-caching"),
+        {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "{cores}"},
+    )
+
+
+def llama_cpp_peer(program: str, gguf: Path, *, name: str, slots: int, slot_tokens: int) -> Peer:
+    """llama.cpp's tools/server/README.md: one slot per concurrent request."""
+    sizes = ("-c", str(slots * slot_tokens), "-np", str(slots), "-b", "2048", "-ub", "512")
+    threads = ("-t", "{threads}", "-tb", "{threads}")
+    options = ("--port", "{port}", "--alias", MODEL_NAME, "--no-webui", "-fa", "on")
+    return Peer(name, (program, "-m", str(gguf), *sizes, *threads, *options))
+
+
+def transformers_peer(program: str, model: Path) -> Peer:
+    """`transformers serve` with continuous batching."""
+    options = ("--continuous-batching", "--dtype", "bfloat16", "--device", "cpu")
+    return Peer(
+        "transformers",
+        (program, "serve", str(model), *options, "--port", "{port}"),
+        {"OMP_NUM_THREADS": "{threads}"},
+        model_name=str(model),
+        dialect="transformers",
+    )
+
+
+def find_program(name: str, given: str | None) -> str | None:
+    """Path of a peer's program; None if it is not installed. Raises SetupError: given, but not there."""
+    if given is None:
+        return which(name)
+    found = which(given) or which(name, path=f"{given}:{given}/bin")
+    if found is None:
+        raise SetupError(f"--peer: no program {name} at {given}")
+    return found
+
+
+@asynccontextmanager
+async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[Server]:
+    """The peer, ready, on these cores only. Raises SetupError, with its log's end, if it does not start."""
+    port = _free_port()
+    values = {
+        "port": str(port),
+        "threads": str(len(cores)),
+        "cores": ",".join(map(str, cores)),
+    }
+    command = [_filled(part, values) for part in peer.command]
+    env = {**os.environ, **{name: _filled(value, values) for name, value in peer.env.items()}}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=env,
+            stdout=output,
+            stderr=output,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    try:
+        await _wait_ready(peer, process, port, log)
+        yield replace(parse_url(f"http://127.0.0.1:{port}"), says_done=peer.dialect != "transformers")
+    finally:
+        await _stop(process)
+
+
+def _filled(text: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+async def _wait_ready(peer: Peer, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    try:
+        async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
+            while not await _answers(client, peer, port):
+                if process.returncode is not None:
+                    raise SetupError(f"{peer.name} ended at its start:\n{_tail(log)}")
+                await asyncio.sleep(0.5)
+    except TimeoutError:
+        raise SetupError(f"{peer.name} is not ready after {START_S:.0f} s:\n{_tail(log)}") from None
+
+
+async def _answers(client: httpx.AsyncClient, peer: Peer, port: int) -> bool:
+    body = completion_body(peer.model_name, [200] * 8, 1, peer.dialect)
+    try:
+        answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """SIGINT first: a server's children are its own to end."""
+    for sign in (signal.SIGINT, signal.SIGKILL):
+        if process.returncode is not None:
+            break
+        os.killpg(process.pid, sign)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

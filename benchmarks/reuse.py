@@ -1,0 +1,255 @@
+"""What a prompt's second time costs, by where its KV comes from: time to first token beside the first time.
+
+All processes are started one by one, as on a cluster of two hosts: on the first a store node, a prefill and a
+decode worker and a router; on the second a store node, one worker and a router of its own; one directory for
+both. Parts are killed in between, so that one tier, and no faster one, holds the prompt.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import msgspec
+import orjson
+
+from baton.core.errors import SetupError
+from baton.wire.server import start_server
+from benchmarks.parts import Part
+from kv_store.directory.memory import MemoryDirectory
+from loadgen.client import Server, parse_url, request_bytes, send
+from loadgen.records import Outcome, Record
+
+REQUEST_S = 600.0
+OUTPUT_TOKENS = 2
+SETTLE_S = 30.0
+"""For blocks to be written through, and for a restarted process to be known."""
+WRITTEN_S = 10.0
+AIMS = {"pool": 0.10, "host memory": 0.15, "host memory, workers restarted": 0.15, "SSD": 0.35, "peer": 0.35}
+
+
+class ReuseResult(msgspec.Struct, frozen=True):
+    """Medians over the prompts. Seconds."""
+
+    source: str
+    ttft_s: float
+    cached_share: float
+    """Of the prompt's tokens, as the server reports it."""
+    to_cold: float
+    """Beside the first time."""
+    aim: float | None
+    """`to_cold` should be at most this."""
+
+
+class _Host:
+    """A store node, its workers and a router that knows these workers only."""
+
+    def __init__(self, name: str, bench: "_Bench", roles: Sequence[str], cores: Sequence[int]) -> None:
+        self._bench = bench
+        folder = bench.folder / name
+        folder.mkdir()
+        self.ssd = folder / "ssd"
+        socket_path = folder / "store.sock"
+        store = [f"store.socket={socket_path}", f"store.ssd_dir={self.ssd}"]
+        control = ["--control", bench.directory_address]
+        self.node = bench.part(f"{name}-store", ["store", "run", *control], store)
+        self.ports = {role: _free_port() for role in roles}
+        self.workers = [
+            bench.part(
+                f"{name}-{role}",
+                ["worker", "--model", bench.model, "--role", role, "--port", str(port)],
+                [f"store.socket={socket_path}", "engine.threads=1", "model.name=bench"],
+                cores=[cores[i % len(cores)]] if cores else (),
+            )
+            for i, (role, port) in enumerate(self.ports.items())
+        ]
+        self.router_port = _free_port()
+        named = [argument for port in self.ports.values() for argument in ("--worker", f"127.0.0.1:{port}")]
+        self.router = bench.part(
+            f"{name}-router",
+            ["router", "--model", bench.model, "--name", "bench", "--port", str(self.router_port), *named],
+        )
+
+    @property
+    def server(self) -> Server:
+        return parse_url(f"http://127.0.0.1:{self.router_port}")
+
+    async def start(self) -> None:
+        await self.node.start()
+        await asyncio.gather(*(worker.start() for worker in self.workers))
+        await self.router.start()
+        await self.wait_ready()
+
+    async def restart(self, *, with_node: bool) -> None:
+        """As after a crash: SIGKILL."""
+        await asyncio.gather(*(worker.kill() for worker in self.workers))
+        if with_node:
+            await self.node.kill()
+            _drop_page_cache(self.ssd)
+            await self.node.start()
+        await asyncio.gather(*(worker.start() for worker in self.workers))
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Until the router reaches all workers and the workers their store node."""
+        async with httpx.AsyncClient() as client, asyncio.timeout(SETTLE_S):
+            while not await self._is_ready(client):  # noqa: ASYNC110  # other processes set no event here
+                await asyncio.sleep(0.2)
+
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        try:
+            answer = await client.get(f"{self.server.origin}/health")
+        except httpx.HTTPError:
+            return False
+        listed = answer.json()["workers"] if answer.status_code == 200 else {}
+        return sum(map(len, listed.values())) == len(self.workers)
+
+    async def stop(self) -> None:
+        for part in (self.router, *self.workers, self.node):
+            await part.kill()
+
+
+class _Bench:
+    """Two hosts and their directory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        *,
+        prompt_tokens: int,
+        vocabulary: tuple[int, int],
+        settings: Sequence[str],
+        cores: Sequence[int],
+        directory_address: str,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.folder, self.model = folder, model
+        self._prompt_tokens, self._vocabulary, self._settings = prompt_tokens, vocabulary, settings
+        self.progress = progress
+        self.directory_address = directory_address
+        self.near = _Host("near", self, ("prefill", "decode"), cores)
+        self.far = _Host("far", self, ("both",), cores)
+
+    def part(
+        self,
+        name: str,
+        argv: Sequence[str],
+        settings: Sequence[str] = (),
+        *,
+        cores: Sequence[int] = (),
+    ) -> Part:
+        sets = [argument for setting in (*self._settings, *settings) for argument in ("--set", setting)]
+        return Part(name, [*argv, *sets], folder=self.folder, cores=cores)
+
+    async def ask(self, host: _Host, seed: int) -> Record:
+        """Raises SetupError if the request fails."""
+        loop = asyncio.get_running_loop()
+        rng = random.Random(f"reuse/{seed}")
+        body = {
+            "model": "bench",
+            "prompt": [rng.randrange(*self._vocabulary) for _ in range(self._prompt_tokens)],
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        message = request_bytes(host.server, "/v1/completions", orjson.dumps(body))
+        record = Record(seed, planned_s=loop.time())
+        await send(host.server, message, record, timeout_s=REQUEST_S)
+        if record.outcome is not Outcome.COMPLETED:
+            raise SetupError(f"request {seed} failed: {record.error} {record.detail}")
+        return record
+
+    async def measure(self, source: str, host: _Host, seeds: Sequence[int], cold_s: float) -> ReuseResult:
+        records = [await self.ask(host, seed) for seed in seeds]
+        ttft_s = statistics.median(record.ttft_s or 0.0 for record in records)
+        cached = statistics.median((record.cached_tokens or 0) for record in records)
+        result = ReuseResult(
+            source, ttft_s, cached / self._prompt_tokens, ttft_s / (cold_s or ttft_s), AIMS.get(source)
+        )
+        self.progress(f"{source}: {ttft_s * 1e3:.0f} ms, {result.cached_share:.1%} cached")
+        return result
+
+
+async def run(
+    folder: Path,
+    model: str,
+    *,
+    prompt_tokens: int,
+    prompts: int,
+    vocabulary: tuple[int, int],
+    settings: Sequence[str] = (),
+    cores: Sequence[int] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[ReuseResult]:
+    """`folder`: empty, for logs, sockets and SSD files. `vocabulary`: token ids are drawn from it. Raises
+    SetupError if a process does not start or a request fails."""
+    async with AsyncExitStack() as stack:
+        directory = MemoryDirectory(entries_max=1_000_000)
+        stack.push_async_callback(directory.close)
+        server, port = await start_server("127.0.0.1", 0, store_directory=directory)
+        stack.push_async_callback(server.stop, None)
+        bench = _Bench(
+            folder,
+            model,
+            prompt_tokens=prompt_tokens,
+            vocabulary=vocabulary,
+            settings=settings,
+            cores=cores,
+            directory_address=f"127.0.0.1:{port}",
+            progress=progress,
+        )
+        for host in (bench.near, bench.far):
+            stack.push_async_callback(host.stop)
+            progress(f"starting {host.node.name.removesuffix('-store')} host")
+            await host.start()
+        return await _measure_all(bench, range(prompts))
+
+
+async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]:
+    near, far = bench.near, bench.far
+    await bench.ask(near, -1)  # the first request of a process pays for more than itself
+    cold = await bench.measure("cold", near, seeds, 0.0)
+    results = [cold, await bench.measure("pool", near, seeds, cold.ttft_s)]
+    await _settle(bench)
+    for source, with_node in (("host memory, workers restarted", False), ("SSD", True)):
+        await near.restart(with_node=with_node)
+        await bench.ask(near, -2 - len(results))
+        results.append(await bench.measure(source, near, seeds, cold.ttft_s))
+        await _settle(bench)
+    await bench.ask(far, -9)
+    results.append(await bench.measure("peer", far, seeds, cold.ttft_s))
+    return results
+
+
+async def _settle(bench: _Bench) -> None:
+    """Until what was computed is written through, and down to SSD, and a killed node's lease has lapsed."""
+    await asyncio.sleep(WRITTEN_S)
+
+
+def _drop_page_cache(folder: Path) -> None:
+    """All of it where we may, else of these files."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _free_port() -> int:
+    """Below those the system gives to connections: it must be free again after each restart."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port

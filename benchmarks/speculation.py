@@ -1,0 +1,307 @@
+"""Output tokens per second with and without guesses, through a worker's own scheduler and executor.
+
+One process, no network: the core plans as it does in a worker (a step ahead where that pays), one thread
+computes. All ways of guessing take turns within one run on the same requests, and must give the same tokens.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import Literal
+
+import msgspec
+
+from baton.config import EngineConfig, ModelConfig, TransferConfig
+from baton.core.errors import BatonError, SetupError
+from baton.core.hashing import root_hash
+from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
+from baton.core.messages import (
+    Leg,
+    Role,
+    SequenceFailed,
+    SequenceOutput,
+    SequenceRefused,
+    StartSequence,
+    StepOutput,
+)
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepResult
+from engine.executor import Executor
+from worker import events as e
+from worker.core import WorkerCore
+
+Mode = Literal["off", "ngram", "draft"]
+TEXTS = {
+    "repeats": "greedy, after one phrase four times: a random model is soon caught in a loop",
+    "half": "passages of 32 tokens in turn like `fresh` and like `repeats`, each a request that goes on "
+    "with the text so far",
+    "fresh": "drawn at temperature 1 with a seed from the whole vocabulary: nothing repeats if the model is "
+    "random",
+}
+PASSAGE_TOKENS = 32
+PHRASE_TOKENS = 16
+PHRASE_COUNT = 4
+PROMPT_TOKENS = PHRASE_TOKENS * PHRASE_COUNT
+ROUTER = RouterId("bench")
+TIME_LEFT_S = 3600.0
+"""Deadline of a request: more than any of them takes."""
+
+
+class TokensDiffer(BatonError):
+    """What speculation must never do."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    batch: int = 1
+    """Sequences that run at once."""
+    tokens: int = 128
+    """Output of each."""
+    rounds: int = 5
+
+
+class TextResult(msgspec.Struct, frozen=True):
+    """One text in one mode. Medians over the rounds."""
+
+    text: str
+    mode: Mode
+    tokens_per_s: float
+    """Output tokens of all sequences, prompts' time included."""
+    ratio: float
+    """To speculation off in the same round."""
+    ratio_min: float
+    ratio_max: float
+    """Over the rounds: how far to trust the median."""
+    guessed: int
+    """Guesses verified, over all rounds."""
+    accepted: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One batch of a text."""
+
+    seconds: float
+    outputs: list[list[int]]
+    guessed: int
+    accepted: int
+
+
+def measure(
+    model: ModelConfig, engine: EngineConfig, load: Load, *, progress: Callable[[str], None]
+) -> list[TextResult]:
+    """With the draft model where `engine.draft_model` names one.
+
+    Raises TokensDiffer, and SetupError: the load does not fit, or see `Executor.load`.
+    """
+    modes: list[Mode] = ["off", "ngram", "draft"] if engine.draft_model else ["off", "ngram"]
+    update = {
+        "batch_sequences_max": max(engine.batch_sequences_max, load.batch),
+        "waiting_sequences_max": max(engine.waiting_sequences_max, load.batch),
+        "speculation": modes[-1],
+    }
+    engine = engine.model_copy(update=update)
+    progress(f"loading {model.path} ({engine.threads} threads)")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as thread:
+        executor = thread.submit(Executor.load, model, engine).result()
+        try:
+            _check_fits(executor, load)
+            thread.submit(executor.warm_up).result()
+            workers: dict[Mode, Worker] = {
+                mode: Worker(executor, engine.model_copy(update={"speculation": mode}), thread)
+                for mode in modes
+            }
+            return [r for text in TEXTS for r in _compare(text, workers, load, progress)]
+        finally:
+            executor.close()
+
+
+def _check_fits(executor: Executor, load: Load) -> None:
+    tokens = PROMPT_TOKENS + load.tokens
+    if tokens > executor.max_model_tokens:
+        why = f"a prompt of {PROMPT_TOKENS} and {load.tokens} new tokens exceed the model's context of"
+        raise SetupError(f"--tokens {load.tokens}: {why} {executor.max_model_tokens} tokens")
+    # One more each: a step ahead takes the next block before the last is full.
+    blocks = load.batch * (executor.geometry.blocks_for(tokens) + 1)
+    if blocks > executor.kv.block_count:
+        why = f"{blocks} KV blocks are needed, the pool has {executor.kv.block_count}"
+        raise SetupError(f"--batch {load.batch}: {why}; choose a smaller batch or fewer tokens")
+
+
+def _compare(
+    text: str, workers: dict[Mode, "Worker"], load: Load, progress: Callable[[str], None]
+) -> list[TextResult]:
+    modes = list(workers)
+    runs: dict[Mode, list[Run]] = {mode: [] for mode in modes}
+    expected: list[list[int]] | None = None
+    for number in range(load.rounds + 1):
+        progress(f"{text}: round {number} of {load.rounds}" + ("" if number else " (does not count)"))
+        for mode in modes if number % 2 else modes[::-1]:  # whoever comes first has no advantage overall
+            run = workers[mode].generate(text, load)
+            expected = run.outputs if expected is None else expected
+            check_same(expected, run.outputs, what=f"{text}, {mode}")
+            if number:
+                runs[mode].append(run)
+    return [_result(text, mode, runs[mode], runs["off"], load) for mode in modes]
+
+
+def check_same(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]], *, what: str) -> None:
+    """Raises TokensDiffer, naming the first difference."""
+    for number, (wanted, tokens) in enumerate(zip(expected, got, strict=True)):
+        if wanted == tokens:
+            continue
+        pairs = enumerate(zip(wanted, tokens, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(wanted), len(tokens)))
+        raise TokensDiffer(
+            f"{what}: sequence {number} differs from its first run at token {at}: "
+            f"{wanted[at : at + 4]} became {tokens[at : at + 4]}"
+        )
+
+
+def _result(text: str, mode: Mode, runs: list[Run], off: list[Run], load: Load) -> TextResult:
+    ratios = [b.seconds / run.seconds for run, b in zip(runs, off, strict=True)]
+    return TextResult(
+        text=text,
+        mode=mode,
+        tokens_per_s=load.batch * load.tokens / statistics.median(run.seconds for run in runs),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        guessed=sum(run.guessed for run in runs),
+        accepted=sum(run.accepted for run in runs),
+    )
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """Part of a text, generated by one request."""
+
+    repeats: bool
+    token_count: int
+
+
+def passages(text: str, token_count: int) -> list[Passage]:
+    if text != "half":
+        return [Passage(text == "repeats", token_count)]
+    starts = range(0, token_count, PASSAGE_TOKENS)
+    sizes = (min(PASSAGE_TOKENS, token_count - start) for start in starts)
+    return [Passage(bool(number % 2), size) for number, size in enumerate(sizes)]
+
+
+class _Text:
+    """One sequence of the batch, from request to request."""
+
+    def __init__(self, number: int, todo: list[Passage], vocab: int) -> None:
+        base = vocab // 2  # spread over the vocabulary, away from the special tokens at its beginning
+        phrase = [(base + (number * 31 + i) * 7919) % (vocab - 16) + 16 for i in range(PHRASE_TOKENS)]
+        self.tokens = phrase * PHRASE_COUNT
+        self._number, self._todo = number, deque(todo)
+        self._started_count = 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[PROMPT_TOKENS:]
+
+    def next_request(self, seq_id: SequenceId, root: BlockHash) -> StartSequence | None:
+        """None: the text is complete."""
+        if not self._todo:
+            return None
+        passage = self._todo.popleft()
+        self._started_count += 1
+        temperature = 0.0 if passage.repeats else 1.0
+        seed = 1000 * self._number + self._started_count
+        return StartSequence(
+            seq_id=seq_id,
+            epoch=0,
+            leg=Leg.WHOLE,
+            tokens=tuple(self.tokens),
+            prompt_token_count=len(self.tokens),
+            sampling=SamplingParams(
+                max_tokens=passage.token_count, ignore_eos=True, temperature=temperature, seed=seed
+            ),
+            cache_root=root,
+            time_left_s=TIME_LEFT_S,
+        )
+
+
+class Worker:
+    """A core and the executor, joined by function calls. Several may share the executor in turn: nothing
+    that one of them has cached is looked up again after another one wrote there."""
+
+    _run_numbers = count()
+
+    def __init__(self, executor: Executor, engine: EngineConfig, thread: ThreadPoolExecutor) -> None:
+        self._executor, self._thread = executor, thread
+        self._steps: deque[Future[StepResult]] = deque()
+        self._outputs: deque[SequenceOutput] = deque()
+        self._core = WorkerCore(
+            worker_id=WorkerId("bench"),
+            role=Role.BOTH,
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            block_tokens=executor.geometry.block_tokens,
+            block_bytes=executor.geometry.block_bytes,
+            block_count=executor.kv.block_count,
+            max_model_tokens=executor.max_model_tokens,
+            engine=engine,
+            transfer=TransferConfig(),
+            router_grace_s=TIME_LEFT_S,
+            heartbeat_s=TIME_LEFT_S,
+            generations=[0] * executor.kv.block_count,
+            now_s=time.monotonic(),
+        )
+        self._handle(e.RouterJoined(ROUTER))
+
+    def generate(self, text: str, load: Load) -> Run:
+        """All sequences of the batch at once. Raises SetupError: the worker refuses one."""
+        run = f"{text}/{next(self._run_numbers)}"
+        root = root_hash(self._executor.fingerprint, run.encode())
+        vocab = self._executor.vocab_size
+        texts = [_Text(i, passages(text, load.tokens), vocab) for i in range(load.batch)]
+        running: dict[SequenceId, _Text] = {}
+        before = self._core.status()
+        ids = count()
+
+        def go_on(one: _Text) -> None:
+            request = one.next_request(SequenceId(f"{run}/{next(ids)}"), root)
+            if request is not None:
+                running[request.seq_id] = one
+                self._handle(e.FromRouter(ROUTER, request))
+
+        started_s = time.perf_counter()
+        for one in texts:
+            go_on(one)
+        while running:
+            output = self._next_output()
+            running[output.seq_id].tokens.extend(output.tokens)
+            if output.finish is not None:
+                go_on(running.pop(output.seq_id))
+        seconds = time.perf_counter() - started_s
+        self._finish_steps()
+        after = self._core.status()
+        guessed = after.drafted_count - before.drafted_count
+        accepted = after.accepted_count - before.accepted_count
+        return Run(seconds, [one.output for one in texts], guessed, accepted)
+
+    def _next_output(self) -> SequenceOutput:
+        while not self._outputs:
+            assert self._steps, "the core waits for something that nobody does"
+            self._handle(e.StepDone(self._steps.popleft().result()))
+        return self._outputs.popleft()
+
+    def _finish_steps(self) -> None:
+        """A step planned ahead may still run when the last token is there."""
+        while self._steps:
+            self._handle(e.StepDone(self._steps.popleft().result()))
+
+    def _handle(self, event: e.WorkerEvent) -> None:
+        for action in self._core.handle(event, now_s=time.monotonic()):
+            match action:
+                case e.RunStep(plan):
+                    self._steps.append(self._thread.submit(self._executor.execute, plan))
+                case e.ToRouter(_, StepOutput(outputs)):
+                    self._outputs.extend(outputs)
+                case e.ToRouter(_, SequenceRefused() | SequenceFailed() as answer):
+                    raise SetupError(f"the worker does not run the bench's requests: {answer.message}")
+                case _:
+                    pass  # hello, load, block news: nobody listens

@@ -1,0 +1,320 @@
+"""The commands. Each says in its help what it does and shows an example."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.certs import app as certs_app
+from commands.keys import app as keys_app
+from commands.operate import mount as mount_operations
+from commands.store import app as store_app
+from commands.tokens import app as tokens_app
+
+app = typer.Typer(
+    name="baton",
+    help="LLM serving with prefill and decode on separate workers, and a KV cache that moves between them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
+]
+Model = Annotated[str | None, typer.Option(help="Hugging Face folder, hub id, or GGUF file.")]
+Models = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Several models (YAML, TOML or JSON), instead of --model.", show_default=False
+    ),
+]
+Name = Annotated[str | None, typer.Option(help="Model name clients use; default: the folder's.")]
+DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]
+Host = Annotated[str | None, typer.Option(help="Interface of the public API.")]
+Port = Annotated[int | None, typer.Option(help="Port of the public API; 0: any free one.")]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Redis that lists the store's blocks (redis://, rediss://, unix://, redis+sentinel://, "
+        "redis+cluster://); default: the control plane does. Passwords are better in the environment: "
+        "BATON_STORE__DIRECTORY.",
+        show_default=False,
+    ),
+]
+Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _pools(prefill: int | None, decode: int | None, both: int | None) -> dict[str, int | None]:
+    """`--both 2` alone means two workers, not two beside the default pools."""
+    if both and prefill is None and decode is None:
+        prefill = decode = 0
+    return {
+        "cluster.prefill_workers": prefill,
+        "cluster.decode_workers": decode,
+        "cluster.both_workers": both,
+    }
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    name: Name = None,
+    models: Models = None,
+    host: Host = None,
+    port: Port = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
+    both: Annotated[
+        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    ] = None,
+    routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
+    dtype: DType = None,
+    device: Device = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    store: Store = None,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """The whole cluster: control plane, workers, router; Ctrl-C drains, twice ends at once.
+
+    Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
+    """
+    from commands.serve import serve_cluster
+    from commands.settings import load_config
+
+    flags = {
+        "model.path": model,
+        "model.name": name,
+        "model.dtype": dtype,
+        "model.device": device,
+        "router.host": host,
+        "router.port": port,
+        "router.processes": routers,
+        **_pools(prefill, decode, both),
+        "cluster.ray_address": ray_address,
+        "store.directory": store,
+    }
+    serve_cluster(load_config(sets, flags, models=models), with_router=True)
+
+
+@app.command()
+def control(
+    model: Model = None,
+    models: Models = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
+    both: Annotated[
+        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
+    store: Store = None,
+    only: Annotated[
+        bool,
+        typer.Option(
+            "--only",
+            help="Nothing but the control plane, on a Ray that runs: killed and started anew at the "
+            "same port, it goes on with its workers.",
+        ),
+    ] = False,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    local_ray: Annotated[bool, typer.Option(hidden=True)] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Control plane and workers, without a router: routers join with `baton router --control`.
+
+    Example: baton control --model Qwen/Qwen3-0.6B --prefill 1 --decode 1 --port 7000
+    """
+    from commands.serve import serve_cluster, serve_control
+    from commands.settings import load_config
+
+    flags = {
+        "model.path": model,
+        **_pools(prefill, decode, both),
+        "cluster.control_port": port,
+        "cluster.ray_address": ray_address,
+        "store.directory": store,
+    }
+    config = load_config(sets, flags, models=models)
+    if only:
+        serve_control(config, is_local=local_ray, exit_with_parent=exit_with_parent)
+    else:
+        serve_cluster(config, with_router=False)
+
+
+@app.command()
+def dashboard(
+    control: Annotated[str, typer.Option(help="host:port of the control plane to look at.")],
+    host: Annotated[str | None, typer.Option(help="Interface it listens on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One more dashboard: the control plane starts one itself (dashboard.enabled).
+
+    Example: baton dashboard --control 127.0.0.1:7000 --port 8071 --set access.tokens=tokens.txt
+    """
+    from commands.serve import serve_dashboard
+    from commands.settings import load_config
+
+    flags = {"dashboard.host": host, "dashboard.port": port}
+    config = load_config(sets, flags)
+    serve_dashboard(config, control_address=control, exit_with_parent=exit_with_parent)
+
+
+@app.command()
+def router(
+    model: Model = None,
+    name: Name = None,
+    models: Models = None,
+    control: Annotated[str, typer.Option(help="host:port of the directory to follow.")] = "",
+    worker: Annotated[list[str], typer.Option(help="host:port of a worker; repeatable.")] = [],  # noqa: B006
+    host: Host = None,
+    port: Port = None,
+    exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One router: the public API in front of workers that a directory lists, or that are named.
+
+    Example: baton router --model Qwen/Qwen3-0.6B --control 127.0.0.1:7000 --port 8000
+    """
+    from commands.serve import serve_router
+    from commands.settings import load_config
+
+    flags = {"model.path": model, "model.name": name, "router.host": host, "router.port": port}
+    config = load_config(sets, flags, models=models)
+    serve_router(config, control_address=control, workers=worker, exit_with_parent=exit_with_parent)
+
+
+@app.command()
+def worker(
+    model: Model = None,
+    name: Name = None,
+    role: Annotated[str, typer.Option(help="prefill, decode or both.")] = "both",
+    replica: Annotated[str, typer.Option(help="Stable name of this worker; default: its role.")] = "",
+    control: Annotated[str, typer.Option(help="host:port of the directory to join.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0: any free one.")] = 0,
+    dtype: DType = None,
+    device: Device = None,
+    store: Store = None,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """One worker without Ray; SIGTERM drains it. Prints `ready HOST:PORT` when it serves.
+
+    Example: baton worker --model Qwen/Qwen3-0.6B --role prefill --control 127.0.0.1:7000
+    """
+    from commands.serve import serve_worker
+    from commands.settings import load_config
+
+    flags = {
+        "model.path": model,
+        "model.name": name,
+        "model.dtype": dtype,
+        "model.device": device,
+        "store.directory": store,
+    }
+    config = load_config(sets, flags)
+    serve_worker(config, role_name=role, replica=replica, control_address=control, port=port)
+
+
+@app.command()
+def doctor(
+    url: Annotated[str, typer.Option(help="The router's URL.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Is every part present, compatible and really in use? Exit status 1 if not.
+
+    Example: baton doctor --url http://127.0.0.1:8000
+    """
+    from commands.doctor import examine
+
+    raise typer.Exit(examine(url))
+
+
+@app.command()
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Every knob with its value, its bounds, its environment variable and its documentation.
+
+    Example: baton config --set transfer.lease_s=10
+    """
+    from commands.show_config import show
+
+    show(sets, as_schema=schema)
+
+
+mount_operations(app)
+app.add_typer(store_app, name="store")
+app.add_typer(keys_app, name="keys")
+app.add_typer(certs_app, name="certs")
+app.add_typer(tokens_app, name="tokens")
+
+
+def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:
+    """A command that another part of Baton implements: imported, and helped, by that part."""
+
+    def command(context: typer.Context) -> None:
+        from commands.parts import run_part
+
+        run_part(name, module, extra=needs, example=example, args=context.args)
+
+    command.__doc__ = f"{summary}\n\nExample: {example}"
+    app.command(name, context_settings=PASS_ON, add_help_option=False)(command)
+
+
+_mount(
+    "sim",
+    "simulator.faults.cli",
+    "",
+    "The production decisions under virtual time with seeded faults.",
+    "baton sim --seeds 100",
+)
+_mount(
+    "simulate",
+    "commands.simulate",
+    "worker",
+    "A production trace on a modelled cluster of GPUs, with the production router.",
+    "baton simulate trace.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8",
+)
+_mount(
+    "plan",
+    "simulator.plan.cli",
+    "worker",
+    "The cheapest cluster that serves a trace within its objectives.",
+    "baton plan trace.jsonl --model llama-3-70b --gpu h100=2.99 --ttft-slo 5 --tpot-slo 0.05",
+)
+_mount(
+    "replay",
+    "loadgen.cli",
+    "",
+    "Open-loop replay of a production trace, with goodput under SLOs.",
+    "baton replay trace.jsonl --url http://127.0.0.1:8000",
+)
+_mount(
+    "synth",
+    "loadgen.synth.cli",
+    "",
+    "Synthetic traces that look like a production trace, and how alike they are.",
+    "baton synth mooncake-conversation --requests 5000 --out trace.jsonl",
+)
+_mount(
+    "compare",
+    "loadgen.compare",
+    "",
+    "Reports of several runs beside one another: tables, JSON, one HTML page.",
+    "baton compare baton.json vllm.json --html compared.html",
+)
+_mount("bench", "benchmarks.cli", "worker", "Measure parts against their limits.", "baton bench handover")
+_mount(
+    "demo-model",
+    "benchmarks.demo_model.make",
+    "worker",
+    "Make the small demo model: trained here, nothing is downloaded.",
+    "baton demo-model models/baton-demo",
+)

@@ -1,0 +1,96 @@
+"""`baton simulate … --autoscale RULE`: the options, and what they make of a fleet."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from baton.config import AutoscaleConfig
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from control_plane.autoscaler.settings import settings_of
+from control_plane.autoscaler.values import Objective
+from simulator.fleet.fleet import Fleet
+from simulator.fleet.scaling import FleetScaling, ScalingSpec
+from simulator.fleet.scaling_rules import RULES, make_rule
+from simulator.fleet.spec import FleetSpec
+
+AutoscaleRule = Annotated[
+    str,
+    typer.Option(
+        "--autoscale",
+        metavar="RULE",
+        help="Workers come, change their role and go as one of "
+        + ", ".join(RULES)
+        + " says. Bounds and all else: --set autoscale.FIELD=VALUE.",
+    ),
+]
+START_UP_S, HPA_TARGET = 120.0, 0.7
+StartUp = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help=f"Of --autoscale: seconds until a worker serves that is started; default: {START_UP_S:g}.",
+    ),
+]
+HpaTarget = Annotated[
+    float | None,
+    typer.Option(
+        min=0.05, max=1, help=f"Load that --autoscale hpa aims at, of what there is; default: {HPA_TARGET}."
+    ),
+]
+Advise = Annotated[bool, typer.Option(help="Record what --autoscale would do, and do nothing.")]
+
+
+def check_options(name: str, *, start_up_s: float | None, hpa_target: float | None, is_advice: bool) -> None:
+    """Raises SetupError: what is asked for would do nothing."""
+    asked = {
+        "--start-up": start_up_s is not None,
+        "--advise": is_advice,
+        "--hpa-target": hpa_target is not None,
+    }
+    for option, is_given in asked.items():
+        rule = "hpa" if option == "--hpa-target" else "RULE"
+        if is_given and (not name or rule not in ("RULE", name)):
+            raise SetupError(f"{option} is of --autoscale: give --autoscale {rule}, too")
+
+
+def scaled(
+    name: str,
+    spec: FleetSpec,
+    config: AutoscaleConfig,
+    *,
+    start_up_s: float | None,
+    hpa_target: float | None,
+    is_advice: bool,
+    gpus_per_worker: int,
+) -> Callable[[Fleet], FleetScaling]:
+    """Makes the scaling of a fleet that is about to run. Raises SetupError."""
+    if name not in RULES:
+        raise SetupError(f"--autoscale: one of {', '.join(RULES)}, not {name!r}")
+    if spec.cells > 1:
+        raise SetupError("--autoscale works with one cell: leave --cells out")
+    roles = {kind.role for kind, _ in spec.workers}
+    if Role.BOTH in roles and len(roles) > 1:
+        raise SetupError("--autoscale works with --prefill and --decode, or with --both alone")
+    settings = settings_of(
+        config,
+        roles=roles,
+        objectives={name: Objective(*slo) for name, slo in spec.slo_classes.items()},
+        hold_s=spec.router.queue_wait_s,
+        is_advice=is_advice,
+    )
+    rule = make_rule(name, settings, target=HPA_TARGET if hpa_target is None else hpa_target)
+    scaling = ScalingSpec(
+        start_s=START_UP_S if start_up_s is None else start_up_s,
+        interval_s=config.interval_s,
+        gpus_per_worker=gpus_per_worker,
+        is_advice=is_advice,
+    )
+
+    def make(fleet: Fleet) -> FleetScaling:
+        made = FleetScaling(fleet, scaling, rule)
+        made.begin()
+        return made
+
+    return make

@@ -1,0 +1,240 @@
+"""Commands that run processes of the cluster until they are told to stop."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.config import Config
+from baton.core.errors import PlatformLost, SetupError
+from baton.core.ids import WorkerId
+from baton.core.messages import Member, Role
+from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
+from control_plane.ray_ops import worker_environment
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve_cluster(config: Config, *, with_router: bool) -> None:
+    """Raises SetupError."""
+    from control_plane.launch import run_cluster
+
+    configure_logs("serve", config.telemetry)
+    secure(config.tls, config.access)
+    if with_router:
+        from router.setup_check import check_router_setup
+
+        check_router_setup(config)
+
+    def control_command(is_local: bool) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "control", "--only", "--exit-with-parent"]
+        return [*command, "--local-ray"] if is_local else command
+
+    def router_command(control_address: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "router", "--control", control_address]
+        return [*command, "--exit-with-parent"]
+
+    def store_command(control_address: str, socket: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "store", "run", "--control", control_address]
+        return [*command, "--socket", socket, "--exit-with-parent"]
+
+    running = run_cluster(
+        config,
+        control_command=control_command,
+        router_command=router_command if with_router else None,
+        store_command=store_command,
+        announce=lambda text: print(text, flush=True),
+    )
+    try:
+        asyncio.run(running)
+    except PlatformLost as error:
+        log.critical("%s, ending: this process has to be started anew", error)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)  # Ray's clean-up at exit waits for what is dead
+
+
+def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> None:
+    """Raises SetupError."""
+    from control_plane.child import SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+    from control_plane.launch import check_setup
+
+    configure_logs("control", config.telemetry)
+    secure(config.tls, config.access)
+    if exit_with_parent:
+        die_with_parent()
+    else:
+        check_setup(config, with_router=False)
+    if not config.cluster.ray_address:
+        raise SetupError("--only manages workers on a Ray that runs already: name it with --ray-address")
+    try:
+        asyncio.run(_control(config, is_local=is_local, has_parent=exit_with_parent))
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: bool) -> None:
+    """Raises SetupError."""
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+
+    configure_logs("dashboard", config.telemetry)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    if exit_with_parent:
+        die_with_parent()
+    try:
+        from control_plane.dashboard.process import run_dashboard
+
+        secure(config.tls, config.access)
+        asyncio.run(
+            run_dashboard(
+                config, control_address, on_ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True)
+            )
+        )
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
+    from commands.settings import overlay
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX
+    from control_plane.control import Control
+    from control_plane.control_child import DASHBOARD_PREFIX, SETTLED_LINE
+    from control_plane.shutdown import Shutdown
+    from worker.actor import WorkerActor
+
+    def dashboard_command(control_address: str) -> Sequence[str]:
+        command = [sys.executable, "-m", "baton", "dashboard", "--control", control_address]
+        return [*command, "--exit-with-parent"]
+
+    shutdown = Shutdown()
+    record = Path(config.cluster.record) if config.cluster.record else None
+    with shutdown.on_signals():
+        control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
+        if config.dashboard.enabled:
+            control.show(
+                dashboard_command, tell=lambda where: print(f"{DASHBOARD_PREFIX}{where}", flush=True)
+            )
+        await control.run(
+            shutdown,
+            ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),
+            settled=lambda: print(SETTLED_LINE, flush=True),
+            # Before routers miss the control plane: the parent ends them first, and this is all that is told.
+            failed=lambda text: print(f"{SETUP_ERROR_PREFIX}{text}", flush=True) if has_parent else None,
+        )
+
+
+def serve_router(
+    config: Config, *, control_address: str, workers: Sequence[str], exit_with_parent: bool
+) -> None:
+    """Raises SetupError."""
+    _leave_torch_out()
+    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+    from router.process import run_router
+
+    configure_logs("router", config.telemetry)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    if exit_with_parent:
+        die_with_parent()
+    if not control_address and not workers:
+        raise SetupError("no workers: name a directory with --control, or workers with --worker")
+    try:
+        secure(config.tls, config.access)
+        running = run_router(
+            config,
+            control_address=control_address,
+            workers=list(workers),
+            on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
+        )
+        run_on_uvloop(running)
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+def _leave_torch_out() -> None:
+    """transformers imports torch wherever it finds it, even for a tokenizer. A router needs none, as its
+    image shows, which has none: this saves seconds of its start, and hundreds of megabytes."""
+    modules: dict[str, Any] = sys.modules
+    modules.setdefault("torch", None)  # what Python takes for "there is no such module"
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is none
+
+
+def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
+    """Raises SetupError."""
+    try:
+        role = Role(role_name)
+    except ValueError:
+        raise SetupError(f"--role {role_name}: choose prefill, decode or both") from None
+    if not config.model.path:
+        raise SetupError("no model: name a folder or hub id with --model")
+    for name, value in worker_environment(config.engine.threads).items():
+        os.environ.setdefault(name, value)  # before torch is imported
+    worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
+    configure_logs(worker_id, config.telemetry)
+    secure(config.tls, config.access)
+    try:
+        status = run_on_uvloop(_worker(worker_id, role, config, control_address, port))
+    except SetupError:
+        raise
+    except Exception:
+        log.exception("%s crashed", worker_id)
+        status = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    # A hanging engine thread, or a transport's library that dislikes being unloaded, must not turn an
+    # orderly end into a hang or a SIGSEGV: everything that matters is closed by now.
+    os._exit(status)
+
+
+async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
+    from worker.process import WorkerProcess
+
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():
+            stop_now.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+    def ready(member: Member) -> None:
+        print(f"ready {member.address}", flush=True)
+
+    process = WorkerProcess(worker_id, role, config, control_address=control_address, port=port)
+    await process.run(stop=stop, stop_now=stop_now, on_ready=ready)
+    return 0
+
+
+def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
+    import uvloop
+
+    return uvloop.run(main)
+
+
+def die_with_parent() -> None:
+    """SIGTERM when the process that started this one is gone, however it went (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        raise SystemExit(0)  # it went before we could ask

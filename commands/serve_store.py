@@ -1,0 +1,69 @@
+"""`baton store run`."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import NodeId
+from baton.core.store_admin import NodeStatus
+from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
+from commands.serve import die_with_parent, run_on_uvloop
+
+log = logging.getLogger(__name__)
+
+
+def serve_store(config: Config, *, control_address: str, exit_with_parent: bool) -> None:
+    """Raises SetupError; as a child it tells the parent instead."""
+    from control_plane.child import SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+
+    if exit_with_parent:
+        die_with_parent()
+    node_id = NodeId(f"{socket.gethostname()}.{secrets.token_hex(4)}")
+    configure_logs("store", config.telemetry)
+    try:
+        secure(config.tls, config.access)
+        run_on_uvloop(_store(node_id, config, control_address, is_child=exit_with_parent))
+    except SetupError as error:
+        if not exit_with_parent:
+            raise
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)
+        raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+async def _store(node_id: NodeId, config: Config, control_address: str, *, is_child: bool) -> None:
+    from control_plane.child import READY_PREFIX
+    from kv_store.directory.connect import connect
+    from kv_store.process.store_node import StoreProcess
+    from kv_store.ssd.folder import own_folder
+
+    if not config.store.socket:
+        raise SetupError("no socket for the workers: name one with --socket")
+    if not config.store.host_bytes:
+        raise SetupError(
+            "store.host_bytes=0: a store node needs some host memory, for example --host-bytes 1073741824"
+        )
+    if config.store.ssd_dir and not is_child:  # `baton serve` has looked; later on it costs that tier only
+        own_folder(config.store.ssd_dir).release()
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        if stop.is_set():
+            stop_now.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+    def ready(status: NodeStatus) -> None:
+        print(f"{READY_PREFIX}{status.socket} {status.address} {status.metrics_address}", flush=True)
+
+    is_alone = not control_address and not config.store.directory
+    directory = None if is_alone else await connect(config.store, control_address=control_address)
+    process = StoreProcess(node_id, config, directory=directory, towards=control_address)
+    await process.run(stop=stop, stop_now=stop_now, on_ready=ready)

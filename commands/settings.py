@@ -1,0 +1,143 @@
+"""From command line and environment to one frozen `Config`, or to one clear line of what is wrong."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_origin
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from baton.config import Config, sections
+from baton.config.models import OWN_SECTIONS
+from baton.core.errors import SetupError
+from commands.models_file import read_models
+
+_OF_MODEL = re.compile(rf"(.+?)\.({'|'.join(OWN_SECTIONS)})\.(.+)")
+
+
+def load_config(
+    sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None, *, models: Path | None = None
+) -> Config:
+    """`sets` are "section.field=value" texts, `flags` the short options by the same dotted names (None:
+    not given), `models` a file that names several models. Precedence: flags, sets, file, environment,
+    defaults. Raises SetupError."""
+    values: dict[str, dict[str, Any]] = {} if models is None else {"models": read_models(models)}
+    for text in sets:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SetupError(f"--set {text}: write section.field=value, for example transfer.lease_s=5")
+        _put(values, name.strip(), value.strip())
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _put(values, name, value)
+    try:
+        return Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+    except ValidationError as error:
+        raise SetupError(_explain(error)) from error
+    except SettingsError as error:
+        raise SetupError(f"environment: {error}") from error
+
+
+def overlay(config: Config, sets: Sequence[str]) -> Config:
+    """`config`, of one model, with these texts on top. Raises SetupError."""
+    values: dict[str, dict[str, Any]] = config.model_dump()
+    for text in sets:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise SetupError(f"--set {text}: write section.field=value, for example transfer.lease_s=5")
+        _put(values, name.strip(), value.strip())
+    try:
+        made = Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
+        return made.model_copy(update={"models": {}})  # the environment's, if it has any
+    except ValidationError as error:
+        raise SetupError(_explain(error)) from error
+
+
+def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    section, separator, field = name.partition(".")
+    if not separator or section not in Config.model_fields:
+        known = ", ".join(Config.model_fields)
+        raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
+    if section == "models":
+        _put_of_model(values.setdefault("models", {}), field, value)
+        return
+    field, *path = field.split(".")
+    kind = _kind_of(section, field)
+    if path and kind is dict:
+        inner = values.setdefault(section, {}).setdefault(field, {})
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+        return
+    values.setdefault(section, {})[".".join([field, *path])] = _parsed(value, kind)
+
+
+def _put_of_model(models: dict[str, Any], name: str, value: Any) -> None:
+    """`name`: MODEL.SECTION.FIELD, where a model's name may have dots."""
+    found = _OF_MODEL.fullmatch(name)
+    if found is None:
+        sections = ", ".join(OWN_SECTIONS)
+        raise SetupError(f"models.{name}: write models.NAME.SECTION.FIELD; sections are {sections}")
+    model, section, field = found.groups()
+    _put(models.setdefault(model, {}), f"{section}.{field}", value)
+
+
+def _kind_of(section: str, field: str) -> Any:
+    """list and dict of knobs that are such; None: of all others."""
+    info = sections()[section].model_fields.get(field)
+    return None if info is None else get_origin(info.annotation)
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    """Lists are JSON or separated by commas, maps are JSON; everything else pydantic reads from text."""
+    if kind not in (tuple, dict) or not isinstance(value, str):
+        return value
+    if value.startswith("[" if kind is tuple else "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # pydantic says what is wrong with it
+    return value if kind is dict else [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _explain(error: ValidationError) -> str:
+    details = error.errors(include_url=False)
+    texts = [_explain_one(".".join(str(part) for part in d["loc"]), d) for d in details]
+    return "; ".join(texts)
+
+
+def _explain_one(name: str, detail: Any) -> str:
+    if detail["type"] == "extra_forbidden":
+        return f"{name}: no such knob (see `baton config`)"
+    if detail["type"] == "value_error" and not name:
+        return detail["msg"].removeprefix("Value error, ")  # which names the knob
+    if detail["type"] == "value_error" and isinstance(detail["input"], dict):
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several knobs at once
+    return f"{name}: {detail['msg']}, not {detail['input']!r}"
+
+
+def knobs() -> Iterator[tuple[str, str, Any, str, str]]:
+    """(dotted name, type, default, environment variable, documentation) of every knob."""
+    yield "models", "map", {}, "BATON_MODELS", Config.model_fields["models"].description or ""
+    for section, section_class in sections().items():
+        properties = section_class.model_json_schema()["properties"]
+        for field, info in section_class.model_fields.items():
+            variable = f"BATON_{section.upper()}__{field.upper()}"
+            kind = _kind(properties[field])
+            yield f"{section}.{field}", kind, info.default, variable, info.description or ""
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A JSON schema's type and bounds in a few words."""
+    if choices := schema.get("enum"):
+        return " | ".join(map(str, choices))
+    if items := schema.get("items"):
+        return f"list of {_kind(items)}"
+    bounds = [
+        f"{sign} {schema[key]}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+        if key in schema
+    ]
+    return " ".join([str(schema.get("type", "")), ", ".join(bounds)]).strip()

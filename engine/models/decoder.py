@@ -1,0 +1,148 @@
+"""Forward pass of a decoder over a flat batch of tokens: all families with a `ModelSpec`."""
+
+from collections.abc import Callable
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
+from engine.kernels.weights import DenseMatrix
+from engine.models.attention import Attention, GroupedAttention
+from engine.models.expert_counts import ExpertCounts
+from engine.models.linear import Loader, Norm, StepContext
+from engine.models.mla import LatentAttention
+from engine.models.mlp import GatedMlp, Mlp
+from engine.models.moe import MixtureOfExperts
+from engine.models.rope import frequencies
+from engine.models.spec import ModelSpec
+
+Progress = Callable[[int, int], None]
+"""(layers loaded, layers in all)"""
+
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+"""Where a checkpoint has the decoder: alone, or in a model that also sees."""
+
+
+class Layer:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loader: Loader[Plan, Packed, PackedExperts],
+        layer: int,
+        at: str,
+        counts: ExpertCounts | None,
+    ) -> None:
+        """at: the layer's name in the checkpoint, with a dot. counts: None if no layer has experts."""
+
+        def norm(name: str) -> Norm:
+            return loader.norm(at + name, spec.hidden_size, spec.norm_eps, offset=spec.norm_offset)
+
+        self._attention_norm = norm("input_layernorm")
+        self.attention: Attention
+        if spec.mla is None:
+            self.attention = GroupedAttention(spec, loader, layer, f"{at}self_attn")
+        else:
+            self.attention = LatentAttention(spec, loader, layer, f"{at}self_attn")
+        self._mlp: Mlp
+        if counts is not None and layer in counts.layers:
+            self._mlp = MixtureOfExperts(spec, loader, layer, at, counts)
+        else:
+            self._mlp = GatedMlp(spec, loader, f"{at}mlp", spec.intermediate_size)
+        self._after_attention: Norm | None = None
+        self._after_mlp: Norm | None = None
+        if spec.post_norms:
+            self._after_attention = norm("post_attention_layernorm")
+            self._mlp_norm = norm("pre_feedforward_layernorm")
+            self._after_mlp = norm("post_feedforward_layernorm")
+        else:
+            self._mlp_norm = norm("post_attention_layernorm")
+
+    def queries(self, hidden: Tensor, step: StepContext[Plan]) -> Tensor:
+        return self.attention.queries(self._attention_norm(hidden), step)
+
+    def finish(self, hidden: Tensor, attended: Tensor, step: StepContext[Plan]) -> Tensor:
+        """From the attended values on; hidden is the layer's input, of the same rows. May overwrite it."""
+        if self._after_attention is None or self._after_mlp is None:
+            hidden = self.attention.output(attended, step, residual=hidden)
+            return self._mlp(self._mlp_norm(hidden), step, residual=hidden)
+        hidden = hidden + self._after_attention(self.attention.output(attended, step))
+        return hidden + self._after_mlp(self._mlp(self._mlp_norm(hidden), step))
+
+
+class Decoder(Generic[Plan, Packed, PackedExperts]):
+    """Implements `engine.models.model.LanguageModel`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loader: Loader[Plan, Packed, PackedExperts],
+        *,
+        context_tokens: int,
+        progress: Progress | None = None,
+    ) -> None:
+        """Read the weights. context_tokens: the longest sequence that will be admitted.
+
+        Raises SetupError: a tensor is missing or has another shape than the spec asks for.
+        """
+        source = loader.source
+        self._spec, self._kernels = spec, loader.kernels
+        at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
+        vocab, hidden = spec.vocab_size, spec.hidden_size
+        self._embedding = source.tensor(f"{at}embed_tokens.weight", vocab, hidden)
+        # Gemma's authors round the factor to the model's dtype.
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=source.dtype).item()
+        self.expert_counts: ExpertCounts | None = None
+        if spec.moe is not None and spec.moe.layers:
+            self.expert_counts = ExpertCounts(spec.moe.layers, spec.moe.expert_count, source.device)
+        self._layers: list[Layer] = []
+        for index in range(spec.layer_count):
+            self._layers.append(Layer(spec, loader, index, f"{at}layers.{index}.", self.expert_counts))
+            if progress is not None:
+                progress(index + 1, spec.layer_count)
+        self._norm = loader.norm(f"{at}norm", hidden, spec.norm_eps, offset=spec.norm_offset)
+        tied = DenseMatrix(self._embedding) if spec.tie_embeddings else None
+        prefix = at.removesuffix("model.")
+        head = f"{prefix}lm_head" if source.has(f"{prefix}lm_head") else "lm_head"
+        self._head = loader.head(head, vocab, hidden, tied=tied)
+        self.windows = frozenset(spec.windows)
+        self._frequencies = [
+            frequencies(rope, context_tokens=context_tokens, device=source.device) for rope in spec.ropes
+        ]
+
+    def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
+        positions = torch.from_numpy(layout.positions()).to(tokens.device)
+        plan = self._kernels.plan(layout, self.ropes(positions), windows=self.windows)
+        return self.compute(tokens, _step_context(plan, layout, tokens.device), rows)
+
+    def ropes(self, positions: Tensor) -> RopeTables:
+        """positions int64 [T]."""
+        return {rope: table.cos_sin(positions) for rope, table in enumerate(self._frequencies)}
+
+    def compute(self, tokens: Tensor, step: StepContext[Plan], rows: Tensor) -> Tensor:
+        """`forward` without what the host does for it."""
+        hidden = self._kernels.embed(tokens, self._embedding)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
+        *earlier, last = self._layers
+        for layer in earlier:
+            q = layer.queries(hidden, step)
+            hidden = layer.finish(hidden, layer.attention.attend(q, step), step)
+        # After the last layer's KV is written, only the rows that are asked for matter.
+        q = last.queries(hidden, step)
+        if not len(rows):
+            return hidden[:0]
+        attended = last.attention.attend(q, step)
+        return self._norm(last.finish(hidden[rows], attended[rows], step.rows(rows)))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head.logits(hidden)
+        cap = self._spec.logit_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def _step_context(plan: Plan, layout: BatchLayout, device: torch.device) -> StepContext[Plan]:
+    slots = [span.adapter_slot for span in layout.spans for _ in range(span.token_count)]
+    if max(slots) < 0:
+        return StepContext(plan)
+    return StepContext(plan, torch.tensor(slots, dtype=torch.int64, device=device))

@@ -1,0 +1,21 @@
+"""How many prompt tokens a step may carry beside what decodes."""
+
+from collections.abc import Sequence as Ordered
+
+from baton.config import EngineConfig
+from baton.core.costs import PLANNED_SHARE
+from engine.scheduling.items import Work, work_of
+from engine.scheduling.step_time import StepTimeModel
+
+
+def prompt_budget(engine: EngineConfig, times: StepTimeModel, work: Ordered[Work]) -> int:
+    """What the objectives (seconds per token) of the sequences in `work` leave room for."""
+    budget = engine.step_tokens_max - sum(one.token_count for one in work)
+    objectives = [one.sequence.tpot_slo_s or engine.tpot_slo_s for one in work]
+    limit_s = min((slo_s for slo_s in objectives if slo_s > 0), default=0.0)
+    if not limit_s:
+        return budget
+    within = (
+        times.prompt_tokens_within(limit_s * PLANNED_SHARE, work_of(work)) if times.has_seen_prompt else 0
+    )
+    return min(budget, max(engine.chunk_tokens_min, within))

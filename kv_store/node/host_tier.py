@@ -1,0 +1,126 @@
+"""Room in host memory: who gets a slot, and who leaves for it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.core.ids import BlockHash
+from baton.core.store import DropReason
+from kv_store.node.context import Context
+from kv_store.node.events import ForgetHost
+from kv_store.node.index import Index
+from kv_store.node.size_classes import HostCopy, Space
+
+FREE_SHARE = 0.02
+"""Of the host memory, kept free or clean ahead of need, so that nothing waits for a write."""
+
+
+class NoRoom(Exception):
+    """Nothing can leave just now: all is pinned, or being written to SSD first. Later, perhaps."""
+
+
+class OverQuota(NoRoom):
+    """The tenant fills its share, and none of it can leave."""
+
+
+class TierBelow(Protocol):
+    def write_down(self, copy: HostCopy) -> bool:
+        """Whether the block is being written there first; it is pinned then, and leaves when that is done."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """It takes nothing just now that it should."""
+        ...
+
+    def is_writing_of(self, tenant: str) -> bool:
+        """Whether blocks of this tenant can't leave only because they are being written."""
+        ...
+
+
+class HostTier:
+    """Gives out slots."""
+
+    def __init__(self, context: Context, index: Index, below: TierBelow) -> None:
+        self._context = context
+        self._index = index
+        self._below = below
+        self._quota_bytes = int(context.config.host_bytes * context.config.tenant_share_max)
+
+    def take_slot(self, space: Space, tenant: str) -> int:
+        """For new content. Raises NoRoom or OverQuota."""
+        self._make_tenant_room(space, tenant)
+        while not self._has_room(space):
+            self._make_room(space)
+        return self._index.hold_slot(space, tenant)
+
+    def clean_ahead(self) -> None:
+        """Blocks that leave soon and have earned a place on SSD begin to be written, while there is room."""
+        config = self._context.config
+        free_bytes = config.host_bytes - sum(
+            s.arena.held_count * s.slot_bytes for s in self._index.spaces.values()
+        )
+        while free_bytes < FREE_SHARE * config.host_bytes and not self._below.is_busy:
+            copy = self._next_to_leave(lambda _: True)
+            if copy is None or not self._below.write_down(copy):
+                return
+            free_bytes += copy.space.slot_bytes
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _has_room(self, space: Space) -> bool:
+        room_bytes = self._context.config.host_bytes - self._index.resident_bytes
+        return space.arena.warm_count > 0 or room_bytes >= space.slot_bytes
+
+    def _make_room(self, space: Space) -> None:
+        """One step towards room for a slot of this space."""
+        for other in self._index.spaces.values():
+            if other is not space and other.arena.warm_count:
+                self._context.emit(ForgetHost(other.block_bytes, other.arena.forget_one()))
+                return
+        copy = self._next_to_leave(lambda _: True)
+        if copy is None:
+            raise NoRoom("all of the host memory is in use")
+        self._leave(copy, DropReason.EVICTED if copy.space is space else DropReason.REPLACED)
+
+    def _make_tenant_room(self, space: Space, tenant: str) -> None:
+        if self._context.config.tenant_share_max >= 1:
+            return
+        while self._index.host_tenants[tenant] + space.slot_bytes > self._quota_bytes:
+            copy = self._next_to_leave(lambda copy: copy.facts.tenant == tenant)
+            if copy is None and self._below.is_writing_of(tenant):
+                raise NoRoom(f"blocks of tenant {tenant!r} are being written to SSD")
+            if copy is None:
+                raise OverQuota(f"tenant {tenant!r} fills its share of the host memory")
+            self._leave(copy, DropReason.QUOTA)
+
+    def _next_to_leave(self, may_go: Callable[[HostCopy], bool]) -> HostCopy | None:
+        """Each space names its own victim; the one used longest ago leaves."""
+        chosen: HostCopy | None = None
+        oldest_s = float("inf")
+        for space in self._index.spaces.values():
+            block_hash = space.host_policy.victim(self._can_leave(may_go))
+            if block_hash is None:
+                continue
+            entry = self._index.get(block_hash, space)
+            assert entry is not None
+            assert entry.host is not None
+            if entry.used_s < oldest_s:
+                chosen, oldest_s = entry.host, entry.used_s
+        return chosen
+
+    def _can_leave(self, may_go: Callable[[HostCopy], bool]) -> Callable[[BlockHash], bool]:
+        def can_leave(block_hash: BlockHash) -> bool:
+            copy = self._index.host_copy(block_hash)
+            return copy is not None and copy.pins == 0 and may_go(copy)
+
+        return can_leave
+
+    def _leave(self, copy: HostCopy, reason: DropReason) -> None:
+        """At once, or after it was written to SSD."""
+        if self._below.write_down(copy):
+            return
+        self._context.counts.ssd_skipped += self._below.is_busy
+        entry = self._index.get(copy.facts.block_hash, copy.space)
+        assert entry is not None
+        assert entry.host is copy
+        self._index.drop_host(entry, reason)

@@ -1,0 +1,127 @@
+"""One block size's arena, SSD file and transfer connections, as the process holds them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.core.errors import SetupError
+from baton.core.ids import NodeId
+from baton.core.store import NodeHello, NodeRef
+from kv_store.arena import Arena
+from kv_store.checksum import checksum
+from kv_store.node import events as e
+from kv_store.process.peers import Spawn
+from kv_transfer.backend import KVMemory
+from kv_transfer.manager import TransferManager
+
+log = logging.getLogger(__name__)
+
+MakeTransfer = Callable[[NodeId, KVMemory], TransferManager]
+"""Not started yet."""
+
+
+class Space:
+    """Memory is taken from the system slab by slab, ahead of its use and beside the loop; what is used
+    before its turn is taken at once. `give_back_unused` ends that: another space needs memory too."""
+
+    def __init__(
+        self,
+        opened: e.OpenSpace,
+        *,
+        node: NodeRef,
+        generations: npt.NDArray[np.uint64],
+        is_first: bool,
+        make_transfer: MakeTransfer,
+        threads: Executor,
+        spawn: Spawn,
+    ) -> None:
+        """`is_first`: no other space shares the host memory yet. Raises SetupError if it is not there."""
+        self.block_bytes, self._node, self._threads = opened.space, node, threads
+        room_bytes = None if is_first else 0
+        self.arena = Arena.create(
+            opened.slot_bytes, opened.slot_count, name=f"baton-store-{opened.space}", room_bytes=room_bytes
+        )
+        self._generations, self._make_transfer = generations, make_transfer
+        self._transfer: asyncio.Task[TransferManager] | None = None
+        self._used = bytearray(opened.slot_count)
+        """Slots that the core has put to use: only it gives their memory back."""
+        self._reserving = spawn(self._reserve_all()) if is_first else None
+
+    async def close(self) -> None:
+        if self._reserving is not None:
+            self._reserving.cancel()
+            await asyncio.wait({self._reserving})
+        if self._transfer is not None:
+            with contextlib.suppress(SetupError):
+                await (await self._transfer).close()
+        self.arena.close()
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def use(self, slots: Sequence[int]) -> None:
+        """Before anybody writes there. Raises NoHostMemory."""
+        for slot in slots:
+            self.arena.reserve(slot)
+            self._used[slot] = 1
+
+    def forget(self, slot: int) -> None:
+        """Its memory goes back to the system."""
+        self._used[slot] = 0
+        self.arena.release(slot)
+
+    def give_back_unused(self) -> None:
+        """No more is taken ahead, and what was is given back."""
+        if self._reserving is None:
+            return
+        self._reserving.cancel()
+        self._reserving = None
+        for slot, is_used in enumerate(self._used):
+            if not is_used:
+                self.arena.release(slot)
+
+    async def _reserve_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while await loop.run_in_executor(self._threads, self.arena.reserve_slab):
+            pass
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    async def transfer(self) -> TransferManager:
+        """Started with the first call, as a node without peers needs none. Raises SetupError."""
+        if self._transfer is None or (self._transfer.done() and self._transfer.exception() is not None):
+            self._transfer = asyncio.create_task(self._start_transfer())
+        return await asyncio.shield(self._transfer)
+
+    def hello(self, transfer: TransferManager) -> NodeHello:
+        return NodeHello(self._node, self.arena.slot_bytes, self.block_bytes, transfer.offers())
+
+    async def corrupt(self, slots: Sequence[int], checksums: Sequence[int]) -> tuple[int, ...]:
+        """Positions whose checksum (0: none) does not hold."""
+        if not any(checksums):
+            return ()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._corrupt, tuple(slots), tuple(checksums))
+
+    def _corrupt(self, slots: tuple[int, ...], checksums: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            index
+            for index, (slot, expected) in enumerate(zip(slots, checksums, strict=True))
+            if expected and checksum(self.arena.view(slot)[: self.block_bytes]) != expected
+        )
+
+    async def _start_transfer(self) -> TransferManager:
+        memory = KVMemory(
+            base_address=self.arena.base_address,
+            block_bytes=self.arena.slot_bytes,
+            block_count=self.arena.slot_count,
+            generations=self._generations,
+        )
+        transfer = self._make_transfer(self._node.node_id, memory)
+        await transfer.start()
+        log.info("transfer by %s for blocks of %d bytes", ", ".join(transfer.counters), self.block_bytes)
+        return transfer

@@ -1,0 +1,45 @@
+"""How likely it is that a sequence meets its objectives. Pure."""
+
+import math
+from typing import NamedTuple
+
+from router.decisions.prediction.forecast import Forecast
+
+LINE_SIGMA = 0.3
+"""Standard deviation of ln(actual / predicted) of a wait in the line."""
+
+
+class Chances(NamedTuple):
+    ttft: float
+    """Probability that the first token comes in time; 1 without objective."""
+    tpot: float
+
+    @property
+    def both(self) -> float:
+        return self.ttft * self.tpot
+
+
+def below(limit_s: float, predicted_s: float, sigma: float) -> float:
+    """P(actual <= limit), if ln(actual / predicted) is normal with this standard deviation."""
+    if limit_s <= 0:
+        return 0.0
+    if predicted_s <= 0:
+        return 1.0
+    return 0.5 * math.erfc(-math.log(limit_s / predicted_s) / (max(sigma, 1e-3) * math.sqrt(2)))
+
+
+def chances(forecast: Forecast, *, left_s: float, tpot_slo_s: float, line_s: float = 0.0) -> Chances:
+    """`left_s`: until the first token is due, infinite without objective; `line_s`: to be waited before
+    the sequence is placed as forecast. `tpot_slo_s` 0: no objective.
+
+    The decode worker's load is that of the time when the sequence will decode, prefills on their way
+    included: refusing by what it is now lets both pools swing in turn (Mooncake, FAST 2025, section 7).
+    """
+    ttft_s = line_s + forecast.ttft_s
+    sigma = forecast.ttft_sigma
+    if line_s > 0:
+        sigma = math.hypot(forecast.ttft_s * sigma, line_s * LINE_SIGMA) / ttft_s
+    return Chances(
+        1.0 if left_s == math.inf else below(left_s, ttft_s, sigma),
+        below(tpot_slo_s, forecast.tpot_s, forecast.tpot_sigma) if tpot_slo_s > 0 else 1.0,
+    )

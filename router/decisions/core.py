@@ -1,0 +1,448 @@
+"""The router's decisions: events in, actions out.
+
+It owns every live sequence (`Flow`), the line of those that wait, and what is known about workers. No
+IO, no clock: the asyncio driver and the simulator run the same object.
+
+Each event is taken in three steps: what it says, what is due by now, and then, if capacity may have
+come free, one look along the line. So actions that free come before actions that fill.
+"""
+
+from math import inf
+from random import Random
+from typing import assert_never
+
+from baton.config.router import RouterConfig, SloConfig
+from baton.core.demand import DemandReport
+from baton.core.hashing import root_hash
+from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.core.messages import (
+    BlockEvents,
+    Leg,
+    LoadReport,
+    RefusalReason,
+    ResyncBlocks,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StepOutput,
+    WorkerHello,
+)
+from router.decisions.arrival_counters import Offered
+from router.decisions.cluster_view import Worker
+from router.decisions.demand import count_first_token, count_over, demand_of
+from router.decisions.events import (
+    ClientGone,
+    Failed,
+    FromWorker,
+    Note,
+    PeerLost,
+    PeerTold,
+    RouterAction,
+    RouterEvent,
+    Served,
+    Submit,
+    Tick,
+    ToWorker,
+    Waterfall,
+    WorkerJoined,
+    WorkerLost,
+    WorkerUpdated,
+)
+from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, Setbacks
+from router.decisions.flow import Flow
+from router.decisions.placement.views import NoPlace, Placement
+from router.decisions.placing import Placing
+from router.decisions.prefix_index import PrefixIndex
+from router.decisions.request_state import Phase
+from router.decisions.status import RouterStatus, router_status
+from router.decisions.timers import Timers
+from router.decisions.waiting import Waiting
+
+NO_CLASSES = SloConfig()
+
+
+class RouterCore:
+    def __init__(
+        self, *, config: RouterConfig, rng: Random, now_s: float, slo: SloConfig = NO_CLASSES
+    ) -> None:
+        self._config = config
+        self._placing = Placing(config=config, rng=rng)
+        self._cluster = self._placing.cluster
+        self._index = self._placing.index
+        self._setbacks = Setbacks(config, self._cluster)
+        self._hedging = self._setbacks.hedging
+        self._placing.suspended = self._setbacks.suspended
+        self.peers = self._placing.peers
+        """Of other routers; what it is asked for is no decision, so it may be asked between events."""
+        self._flows: dict[SequenceId, Flow] = {}
+        self._waiting = Waiting(
+            config=config,
+            slo=slo,
+            placing=self._placing,
+            flows=self._flows,
+            start=self._start,
+            settle=self._settle,
+        )
+        self._timers = Timers()
+        self._arrivals = 0
+        self._offered = Offered()
+        self._now_s = self._began_s = now_s
+
+    # --- the outside ------------------------------------------------------------------------------
+
+    def handle(self, event: RouterEvent, *, now_s: float) -> list[RouterAction]:
+        assert now_s >= self._now_s, "time went backwards"
+        self._now_s = now_s
+        self._index.expire(now_s)
+        self.peers.expire(now_s)
+        actions = self._take_in(event)
+        for seq_id in self._timers.take_due(now_s):
+            actions += self._on_timer(self._flows[seq_id])
+        if self._waiting.is_due(now_s):
+            actions += self._waiting.look(now_s=now_s)
+        return self._without_moot(actions) if self._hedging.was_ever_used else actions
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When to send a Tick; None: not before something else happens."""
+        found = self._timers.next_s
+        for other in (self._index.next_tick_s, self.peers.next_tick_s, self._waiting.next_tick_s):
+            if other is not None and (found is None or other < found):
+                found = other
+        return found
+
+    @property
+    def index(self) -> PrefixIndex:
+        return self._index
+
+    @property
+    def has_open_breakers(self) -> bool:
+        return self._setbacks.breakers.any_open
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._flows
+
+    @property
+    def queued_count(self) -> int:
+        """Sequences without a place."""
+        return len(self._waiting)
+
+    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+        """As `Finished` will tell it, so far."""
+        flow = self._flows.get(self._hedging.server_of(seq_id))
+        return (None, None) if flow is None else (flow.clock.waterfall(), flow.served)
+
+    def status(self) -> RouterStatus:
+        return router_status(
+            self._placing,
+            self._setbacks,
+            self._config,
+            queued=self.queued_count,
+            live=len(self._flows),
+            now_s=self._now_s,
+        )
+
+    def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
+        """For whoever decides how many workers there shall be."""
+        flows, up_s = self._flows.values(), now_s - self._began_s
+        return demand_of(router_id, self._offered, self._cluster, flows, up_s=up_s, now_s=now_s)
+
+    def check(self) -> None:
+        """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
+        self._placing.check()
+        self._placing.check_against(self._flows)
+        self._waiting.check()
+        self._setbacks.check()
+        for flow in self._flows.values():
+            assert (flow.phase is Phase.QUEUED) == (not flow.legs)
+            assert not flow.is_over
+        self._placing.check_against(self._flows)
+        if self.is_idle:
+            assert self._timers.next_s is None
+            assert self._setbacks.breakers.is_idle
+            assert self._hedging.is_idle
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _take_in(self, event: RouterEvent) -> list[RouterAction]:
+        match event:
+            case Submit():
+                return self._submit(event)
+            case ClientGone(seq_id):
+                return self._on_client_gone(seq_id)
+            case WorkerJoined(hello, address):
+                actions = self._lose(hello.worker_id, "a new session began")
+                self._placing.join(hello, address)
+                self._waiting.wants_look = True
+                return actions
+            case WorkerLost(worker_id, reason):
+                return self._lose(worker_id, reason)
+            case WorkerUpdated(worker_id, role, is_draining):
+                if (worker := self._cluster.get(worker_id)) is not None:
+                    worker.updated(role, is_draining)
+                    self._waiting.wants_look = True
+                return []
+            case FromWorker(worker_id, message):
+                worker = self._cluster.get(worker_id)
+                return [] if worker is None else self._from_worker(worker, message)
+            case PeerTold(update):
+                self.peers.heard(update, now_s=self._now_s)
+                self._waiting.wants_look = True
+                return []
+            case PeerLost(router_id):
+                self.peers.lost(router_id)
+                self._waiting.wants_look = True
+                return []
+            case Tick():
+                return []
+            case _:
+                assert_never(event)
+
+    def _submit(self, submit: Submit) -> list[RouterAction]:
+        seq_id = submit.seq_id
+        assert seq_id not in self._flows, f"{seq_id} was submitted twice"
+        self._arrivals += 1
+        self._offered.arrived(submit.slo_class, len(submit.prompt))
+        flow = Flow(
+            submit,
+            arrival=self._arrivals,
+            attempts_max=self._config.attempts_max,
+            queue_wait_s=self._config.queue_wait_s,
+            now_s=self._now_s,
+            retries=self._setbacks.retries,
+        )
+        self._flows[seq_id] = flow
+        if flow.next_tick_s(self._now_s) <= self._now_s:
+            actions = self._on_tick(flow)
+        else:
+            actions = self._waiting.arrive(flow, now_s=self._now_s)
+        self._settle(flow)
+        return actions
+
+    def _on_client_gone(self, seq_id: SequenceId) -> list[RouterAction]:
+        name = self._hedging.server_of(seq_id)
+        rival = self._hedging.rival_of(name)
+        return [a for one in (name, rival) if one is not None for a in self._cancel(one)]
+
+    def _cancel(self, name: SequenceId) -> list[RouterAction]:
+        flow = self._flows.get(name)
+        if flow is None:
+            return []
+        actions = flow.on_client_gone(now_s=self._now_s)
+        self._settle(flow)
+        return actions
+
+    def _lose(self, worker_id: WorkerId, reason: str) -> list[RouterAction]:
+        worker = self._cluster.get(worker_id)
+        if worker is None:
+            return []
+        self._setbacks.lost(worker, reason, self._now_s)
+        actions: list[RouterAction] = []
+        for seq_id in list(worker.tickets):
+            flow = self._flows[seq_id]
+            actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s)
+            self._settle(flow)
+        assert not worker.tickets
+        self._placing.lose(worker_id)
+        # Others may be what a sequence waits for now: a whole leg where pairs were possible before.
+        self._waiting.wants_look = True
+        return actions
+
+    def _from_worker(
+        self,
+        worker: Worker,
+        message: WorkerHello
+        | StepOutput
+        | SequenceJoined
+        | SequenceRefused
+        | SequenceFailed
+        | BlockEvents
+        | LoadReport,
+    ) -> list[RouterAction]:
+        match message:
+            case StepOutput(outputs):
+                actions: list[RouterAction] = []
+                for output in outputs:
+                    actions += self._on_output(worker.worker_id, output)
+                return actions
+            case SequenceJoined() | SequenceRefused() | SequenceFailed():
+                return self._on_sequence_message(worker, message)
+            case BlockEvents():
+                if self._index.apply(worker.worker_id, message, now_s=self._now_s):
+                    return [ToWorker(worker.worker_id, ResyncBlocks())]
+                return []
+            case LoadReport():
+                worker.heard(message, now_s=self._now_s)
+                self._setbacks.reported(worker, message, self._now_s)
+                self._waiting.wants_look = True
+                return self._migrate_from(worker)
+            case WorkerHello():
+                return []  # the session's adapter turns it into WorkerJoined
+            case _:
+                assert_never(message)
+
+    def _on_output(self, worker_id: WorkerId, output: SequenceOutput) -> list[RouterAction]:
+        flow = self._flows.get(output.seq_id)
+        if flow is None:
+            return []
+        phase, count = flow.phase, len(flow.generated)
+        self._placing.on_output(worker_id, output)
+        actions = flow.on_output(worker_id, output, now_s=self._now_s)
+        self._waiting.generated(flow, len(flow.generated) - count)
+        if not count and flow.generated:
+            count_first_token(self._offered, flow, now_s=self._now_s)
+        if flow.phase not in (phase, Phase.QUEUED):
+            self._setbacks.moved_on(flow, worker_id, phase, now_s=self._now_s)
+        if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
+            actions = [*self._decide(flow), *actions]
+        if flow.phase is not phase:
+            self._settle(flow)
+        return actions
+
+    def _on_sequence_message(
+        self, worker: Worker, message: SequenceJoined | SequenceRefused | SequenceFailed
+    ) -> list[RouterAction]:
+        flow = self._flows.get(message.seq_id)
+        if flow is None:
+            return []
+        match message:
+            case SequenceJoined():
+                self._placing.on_joined(worker, message)
+                actions = flow.on_joined(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
+            case SequenceFailed():
+                sources = [w for w, leg in flow.legs.items() if leg is Leg.PREFILL]
+                actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.failed(worker, message, sources, self._now_s)
+            case SequenceRefused(reason=reason):
+                actions = flow.on_refused(worker.worker_id, message, now_s=self._now_s)
+                if actions:
+                    self._setbacks.refused(worker, message, self._now_s)
+                if actions and reason in (RefusalReason.NO_ROOM, RefusalReason.DRAINING):
+                    worker.refused(is_draining=reason is RefusalReason.DRAINING)
+        self._settle(flow)
+        return actions
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _on_timer(self, flow: Flow) -> list[RouterAction]:
+        actions = self._on_tick(flow)
+        if flow.phase is Phase.PREFILLING and flow.hedge_at_s <= self._now_s:
+            actions += self._hedge(flow)
+        self._settle(flow)
+        return actions
+
+    def _on_tick(self, flow: Flow) -> list[RouterAction]:
+        is_over = flow.is_wait_over(self._now_s)
+        hint_s = self._waiting.hint_s(flow, now_s=self._now_s) if is_over else 0.0
+        return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waiting.waits_for)
+
+    # --- accounts ---------------------------------------------------------------------------------
+
+    def _settle(self, flow: Flow) -> None:
+        """Make the accounts follow what the flow became."""
+        seq_id = flow.name
+        if flow.is_fork and flow.phase is Phase.QUEUED:
+            flow.on_client_gone(now_s=self._now_s)  # it holds nothing, and is not tried again
+        if self._placing.settle(flow, now_s=self._now_s):
+            self._waiting.wants_look = True
+        self._setbacks.breakers.left(seq_id, flow.legs)
+        self._waiting.settle(flow, now_s=self._now_s)
+        if flow.is_over:
+            count_over(self._offered, flow, now_s=self._now_s)
+            self._timers.drop(seq_id)
+            del self._flows[seq_id]
+            if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:
+                self._flows[rival].serve()
+                self._hedging.takes_over(rival, flow.submit.seq_id)
+            return
+        self._timers.set(seq_id, flow.next_tick_s(self._now_s))
+
+    # --- placement --------------------------------------------------------------------------------
+
+    def _start(self, flow: Flow, placement: Placement) -> list[RouterAction]:
+        view = placement.prefill
+        self._placing.take(flow, placement, now_s=self._now_s)
+        self._setbacks.started(flow, placement, is_first=not flow.was_placed, now_s=self._now_s)
+        return flow.start(
+            placement.legs,
+            source=None if placement.decode is None else self._cluster[view.worker_id].peer,
+            fingerprint=view.fingerprint,
+            cache_root=root_hash(view.fingerprint, flow.submit.salt),
+            because=placement.because,
+            is_fallback=placement.is_fallback,
+            now_s=self._now_s,
+            forecast=placement.forecast,
+        )
+
+    # --- second attempts, and moving ------------------------------------------------------------------
+
+    def _hedge(self, flow: Flow) -> list[RouterAction]:
+        """A second attempt at a sequence whose first token is overdue, if there is a worker for it now."""
+        flow.hedge_at_s = inf
+        hedging = self._hedging
+        if self.queued_count or not hedging.has_credit or hedging.rival_of(flow.name) is not None:
+            return []
+        twin = flow.fork(hedging.new_name(flow.submit.seq_id), now_s=self._now_s)
+        found = self._placing.find(twin, now_s=self._now_s)
+        if not self._is_worth_it(flow, found):
+            self._placing.forget(twin)
+            return []
+        assert not isinstance(found, NoPlace)
+        self._setbacks.overdue(flow, self._now_s)
+        hedging.began(flow.name, twin.name)
+        self._flows[twin.name] = twin
+        actions = self._start(twin, found)
+        self._settle(twin)
+        because = f"no first token for {self._now_s - flow.placed_s:.3f} s"
+        return [Note(flow.submit.seq_id, "hedged", because, tuple(found.legs)), *actions]
+
+    def _is_worth_it(self, flow: Flow, found: Placement | NoPlace) -> bool:
+        if isinstance(found, NoPlace) or found.prefill.worker_id in flow.legs:
+            return False
+        # Else everybody is busy, and it would be no faster.
+        return found.forecast is None or found.forecast.ttft_s <= self._now_s - flow.placed_s
+
+    def _decide(self, winner: Flow) -> list[RouterAction]:
+        """It brought a token, or its end, before its rival did: that one is cancelled unheard."""
+        hedging, seq_id = self._hedging, winner.submit.seq_id
+        rival = hedging.rival_of(winner.name)
+        assert rival is not None
+        loser = self._flows[rival]
+        tokens = sum(self._cluster[w].tickets[rival].tokens for w in loser.legs)
+        what = "hedge_won" if winner.is_fork else "hedge_lost"
+        hedging.decided(winner.name, seq_id, wasted_tokens=tokens)
+        winner.serve()
+        note = Note(seq_id, what, f"{winner.name} was first", tuple(winner.legs))
+        return [note, *self._cancel(rival)]
+
+    def _without_moot(self, actions: list[RouterAction]) -> list[RouterAction]:
+        """A sequence of which one attempt goes on has not failed; of two that failed, one says so."""
+        kept: list[RouterAction] = []
+        failed: set[SequenceId] = set()
+        for action in actions:
+            if isinstance(action, Failed):
+                server = self._flows.get(self._hedging.server_of(action.seq_id))
+                if server is not None or action.seq_id in failed:
+                    continue
+                failed.add(action.seq_id)
+            kept.append(action)
+        return kept
+
+    def _migrate_from(self, worker: Worker) -> list[RouterAction]:
+        """Streams of a worker that leaves go on elsewhere, a few at a time."""
+        if not self._setbacks.is_time_to_migrate(worker, self._now_s):
+            return []
+        actions: list[RouterAction] = []
+        for name in list(worker.tickets)[:MIGRATIONS_AT_ONCE]:
+            flow = self._flows[name]
+            found = self._placing.find(flow, now_s=self._now_s)
+            if isinstance(found, NoPlace):
+                break
+            actions += flow.migrate(worker.worker_id, now_s=self._now_s)
+            self._settle(flow)
+        return actions

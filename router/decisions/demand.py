@@ -1,0 +1,87 @@
+"""What a router tells the control plane of its requests and workers, and when it counts them. Pure."""
+
+from collections.abc import Iterable
+
+from baton.core.demand import DemandReport, Traits, WorkerLoad
+from baton.core.ids import RouterId
+from router.decisions.arrival_counters import Offered
+from router.decisions.cluster_view import ClusterView, Worker
+from router.decisions.events import FailureKind
+from router.decisions.flow import Flow
+from router.decisions.request_state import Phase
+
+OWN_FAULT = frozenset({FailureKind.TOO_LONG, FailureKind.UNSUPPORTED})
+"""No number of workers would have served these."""
+
+
+def count_first_token(offered: Offered, flow: Flow, *, now_s: float) -> None:
+    submit = flow.submit
+    offered.started(
+        submit.slo_class,
+        prompt_tokens=len(submit.prompt),
+        cached_tokens=flow.cached_tokens,
+        ttft_s=now_s - flow.arrived_s,
+        objective_s=submit.ttft_slo_s,
+    )
+
+
+def count_over(offered: Offered, flow: Flow, *, now_s: float) -> None:
+    """`flow` has ended, and is no second attempt beside one that goes on."""
+    submit, first_s = flow.submit, flow.clock.first_s
+    if flow.is_fork:
+        return
+    if first_s is not None:
+        offered.ended(
+            submit.slo_class,
+            prompt_tokens=len(submit.prompt),
+            output_tokens=len(flow.generated),
+            span_s=now_s - first_s,
+            objective_s=submit.tpot_slo_s,
+        )
+    elif flow.phase is Phase.FAILED:
+        if flow.failure not in OWN_FAULT:
+            offered.gave_up(submit.slo_class)
+    elif flow.phase is Phase.DONE:
+        count_first_token(offered, flow, now_s=now_s)  # an embedding
+    elif 0 < submit.ttft_slo_s < now_s - flow.arrived_s:
+        offered.gave_up(submit.slo_class)  # its client did, with reason
+
+
+def demand_of(
+    router_id: RouterId,
+    offered: Offered,
+    cluster: ClusterView,
+    flows: Iterable[Flow],
+    *,
+    up_s: float,
+    now_s: float,
+) -> DemandReport:
+    queued = [flow.token_count for flow in flows if flow.phase is Phase.QUEUED]
+    return DemandReport(
+        router_id=router_id,
+        up_s=up_s,
+        classes=offered.totals(),
+        queued=len(queued),
+        queued_prompt_tokens=sum(queued),
+        workers=tuple(_load(worker, now_s) for worker in cluster),
+    )
+
+
+def _load(worker: Worker, now_s: float) -> WorkerLoad:
+    hello, report, costs = worker.hello, worker.report, worker.speed.costs
+    traits = Traits(
+        costs, hello.step_tokens_max, hello.batch_sequences_max, hello.block_count * hello.block_tokens
+    )
+    told = traits if worker.speed.is_told else None
+    if report is None:
+        return WorkerLoad(hello.worker_id, worker.role, 0.0, 0, 0, 0, 0.0, told)
+    return WorkerLoad(
+        hello.worker_id,
+        worker.role,
+        now_s - worker.report_at_s,
+        report.waiting_tokens,
+        report.decoding_count + report.incoming_count,
+        report.context_tokens,
+        1.0 - report.free_blocks / max(1, hello.block_count),
+        told,
+    )

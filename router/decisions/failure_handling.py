@@ -1,0 +1,149 @@
+"""What the router does about workers that fail or are late: breakers, budgets, hedges, leaving workers. Pure.
+
+`router.decisions.core` tells what happens; nothing here places or ends a sequence.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from baton.config.router import RouterConfig
+from baton.core.ids import WorkerId
+from baton.core.messages import (
+    FailureReason,
+    Leg,
+    LoadReport,
+    RefusalReason,
+    SequenceFailed,
+    SequenceRefused,
+)
+from router.decisions.breaker import Breakers, slowness
+from router.decisions.cluster_view import ClusterView, Worker
+from router.decisions.flow import Flow
+from router.decisions.hedging import Hedging
+from router.decisions.placement.views import Placement
+from router.decisions.request_state import Phase
+from router.decisions.retry_budgets import WindowBudget
+
+MIGRATIONS_AT_ONCE = 8
+"""Streams that a leaving worker's report moves elsewhere; the next report moves more."""
+
+
+class SetbackStatus(msgspec.Struct, frozen=True):
+    """Since the start, unless said otherwise."""
+
+    breakers_opened: int = 0
+    retries_left: int = 0
+    """Now: what the budget allows."""
+    retries_refused: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    hedge_wasted_tokens: int = 0
+    """Prompt tokens that the slower attempts were to compute, at most."""
+    hedges_racing: int = 0
+    """Now."""
+
+
+class Setbacks:
+    def __init__(self, config: RouterConfig, cluster: ClusterView) -> None:
+        self._config = config
+        self._cluster = cluster
+        self.breakers = Breakers(config)
+        self.retries = WindowBudget(share=config.retry_share, floor=config.retry_floor)
+        self.hedging = Hedging(config)
+        self._leaving_since_s: dict[WorkerId, float] = {}
+
+    def status(self) -> SetbackStatus:
+        hedging = self.hedging
+        return SetbackStatus(
+            breakers_opened=self.breakers.opened_count,
+            retries_left=self.retries.left,
+            retries_refused=self.retries.refused_count,
+            hedges=hedging.started_count,
+            hedges_won=hedging.won_count,
+            hedge_wasted_tokens=hedging.wasted_tokens,
+            hedges_racing=hedging.racing_count,
+        )
+
+    def suspended(self, now_s: float) -> frozenset[WorkerId]:
+        """Workers that get nothing now."""
+        if not self.breakers.any_open:
+            return frozenset()
+        roles = {w.worker_id: w.role for w in self._cluster if not w.is_draining}
+        return self.breakers.suspended(roles, now_s=now_s)
+
+    def check(self) -> None:
+        self.breakers.check()
+        self.hedging.check()
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def started(self, flow: Flow, placement: Placement, *, is_first: bool, now_s: float) -> None:
+        """An attempt began."""
+        for worker_id in placement.legs:
+            self.breakers.placed(worker_id, flow.name, now_s=now_s)
+        if is_first and not flow.is_fork:
+            self.hedging.placed()
+        delay_s = None if flow.generated or flow.is_fork else self.hedging.delay_s(placement.forecast)
+        flow.hedge_at_s = float("inf") if delay_s is None else now_s + delay_s
+        flow.placed_s = now_s
+
+    def moved_on(self, flow: Flow, worker_id: WorkerId, before: Phase, *, now_s: float) -> None:
+        """Something that its worker said took the sequence on from phase `before`."""
+        self.breakers.worked(worker_id, flow.name, now_s=now_s)
+        if before is Phase.PREFILLING and len(flow.generated) == 1:
+            self.hedging.saw_first_token(now_s - flow.placed_s)
+        if flow.phase is Phase.DONE:
+            self.retries.earn(now_s)
+
+    def failed(
+        self, worker: Worker, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
+    ) -> None:
+        """An attempt, of which the worker was part; `sources`: whom it read from."""
+        if worker.is_draining:
+            return
+        match message.reason:
+            case FailureReason.INTERNAL:
+                why = f"internal: {message.message}"
+                self.breakers.failed(worker.worker_id, why, now_s=now_s, seq_id=message.seq_id)
+            case FailureReason.TRANSFER:
+                for worker_id in (worker.worker_id, *sources):
+                    why = f"transfer: {message.message}"
+                    self.breakers.failed(worker_id, why, now_s=now_s, seq_id=message.seq_id)
+            case _:
+                pass  # the source's fault, nobody's, or told by the source itself
+
+    def refused(self, worker: Worker, message: SequenceRefused, now_s: float) -> None:
+        if message.reason is RefusalReason.NO_ROOM:
+            why = f"refused: {message.message}"
+            self.breakers.failed(worker.worker_id, why, now_s=now_s, seq_id=message.seq_id, is_refusal=True)
+
+    def lost(self, worker: Worker, reason: str, now_s: float) -> None:
+        """Its session."""
+        self._leaving_since_s.pop(worker.worker_id, None)
+        if not worker.is_draining:
+            self.breakers.failed(worker.worker_id, f"lost: {reason}", now_s=now_s)
+
+    def reported(self, worker: Worker, report: LoadReport, now_s: float) -> None:
+        slow = slowness(report.costs, worker.hello.costs)
+        if slow is not None:
+            role = worker.role
+            peers = (w.worker_id for w in self._cluster if w.role is role)  # hardly ever looked at
+            self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
+
+    def overdue(self, flow: Flow, now_s: float) -> None:
+        """Its first token, and a second attempt began."""
+        for worker_id, leg in flow.legs.items():
+            if leg is not Leg.DECODE:
+                why = f"no first token within {now_s - flow.placed_s:.2f} s"
+                self.breakers.failed(worker_id, why, now_s=now_s, seq_id=flow.name)
+
+    # --- leaving workers --------------------------------------------------------------------------
+
+    def is_time_to_migrate(self, worker: Worker, now_s: float) -> bool:
+        """It drains for so long that its streams should go on elsewhere."""
+        if not worker.is_draining:
+            self._leaving_since_s.pop(worker.worker_id, None)
+            return False
+        since_s = self._leaving_since_s.setdefault(worker.worker_id, now_s)
+        return now_s - since_s >= self._config.migrate_after_s

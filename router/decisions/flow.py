@@ -1,0 +1,500 @@
+"""The life of one sequence: which worker runs which leg, and which tokens the client has.
+
+Pure: what happened goes in, actions come out. Placement is decided elsewhere and told to `start`.
+`legs` is the truth about who holds something for the sequence right now; the caller's accounts follow
+it. Every loss raises the epoch at once, so that whatever the old attempt still says is stale.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from math import inf
+
+import msgspec
+
+from baton.core.ids import BlockHash, SequenceId, WorkerId
+from baton.core.lifecycle import Lifecycle
+from baton.core.messages import (
+    CancelSequence,
+    FailureReason,
+    Leg,
+    PeerRef,
+    RefusalReason,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StartSequence,
+    Task,
+)
+from baton.core.sampling import FinishReason, SamplingParams
+from router.decisions.events import (
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    Note,
+    RetryCause,
+    RouterAction,
+    Served,
+    Submit,
+    ToWorker,
+)
+from router.decisions.latency_breakdown import WaterfallClock, served_by
+from router.decisions.prediction.forecast import Forecast
+from router.decisions.request_state import LEGAL, Phase
+from router.decisions.retry_budgets import WindowBudget
+from router.decisions.token_order import TokenOrder
+
+HELD_TOKENS_MAX = 1024
+"""Tokens kept of one sequence while earlier ones are missing; more, and the attempt is given up."""
+
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
+
+NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST, RetryCause.DRAINED})
+"""The first loss of a sequence by these is not charged: as many are retried as there were, once."""
+
+
+class Flow:
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        arrival: int,
+        attempts_max: int,
+        queue_wait_s: float,
+        now_s: float,
+        retries: WindowBudget | None = None,
+        name: SequenceId | None = None,
+    ) -> None:
+        self.submit = submit
+        self.name = name or submit.seq_id
+        """As workers know it. Clients know it by the submitted one."""
+        self._retries = retries
+        self.is_fork = False
+        """A second attempt beside another flow's: whatever happens to it, the client hears nothing."""
+        self.arrival = arrival
+        self.epoch = 0
+        self.legs: Mapping[WorkerId, Leg] = {}
+        """Who holds something for the current attempt."""
+        self.avoid: frozenset[WorkerId] = frozenset()
+        """Workers to be placed on last."""
+        self.was_placed = False
+        self._fingerprint = ""
+        self.rest_until_s = now_s
+        """Not to be placed before: earlier attempts were refused or lost."""
+        self._order = TokenOrder(submit.sampling)
+        self.generated = self._order.generated
+        """The tokens the client has."""
+        self.clock = WaterfallClock(now_s)
+        self._served = Served(WorkerId(""), WorkerId(""), None, None, 0)
+        self._life: Lifecycle[Phase] = Lifecycle(Phase.QUEUED, LEGAL, now_s=now_s)
+        self._attempts_max = attempts_max
+        self.placed_s = now_s
+        """When the current attempt began."""
+        self.hedge_at_s = inf
+        """When a second attempt is wanted if there is no token yet."""
+        self._queue_wait_s = queue_wait_s
+        self.submitted_at_s = now_s
+        self._waiting_since_s = now_s
+        self._part: Mapping[WorkerId, Leg] = {}
+        """Who took part in the current attempt, whether or not it still holds anything."""
+        self._has_joined = False
+        self._turned_away = ""
+        """Why the source refused the decode worker, while the source itself has not said anything."""
+        self._losses = self._refusals = 0
+        self.failure: FailureKind | None = None
+        self._cached_token_count: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self._life.phase
+
+    @property
+    def arrived_s(self) -> float:
+        """When its request came in."""
+        submitted_s = self.submitted_at_s
+        return submitted_s if self.submit.arrived_s is None else self.submit.arrived_s
+
+    def is_wait_over(self, now_s: float) -> bool:
+        return self.phase is Phase.QUEUED and self._wait_ends_s <= now_s
+
+    @property
+    def is_over(self) -> bool:
+        return self._life.is_terminal
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.phase in (Phase.HANDING_OVER, Phase.DECODING)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What an attempt started now has to compute: the prompt, then what the client has."""
+        prompt = self.submit.prompt
+        return (*prompt, *self.generated) if self.generated else prompt
+
+    @property
+    def token_count(self) -> int:
+        return len(self.submit.prompt) + len(self.generated)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the workers that computed the tokens so far; "": there are none."""
+        return self._fingerprint if self.generated else ""
+
+    @property
+    def is_last_token(self) -> bool:
+        """Whatever comes next is all there is: no decode leg."""
+        is_embedding = self.submit.task is Task.EMBED
+        return is_embedding or self.submit.sampling.max_tokens - len(self.generated) <= 1
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        sampling = self.submit.sampling
+        if sampling.prompt_logprobs is None or not self._order.has_prompt_logprobs:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    @property
+    def cached_tokens(self) -> int:
+        return min(self._cached_token_count or 0, len(self.submit.prompt))
+
+    @property
+    def _wait_ends_s(self) -> float:
+        return self._waiting_since_s + self._queue_wait_s
+
+    def next_tick_s(self, now_s: float) -> float:
+        """When `on_tick` wants to be called, or when the rest of a queued sequence is over."""
+        if self.phase is Phase.PREFILLING:
+            return min(self.submit.deadline_s, max(now_s, self.hedge_at_s))
+        if self.phase is not Phase.QUEUED:
+            return self.submit.deadline_s
+        ends_s = min(self.submit.deadline_s, self._wait_ends_s)
+        return min(ends_s, self.rest_until_s) if self.rest_until_s > now_s else ends_s
+
+    @property
+    def served(self) -> Served:
+        """So far."""
+        return self._served
+
+    # --- what the router decides ------------------------------------------------------------------
+
+    def start(
+        self,
+        legs: Mapping[WorkerId, Leg],
+        *,
+        source: PeerRef | None,
+        fingerprint: str,
+        cache_root: BlockHash,
+        because: str,
+        is_fallback: bool,
+        now_s: float,
+        forecast: Forecast | None = None,
+    ) -> list[RouterAction]:
+        """Begin an attempt: tell every leg's worker. `source` is the PREFILL leg's worker."""
+        self._life.to(Phase.PREFILLING, now_s=now_s, cause=because)
+        self.legs, self._part = legs, legs
+        self.was_placed, self._fingerprint = True, fingerprint
+        self.clock.placed(now_s)
+        is_begun = self.clock.has_first_token
+        self._served = served_by(self._served, legs, forecast, now_s - self.arrived_s, is_begun=is_begun)
+        note = "fallback" if is_fallback else "placed"
+        waited_s = now_s - self._waiting_since_s
+        actions: list[RouterAction] = [self._note(note, because, tuple(legs), seconds=waited_s)]
+        tokens, submit, sampling = self.tokens, self.submit, self._sampling
+        for worker_id, leg in legs.items():
+            message = StartSequence(
+                seq_id=self.name,
+                epoch=self.epoch,
+                leg=leg,
+                tokens=tokens,
+                prompt_token_count=len(submit.prompt),
+                sampling=sampling,
+                cache_root=cache_root,
+                time_left_s=max(0.0, submit.deadline_s - now_s),
+                source=source if leg is Leg.DECODE else None,
+                traceparent=submit.traceparent,
+                task=submit.task,
+                adapter=submit.adapter,
+                priority=submit.priority,
+                tpot_slo_s=submit.tpot_slo_s,
+                fairness_key=submit.fairness_key,
+            )
+            actions.append(ToWorker(worker_id, message))
+        return actions
+
+    def refuse(
+        self, kind: FailureKind, message: str, *, now_s: float, retry_after_s: float = 1.0
+    ) -> list[RouterAction]:
+        """End it, whatever it was doing."""
+        actions = self._let_go()
+        self.failure = kind
+        self._life.to(Phase.FAILED, now_s=now_s, cause=message)
+        return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s)]
+
+    # --- what happens to it -----------------------------------------------------------------------
+
+    def on_tick(self, *, now_s: float, retry_after_s: float, waits_for: str) -> list[RouterAction]:
+        if self.submit.deadline_s <= now_s:
+            return self.refuse(FailureKind.DEADLINE, "the request's time is up", now_s=now_s)
+        if self.is_wait_over(now_s):
+            message = f"no place within {self._queue_wait_s:g} s: {waits_for}"
+            return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
+        return []
+
+    def on_client_gone(self, *, now_s: float) -> list[RouterAction]:
+        actions = self._let_go()
+        self._life.to(Phase.CANCELLED, now_s=now_s, cause="client gone")
+        return actions
+
+    def on_output(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> list[RouterAction]:
+        """Tokens may come twice (the decode worker repeats the first), from either worker first, and
+        ahead of a missing one: the client gets each once, in order."""
+        leg = self._part.get(worker_id)
+        if leg is None or output.epoch != self.epoch:
+            return []
+        if self._cached_token_count is None and output.cached_token_count is not None:
+            self._cached_token_count = output.cached_token_count
+        first_index = len(self.generated)
+        if output.timings is not None:
+            self.clock.told(output.timings)
+        reason = self._order.accept(output)
+        if self._order.held_count > HELD_TOKENS_MAX:
+            return self._lost(
+                None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
+            )
+        if output.tokens:
+            self._moved_on(leg, now_s=now_s)
+        actions: list[RouterAction] = []
+        if len(self.generated) > first_index:
+            actions += self._delivered(worker_id, first_index, now_s=now_s)
+        if reason is not None:
+            has_ended = output.finish is not None and leg is not Leg.PREFILL
+            actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
+        elif self._turned_away and output.tokens:
+            cause = RetryCause.SOURCE_REFUSED
+            actions += self._lost(None, {worker_id}, cause, self._turned_away, now_s=now_s)
+        return actions
+
+    def on_joined(self, worker_id: WorkerId, joined: SequenceJoined, *, now_s: float) -> list[RouterAction]:
+        if joined.epoch != self.epoch or self.legs.get(worker_id) is not Leg.DECODE or self._has_joined:
+            return []
+        self._has_joined = True
+        self._moved_on(Leg.DECODE, now_s=now_s)
+        note = self._note(
+            "joined",
+            "all KV has arrived",
+            tuple(self._part),
+            seconds=joined.handover_s,
+            bytes_moved=joined.transferred_bytes,
+        )
+        return [note]
+
+    def on_refused(
+        self, worker_id: WorkerId, refused: SequenceRefused, *, now_s: float
+    ) -> list[RouterAction]:
+        if refused.epoch != self.epoch or worker_id not in self.legs:
+            return []
+        because = f"{refused.reason}: {refused.message}" if refused.message else str(refused.reason)
+        note = self._note("refused", because, (worker_id,))
+        match refused.reason:
+            case RefusalReason.TOO_LONG:
+                self._holds_nothing(worker_id)
+                return [note, *self.refuse(FailureKind.TOO_LONG, because, now_s=now_s)]
+            case RefusalReason.UNSUPPORTED:
+                self._holds_nothing(worker_id)
+                return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or because, now_s=now_s)]
+            case RefusalReason.STALE_EPOCH:
+                cause = RetryCause.STALE_EPOCH
+                return [note, *self._lost(worker_id, {worker_id}, cause, because, now_s=now_s)]
+            case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
+                # Not counted as a loss: what bounds it is the wait for a place, which goes on.
+                self._refusals += 1
+                return [note, *self._requeue(worker_id, {worker_id}, because, self._refusals, now_s=now_s)]
+
+    def on_failed(self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float) -> list[RouterAction]:
+        """Of a worker that no longer matters (prefill, once decode has everything): nothing happens."""
+        if failed.epoch != self.epoch or worker_id not in self.legs:
+            return []
+        because = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)
+        if failed.reason is FailureReason.DEADLINE:
+            self._holds_nothing(worker_id)
+            return self.refuse(FailureKind.DEADLINE, because, now_s=now_s)
+        if failed.reason is FailureReason.SOURCE_REFUSED and self._prefill_may_explain(worker_id):
+            self._holds_nothing(worker_id)
+            self._turned_away = because
+            return []
+        suspects, cause = self._suspects(worker_id, failed.reason), RetryCause(failed.reason)
+        return self._lost(worker_id, suspects, cause, because, now_s=now_s)
+
+    def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
+        if worker_id not in self.legs:
+            return []
+        because = f"{worker_id} lost: {reason}"
+        return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, because, now_s=now_s)
+
+    # --- two attempts at once -----------------------------------------------------------------------
+
+    def fork(self, name: SequenceId, *, now_s: float) -> "Flow":
+        """A second attempt at what this one has brought no token of. It is not made again when it is lost."""
+        assert not self.generated
+        twin = Flow(
+            self.submit,
+            arrival=self.arrival,
+            attempts_max=self._attempts_max,
+            queue_wait_s=self._queue_wait_s,
+            now_s=now_s,
+            retries=self._retries,
+            name=name,
+        )
+        twin.is_fork = True
+        twin.submitted_at_s = self.submitted_at_s
+        twin.clock = self.clock.fork()
+        twin.clock.lost(now_s)
+        twin._served = self._served
+        twin.avoid = frozenset(self.legs)
+        return twin
+
+    def serve(self) -> None:
+        """It is this one that serves the client from now on."""
+        self.is_fork = False
+
+    def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
+        """Go on elsewhere than at this worker, which is leaving."""
+        because = f"{worker_id} is leaving"
+        return self._lost(None, {worker_id}, RetryCause.DRAINED, because, now_s=now_s)
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def _moved_on(self, leg: Leg, *, now_s: float) -> None:
+        self._refusals, self._waiting_since_s = 0, now_s
+        if leg is Leg.PREFILL:
+            if self.phase is Phase.PREFILLING:
+                self._life.to(Phase.HANDING_OVER, now_s=now_s, cause="first token from prefill")
+            return
+        if self.phase is not Phase.DECODING:
+            self._life.to(Phase.DECODING, now_s=now_s, cause=f"{leg} has everything")
+            if leg is Leg.DECODE:
+                self.clock.decodes(now_s)
+            self.legs = {w: held for w, held in self.legs.items() if held is not Leg.PREFILL}
+
+    def _delivered(self, worker_id: WorkerId, first_index: int, *, now_s: float) -> list[RouterAction]:
+        tokens = tuple(self.generated[first_index:])
+        self.clock.delivered(len(self.generated), now_s)
+        extras = self._order.take_extras(first_index)
+        actions: list[RouterAction] = [
+            Deliver(self.submit.seq_id, first_index, tokens, self.cached_tokens, *extras)
+        ]
+        if first_index == 0:
+            waited_s = now_s - self.submitted_at_s
+            leg = str(self._part[worker_id])
+            actions.append(self._note("first_token", leg, (worker_id,), seconds=waited_s))
+        return actions
+
+    def _finish(self, reason: FinishReason, ended_at: WorkerId | None, *, now_s: float) -> list[RouterAction]:
+        if ended_at is not None:
+            self._holds_nothing(ended_at)
+        actions = self._let_go()
+        self._life.to(Phase.DONE, now_s=now_s, cause=str(reason))
+        self.clock.delivered(len(self.generated), now_s)
+        finished = Finished(
+            self.submit.seq_id,
+            reason,
+            len(self.generated),
+            self.cached_tokens,
+            self._order.embedding,
+            self.clock.waterfall(),
+            self._served,
+        )
+        return [*actions, finished]
+
+    def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
+        """The source refuses the decode worker when it ended the sequence with its first token, or had no
+        room for it. It tells us too, and its own word decides; it may be overtaken by the decode worker's."""
+        others = (leg for w, leg in self.legs.items() if w != worker_id)
+        return self.phase is Phase.PREFILLING and Leg.PREFILL in others
+
+    # --- losing and letting go --------------------------------------------------------------------
+
+    def _suspects(self, worker_id: WorkerId, reason: FailureReason) -> set[WorkerId]:
+        """Whom to avoid: a decode worker may fail for its source's sake."""
+        sources = {w for w, leg in self.legs.items() if leg is Leg.PREFILL and w != worker_id}
+        match reason:
+            case FailureReason.SOURCE_LOST | FailureReason.SOURCE_REFUSED:
+                return sources or {worker_id}
+            case FailureReason.TRANSFER:
+                return sources | {worker_id}
+            case FailureReason.INTERNAL | FailureReason.DRAINED | FailureReason.DEADLINE:
+                return {worker_id}
+
+    def _lost(
+        self,
+        worker_id: WorkerId | None,
+        suspects: Set[WorkerId],
+        cause: RetryCause,
+        because: str,
+        *,
+        now_s: float,
+    ) -> list[RouterAction]:
+        self._losses += 1
+        if self._losses >= self._attempts_max:
+            self._holds_nothing(worker_id)
+            message = f"lost {self._losses} times, at last: {because}"
+            return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
+        is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_fork
+        # A stream that began goes on: there is no status left by which to tell its client when to come back.
+        is_begun = bool(self.generated)
+        if is_charged and self._retries is not None and not self._retries.take(now_s, must=is_begun):
+            self._holds_nothing(worker_id)
+            message = f"too many attempts fail (router.retry_share), and so did this one: {because}"
+            after_s = self._retries.retry_after_s(now_s)
+            return self.refuse(FailureKind.RETRIES_SPENT, message, now_s=now_s, retry_after_s=after_s)
+        if self.is_fork:
+            return self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)
+        self._waiting_since_s = now_s
+        note = self._note("retried", because, tuple(self._part), cause=cause)
+        return [note, *self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)]
+
+    def _requeue(
+        self,
+        worker_id: WorkerId | None,
+        suspects: Set[WorkerId],
+        because: str,
+        times: int,
+        *,
+        now_s: float,
+    ) -> list[RouterAction]:
+        """`worker_id` holds nothing; the others are cancelled. The first time it is placed anew at once,
+        then after a rest that doubles."""
+        self._holds_nothing(worker_id)
+        actions = self._let_go()
+        self._life.to(Phase.QUEUED, now_s=now_s, cause=because)
+        self.epoch += 1
+        self.clock.lost(now_s)
+        self.avoid = frozenset(suspects)
+        self._has_joined = False
+        if times > 1:
+            self.rest_until_s = now_s + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (times - 2))
+        return actions
+
+    def _note(
+        self,
+        what: str,
+        because: str,
+        worker_ids: tuple[WorkerId, ...],
+        *,
+        seconds: float = 0.0,
+        bytes_moved: int = 0,
+        cause: RetryCause | None = None,
+    ) -> Note:
+        return Note(self.submit.seq_id, what, because, worker_ids, seconds, bytes_moved, cause)
+
+    def _holds_nothing(self, worker_id: WorkerId | None) -> None:
+        self.legs = {w: leg for w, leg in self.legs.items() if w != worker_id}
+
+    def _let_go(self) -> list[RouterAction]:
+        """Cancel the current attempt at every worker that holds something for it."""
+        message = CancelSequence(self.name, self.epoch)
+        actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.legs]
+        self.legs, self._part = {}, {}
+        self._order.attempt_over()
+        self._turned_away = ""
+        return actions

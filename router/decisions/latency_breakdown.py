@@ -1,0 +1,131 @@
+"""Where the time to a sequence's first tokens goes: the router's clock around what workers tell."""
+
+import copy
+from collections.abc import Mapping
+
+import msgspec
+
+from baton.core.costs import LegTimings
+from baton.core.ids import WorkerId
+from baton.core.messages import Leg
+from router.decisions.events import Served, Waterfall
+from router.decisions.prediction.forecast import Forecast
+
+
+class WaterfallClock:
+    """Of one sequence. Told what happens to it, in order; instants are on the router's clock."""
+
+    __slots__ = (
+        "_are_timings_due",
+        "_decodes_s",
+        "_first_s",
+        "_placed_s",
+        "_queue_s",
+        "_retries_s",
+        "_second_s",
+        "_since_s",
+        "_submitted_s",
+        "_timings",
+    )
+
+    def __init__(self, submitted_s: float) -> None:
+        self._submitted_s = self._since_s = submitted_s
+        self._placed_s: float | None = None
+        self._queue_s = self._retries_s = 0.0
+        self._timings: LegTimings | None = None
+        self._are_timings_due = True
+        self._first_s: float | None = None
+        self._decodes_s: float | None = None
+        self._second_s: float | None = None
+
+    def fork(self) -> "WaterfallClock":
+        """For a second attempt that begins while the first one runs."""
+        return copy.copy(self)
+
+    @property
+    def has_first_token(self) -> bool:
+        return self._first_s is not None
+
+    @property
+    def first_s(self) -> float | None:
+        """When the client had its first token."""
+        return self._first_s
+
+    def placed(self, now_s: float) -> None:
+        if self._first_s is None:
+            self._queue_s += now_s - self._since_s
+            self._placed_s = self._since_s = now_s
+
+    def lost(self, now_s: float) -> None:
+        """Its attempt is over and it waits for a place again."""
+        if self._first_s is None:
+            self._retries_s += now_s - self._since_s
+            self._placed_s, self._since_s = None, now_s
+            self._timings = None
+        elif self._timings is None:
+            self._are_timings_due = False  # a later attempt's are not the first token's
+
+    def told(self, timings: LegTimings) -> None:
+        """By the worker that prefills, maybe after the first token was heard of elsewhere."""
+        if self._timings is None and self._are_timings_due:
+            self._timings = timings
+
+    def decodes(self, now_s: float) -> None:
+        """The worker that decodes it has all it needs. The first time counts."""
+        if self._decodes_s is None and self._first_s is not None:
+            self._decodes_s = now_s
+
+    def delivered(self, token_count: int, now_s: float) -> None:
+        """The client has so many tokens."""
+        if self._first_s is None:
+            self._first_s = now_s
+        if self._second_s is None and token_count > 1:
+            self._second_s = now_s
+
+    def waterfall(self) -> Waterfall | None:
+        """None: no token yet, or nothing was told by its worker."""
+        if self._first_s is None or self._placed_s is None or self._timings is None:
+            return None
+        left_s = self._first_s - self._placed_s
+        # A worker's parts and ours are measured on two clocks, and neither may make the sum wrong.
+        wait_s = min(self._timings.wait_s, left_s)
+        load_s = min(self._timings.load_s, left_s - wait_s)
+        prefill_s = min(self._timings.compute_s, left_s - wait_s - load_s)
+        transfer_s, first_decode_s = self._after_first(self._first_s)
+        return Waterfall(
+            queue_s=self._queue_s,
+            retries_s=self._retries_s,
+            wait_s=wait_s,
+            load_s=load_s,
+            prefill_s=prefill_s,
+            first_hop_s=max(0.0, left_s - wait_s - load_s - prefill_s),
+            transfer_s=transfer_s,
+            first_decode_s=first_decode_s,
+        )
+
+    def _after_first(self, first_s: float) -> tuple[float, float]:
+        second_s = self._second_s
+        joined_s = first_s if self._decodes_s is None else self._decodes_s
+        if second_s is None:
+            return joined_s - first_s, 0.0
+        joined_s = min(joined_s, second_s)
+        return joined_s - first_s, second_s - joined_s
+
+
+def served_by(
+    before: Served,
+    legs: Mapping[WorkerId, Leg],
+    forecast: Forecast | None,
+    waited_s: float,
+    *,
+    is_begun: bool,
+) -> Served:
+    """One more attempt began, `waited_s` after the request's arrival. `is_begun`: the client has tokens."""
+    attempts = before.attempts + 1
+    prefill = next(w for w, leg in legs.items() if leg is not Leg.DECODE)
+    decode = next((w for w, leg in legs.items() if leg is Leg.DECODE), prefill)
+    if is_begun:
+        return msgspec.structs.replace(before, decode_worker=decode, attempts=attempts)
+    if forecast is None:
+        return Served(prefill, decode, None, None, attempts)
+    return Served(prefill, decode, waited_s + forecast.ttft_s, forecast.seen_tpot_s, attempts)

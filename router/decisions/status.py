@@ -1,0 +1,126 @@
+"""What the router says of itself and of its workers, at one moment. Pure."""
+
+from collections.abc import Container
+
+import msgspec
+
+from baton.config.router import RouterConfig
+from baton.core.costs import StepCosts
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from router.decisions.cluster_view import Worker
+from router.decisions.failure_handling import Setbacks, SetbackStatus
+from router.decisions.placement.place import pairable_fingerprints
+from router.decisions.placing import Placing
+from router.decisions.prediction.status import PredictionErrors, PredictorStatus
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    worker_id: WorkerId
+    role: Role
+    address: str
+    model: str
+    fingerprint: str
+    is_draining: bool
+    is_stale: bool
+    """No load report for longer than `worker_silence_s`: assumed busy."""
+    in_flight_count: int
+    """Sequences of this router that have a leg there."""
+    elsewhere_count: int
+    """Sequences of other routers there that its reports need not show yet."""
+    in_flight_tokens: int
+    """Prompt tokens sent there and not computed yet."""
+    load: float
+    free_blocks: int
+    block_count: int
+    indexed_blocks: int
+    """Blocks of its prefix cache that this router knows."""
+    is_index_known: bool
+    """False: waiting for a snapshot of its prefix cache."""
+    predictions: PredictionErrors
+    """Of what was placed there."""
+    block_tokens: int
+    costs: StepCosts | None
+    """What its steps cost, as it says."""
+    breaker: str = "closed"
+    """closed | open | half_open, see `router.decisions.breaker`."""
+    breaker_because: str = ""
+    is_suspended: bool = False
+    """It gets no new sequence now: its breaker is open, and enough others of its pool are there."""
+
+
+class RouterStatus(msgspec.Struct, frozen=True):
+    queued: int
+    """Sequences without a place, those resting between two attempts included."""
+    live: int
+    workers: tuple[WorkerStatus, ...]
+    is_ready: bool
+    """A sequence that arrives now can be placed, as soon as there is room."""
+    is_prefill_pool_empty: bool
+    is_decode_pool_empty: bool
+    is_fallback_in_use: bool
+    """Pairs are wanted and impossible, and both legs run on whichever worker there is."""
+    predictor: PredictorStatus
+    peer_count: int = 0
+    """Other routers whose work counts here."""
+    index_bytes: int = 0
+    """Of the prefix index."""
+    setbacks: SetbackStatus = SetbackStatus()
+
+    @property
+    def is_degraded(self) -> bool:
+        return self.is_prefill_pool_empty or self.is_decode_pool_empty or self.is_fallback_in_use
+
+
+def router_status(
+    placing: Placing, setbacks: Setbacks, config: RouterConfig, *, queued: int, live: int, now_s: float
+) -> RouterStatus:
+    views = placing.cluster.views(0, avoid=frozenset(), fingerprint="", now_s=now_s)
+    usable = [v for v in views if not v.is_draining]
+    wants_pairs = config.disaggregate
+    lacks_pairs = wants_pairs and not pairable_fingerprints(usable)
+    may_fall_back = config.fallback_to_other_pool
+    suspended = setbacks.suspended(now_s)
+    return RouterStatus(
+        queued=queued,
+        live=live,
+        workers=tuple(_worker(w, placing, setbacks, suspended, now_s) for w in placing.cluster),
+        is_ready=bool(usable) and (not lacks_pairs or may_fall_back),
+        is_prefill_pool_empty=not any(v.role.prefills or not wants_pairs for v in usable),
+        is_decode_pool_empty=not any(v.role.decodes or not wants_pairs for v in usable),
+        is_fallback_in_use=lacks_pairs and may_fall_back and bool(usable),
+        predictor=placing.predictor_status(),
+        peer_count=placing.peers.count,
+        index_bytes=placing.index.byte_count,
+        setbacks=setbacks.status(),
+    )
+
+
+def _worker(
+    worker: Worker, placing: Placing, setbacks: Setbacks, suspended: Container[WorkerId], now_s: float
+) -> WorkerStatus:
+    worker_id, hello = worker.worker_id, worker.hello
+    breaker = setbacks.breakers.state(worker_id, now_s=now_s)
+    return WorkerStatus(
+        worker_id=worker_id,
+        role=worker.role,
+        address=worker.address,
+        model=hello.model,
+        fingerprint=hello.fingerprint,
+        is_draining=worker.is_draining,
+        is_stale=placing.cluster.is_stale(worker, now_s),
+        in_flight_count=worker.in_flight.sequences,
+        elsewhere_count=worker.elsewhere.sequences,
+        in_flight_tokens=worker.in_flight.tokens,
+        load=worker.load,
+        free_blocks=max(0, worker.free_blocks),
+        block_count=hello.block_count,
+        indexed_blocks=placing.index.block_count(worker_id),
+        is_index_known=placing.index.is_known(worker_id),
+        predictions=PredictionErrors.of(worker.speed),
+        block_tokens=hello.block_tokens,
+        costs=worker.speed.costs if worker.speed.is_told else None,
+        breaker=str(breaker.state),
+        breaker_because=breaker.because,
+        is_suspended=worker_id in suspended,
+    )

@@ -1,0 +1,221 @@
+"""The public HTTP API. Everything a client can get wrong is answered in OpenAI's error shape."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from baton.core.errors import BatonError, BodyTooLarge, ClientError
+from baton.telemetry.metrics import CONTENT_TYPE
+from router.http.asgi import App, Receive, RequestIds, Scope, Send
+from router.http.authentication import Gated
+from router.http.embeddings import EmbeddingRequest
+from router.http.error_middleware import Defects
+from router.http.generation import ChatRequest, CompletionRequest
+from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
+from router.http.observe import Observer
+from router.http.request import Dispatch, Handler, RequestFrame, error_headers
+from router.http.served_models import Models
+from router.http.service import Service
+from router.openai.bodies import decode_object, field_error
+from router.openai.responses import error_body, error_of
+
+READ = ["GET", "HEAD"]
+SMALL_BODY_BYTES_MAX = 64 * 1024
+
+
+B = TypeVar("B")
+
+
+NO_MODEL = "none"
+"""In place of a model's name, for requests that name none that there is."""
+
+
+def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    handlers: dict[str, App] = {
+        "/v1/chat/completions": _handler(models, ChatRequest, "chatcmpl-"),
+        "/v1/completions": _handler(models, CompletionRequest, "cmpl-"),
+        "/v1/embeddings": _handler(models, EmbeddingRequest, "embd-"),
+    }
+    for path, handler in handlers.items():
+        app.router.routes.append(Route(path, handler, methods=["POST"]))
+    _add_models(app, models)
+    _add_adapters(app, models)
+    _add_health(app, models, directory_state)
+    _add_error_shape(app)
+    return RequestIds(Defects(Gated(_Directly(handlers, app), models.first.gate)))
+
+
+def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
+    """With one model nothing has to be read before its handler: that also knows what is wrong with a name."""
+    first = models.first
+    if len(models) == 1:
+        return Handler(first, kind, id_prefix)
+    shared = first.observer
+    observer = Observer(shared.meter, shared.spans, shared.stories, model=NO_MODEL)
+    return Dispatch(models, kind, id_prefix, observer=observer)
+
+
+class _Directly:
+    """Requests that stream go past FastAPI, whose seven layers each see every chunk."""
+
+    def __init__(self, handlers: dict[str, App], others: App) -> None:
+        self._handlers, self._others = handlers, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._others
+        if scope["type"] == "http" and scope["method"] == "POST":
+            app = self._handlers.get(scope["path"], app)
+        await app(scope, receive, send)
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def _model_card(service: Service, name: str) -> dict[str, object]:
+    """Of the service's model, or of an adapter of it. Raises ModelNotFound."""
+    limits = service.limits.card
+    base: dict[str, object] = {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "baton",
+        "root": service.model_path,
+        "parent": None,
+        "max_model_len": limits.context_tokens,
+        "vocab_size": limits.vocab_size,
+    }
+    if service.adapter_of(name) is None:
+        return base
+    adapter = service.adapters.get(name)
+    assert adapter is not None
+    return base | {"id": name, "created": adapter.created, "root": adapter.ref.path, "parent": service.model}
+
+
+def _add_models(app: FastAPI, models: Models) -> None:
+    @app.api_route("/v1/models", methods=READ)
+    async def listed() -> Response:
+        data = [_model_card(models.of(name), name) for name in models.names]
+        return _json({"object": "list", "data": data})
+
+    @app.api_route("/v1/models/{name:path}", methods=READ)
+    async def model(name: str) -> Response:
+        return _json(_model_card(models.of(name), name))
+
+
+class LoadAdapter(msgspec.Struct):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+    model: str | None = None
+    """Its base model: ours, where there are several."""
+
+
+class UnloadAdapter(msgspec.Struct):
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+def _add_adapters(app: FastAPI, models: Models) -> None:
+    """vLLM's endpoints: they answer in plain text."""
+
+    async def body_of(request: Request, kind: type[B]) -> B:
+        if not models.first.adapters.may_change:
+            raise ClientError("this server loads no adapters on request (router.adapter_loading)")
+        size = 0
+        parts: list[bytes] = []
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > SMALL_BODY_BYTES_MAX:
+                raise BodyTooLarge(f"the body may have at most {SMALL_BODY_BYTES_MAX} bytes")
+        try:
+            return msgspec.convert(decode_object(b"".join(parts)), kind)
+        except msgspec.ValidationError as error:
+            raise field_error(error) from error
+
+    def base_of(body: LoadAdapter) -> Service:
+        if body.model is None and len(models) > 1:
+            known = ", ".join(service.model for service in models)
+            raise ClientError(f"which model is it an adapter of? There is {known}", param="model")
+        return models.first if body.model is None else models.of(body.model)
+
+    @app.post("/v1/load_lora_adapter")
+    async def load(request: Request) -> Response:
+        body = await body_of(request, LoadAdapter)
+        adapters = base_of(body).adapters
+        done = await adapters.load(body.lora_name, body.lora_path, in_place=bool(body.load_inplace))
+        return Response(done, media_type="text/plain")
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(request: Request) -> Response:
+        body = await body_of(request, UnloadAdapter)
+        holders = [service for service in models if service.adapters.get(body.lora_name) is not None]
+        adapters = (holders[0] if holders else models.first).adapters
+        return Response(adapters.unload(body.lora_name), media_type="text/plain")
+
+
+def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]) -> None:
+    gauges = {service.model: StatusGauges(service.observer.meter, service.model) for service in models}
+
+    def of(service: Service) -> ModelHealth:
+        return ModelHealth(service.model, service.driver.status(), service.may_sleep)
+
+    def facts() -> RouterFacts:
+        first = models.first
+        is_draining = first.driver.is_draining
+        return RouterFacts(is_draining, directory_state(), first.gate.state())
+
+    @app.api_route("/health/live", methods=READ)
+    async def live() -> Response:
+        return _json({"status": "ok"})
+
+    @app.api_route("/health/ready", methods=READ)
+    async def ready(model: str = "") -> Response:
+        asked = [models.of(model)] if model else models
+        body = health([of(service) for service in asked], facts())
+        return _json(body, 200 if body["ready"] else 503)
+
+    @app.api_route("/health", methods=READ)
+    async def overview() -> Response:
+        return _json(health([of(service) for service in models], facts()))
+
+    @app.api_route("/metrics", methods=READ)
+    async def metrics() -> Response:
+        for service in models:
+            status, directory = service.driver.status(), directory_state()
+            sleeps = is_asleep(status, may_sleep=service.may_sleep, directory=directory)
+            gauges[service.model].update(status, is_asleep=sleeps)
+        return Response(models.first.observer.meter.render(), media_type=CONTENT_TYPE)
+
+
+def _add_error_shape(app: FastAPI) -> None:
+    async def baton_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, BatonError)
+        headers = {key.decode(): value.decode() for key, value in error_headers(error)}
+        return Response(error_of(error), error.http_status, headers)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = {404: "There is nothing at", 405: f"{request.method} is not allowed at"}
+        message = f"{what.get(error.status_code, error.detail)} {request.url.path:.200}"
+        body = error_body(message, "invalid_request_error")
+        return Response(body, error.status_code, error.headers, media_type="application/json")
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        return Response(error_body(str(error), "invalid_request_error"), 400, media_type="application/json")
+
+    async def defect(_: Request, error: Exception) -> Response:
+        return Response(error_body("internal error", "server_error"), 500, media_type="application/json")
+
+    app.add_exception_handler(BatonError, baton_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, defect)

@@ -1,0 +1,30 @@
+"""Whom a request is from."""
+
+import msgspec
+
+from router.http.asgi import Scope
+from router.tenants.keys import Tenant
+from router.tenants.service_classes import DEFAULT_TENANT
+
+CLIENT = "baton.client"
+"""Key in the scope: the `Client`."""
+
+
+class Client(msgspec.Struct, frozen=True):
+    name: str
+    """Of the tenant, as authenticated."""
+    tenant: Tenant
+    salt: bytes
+    """Of its block hashes; empty where no keys are configured."""
+
+    @property
+    def has_limits(self) -> bool:
+        tenant = self.tenant
+        return bool(tenant.requests_per_minute or tenant.tokens_per_minute or tenant.concurrent_max)
+
+
+ANYBODY = Client(DEFAULT_TENANT, Tenant(), b"")
+
+
+def client_of(scope: Scope) -> Client:
+    return scope.get(CLIENT, ANYBODY)

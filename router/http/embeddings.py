@@ -1,0 +1,111 @@
+"""POST /v1/embeddings: the final hidden state of the last token, of length one."""
+
+import asyncio
+import base64
+import math
+from array import array
+from collections.abc import Sequence
+
+import orjson
+
+from baton.core.errors import BatonError, ClientError, DeadlineOver, PeerFailure
+from baton.core.messages import Task
+from baton.core.sampling import SamplingParams
+from router.decisions.events import Submit
+from router.http.asgi import JSON, ClientGone, Receive, Scope, Send, read_body, respond, until_disconnected
+from router.http.gather import Gather, GatherStopped
+from router.http.observe import Outcome
+from router.http.prepare import Preparation, Prompt
+from router.http.request import RequestFrame
+from router.http.streaming import DEADLINE_GRACE_S
+from router.openai.call import Call
+from router.openai.requests import parse_embedding
+from router.openai.responses import Usage
+from router.text.model_card import prompt_too_long
+
+IN_FLIGHT_MAX = 64
+"""Inputs of one request that workers compute at once."""
+
+
+class EmbeddingRequest(RequestFrame):
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+        """Raises BatonError, ClientGone: nothing is sent then."""
+        service = self.service
+        body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
+        call = parse_embedding(body, service.limits)
+        preparation = self.preparation(call, scope, body)
+        gather = Gather(service.driver, call.prompt_field)
+        watch = asyncio.create_task(_watch(receive, gather))
+        try:
+            prompts = await preparation.prompts()
+            await self.reserve(scope, sum(len(prompt.tokens) for prompt in prompts))
+            async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
+                vectors, cached_tokens = await self._vectors(call, preparation, prompts, gather)
+            answer = await asyncio.to_thread(_answer, call, vectors, prompts, cached_tokens)
+        except TimeoutError:
+            raise DeadlineOver("the request's time is over") from None
+        except GatherStopped:
+            raise ClientGone from None
+        finally:
+            watch.cancel()
+        await respond(send, 200, answer, JSON)
+        self.used_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        self.answered(first_token_s=service.driver.now_s(), tpot_s=0.0)
+        usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
+        service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
+        return "completed"
+
+    async def _vectors(
+        self, call: Call, preparation: Preparation, prompts: list[Prompt], gather: Gather
+    ) -> tuple[list[tuple[float, ...]], int]:
+        context = self.service.limits.card.context_tokens
+        sampling = SamplingParams(max_tokens=1)
+        submits: list[Submit] = []
+        for index, prompt in enumerate(prompts):
+            if not prompt.tokens:
+                raise ClientError("input must not be empty", param="input")
+            if len(prompt.tokens) >= context:
+                raise prompt_too_long(len(prompt.tokens), context, "input")
+            submits.append(preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED))
+        ended = await gather.all(submits, in_flight_max=IN_FLIGHT_MAX)
+        vectors = [finished.embedding for _, finished in ended]
+        if not all(vectors):
+            raise PeerFailure("a worker answered without the embedding")
+        return vectors, sum(collector.cached_token_count for collector, _ in ended)
+
+
+async def _watch(receive: Receive, gather: Gather) -> None:
+    await until_disconnected(receive)
+    gather.stop()
+
+
+def normalised(vector: Sequence[float], dimensions: int | None) -> list[float]:
+    """The first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
+
+    Raises BatonError: the numbers, float32 ones, are not all finite.
+    """
+    kept = vector[:dimensions]
+    length = math.sqrt(math.fsum(x * x for x in kept))
+    if not math.isfinite(length):
+        raise BatonError(
+            "the embedding has numbers that are not finite (NaN or infinity): the model, or the adapter, "
+            "overflows on this input"
+        )
+    return [x / length for x in kept] if length > 0 else list(kept)
+
+
+def _answer(
+    call: Call, vectors: Sequence[Sequence[float]], prompts: Sequence[Prompt], cached_tokens: int
+) -> bytes:
+    data: list[dict[str, object]] = []
+    for index, vector in enumerate(vectors):
+        numbers = normalised(vector, call.dimensions)
+        written: object = numbers
+        if call.encoding_format == "base64":
+            packed = array("f", numbers)
+            written = base64.b64encode(packed.tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": written})
+    count = sum(len(prompt.tokens) for prompt in prompts)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    usage_details = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+    return orjson.dumps({"object": "list", "data": data, "model": call.model, "usage": usage | usage_details})

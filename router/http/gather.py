@@ -1,0 +1,88 @@
+"""Sequences awaited as a whole, for answers that are not streamed: embeddings, the steps of a beam search."""
+
+import asyncio
+
+from baton.core.errors import PeerFailure
+from baton.core.ids import SequenceId
+from baton.core.steps import TokenLogprobs
+from router.decisions.events import Failed, Finished, Submit
+from router.live.driver import Driver
+from router.openai.choice_stream import error_for
+
+
+class Collector:
+    """The driver's sink: everything of one sequence."""
+
+    def __init__(self, prompt_field: str) -> None:
+        self._prompt_field = prompt_field
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.cached_token_count = 0
+        self.ended: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+
+    def on_logprobs(
+        self, logprobs: tuple[TokenLogprobs, ...], prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> None:
+        self.logprobs += logprobs
+
+    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None:
+        self.tokens += tokens
+        self.cached_token_count = cached_token_count
+
+    def on_finished(self, finished: Finished) -> None:
+        self.cached_token_count = finished.cached_token_count
+        if not self.ended.done():
+            self.ended.set_result(finished)
+
+    def on_failed(self, failed: Failed) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error_for(failed, self._prompt_field))
+
+
+class GatherStopped(PeerFailure):
+    """Nobody wants the answer any more."""
+
+
+class Gather:
+    """The sequences of one request. Whatever ends waiting for one cancels it."""
+
+    def __init__(self, driver: Driver, prompt_field: str) -> None:
+        self._driver, self._prompt_field = driver, prompt_field
+        self._running: dict[SequenceId, Collector] = {}
+        self._is_stopped = False
+
+    async def run(self, submit: Submit) -> tuple[Collector, Finished]:
+        """Raises BatonError: the sequence failed, or `stop` was called."""
+        if self._is_stopped:
+            raise GatherStopped("the client is gone")
+        collector = Collector(self._prompt_field)
+        self._running[submit.seq_id] = collector
+        try:
+            self._driver.submit(submit, collector)
+            return collector, await collector.ended
+        finally:
+            del self._running[submit.seq_id]
+            self._driver.client_gone(submit.seq_id)
+
+    def stop(self) -> None:
+        """The client is gone: everybody who waits gets GatherStopped."""
+        self._is_stopped = True
+        for collector in self._running.values():
+            if not collector.ended.done():
+                collector.ended.set_exception(GatherStopped("the client is gone"))
+
+    async def all(self, submits: list[Submit], *, in_flight_max: int) -> list[tuple[Collector, Finished]]:
+        """In order. The first error ends the others."""
+        gate = asyncio.Semaphore(in_flight_max)
+
+        async def one(submit: Submit) -> tuple[Collector, Finished]:
+            async with gate:
+                return await self.run(submit)
+
+        tasks = [asyncio.create_task(one(submit)) for submit in submits]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,150 @@
+"""Counts and traces what the driver and the edge do; decides nothing."""
+
+from typing import Literal
+
+from baton.core.errors import BatonError, ClientError, Overloaded
+from baton.core.ids import SequenceId
+from baton.telemetry import catalogue as c
+from baton.telemetry.metrics import Meter
+from baton.telemetry.tracing import Spans
+from router.decisions.events import Note
+from router.http.streaming import Exchange
+from router.live.recent_requests import Stories
+from router.openai.responses import Usage
+from router.openai.timings import first_of, parts_of
+from router.tenants.service_classes import Objectives, Verdict
+
+TENANT_LABELS_MAX = 64
+"""Label values cost memory here and in Prometheus, and stay until the process ends."""
+
+Outcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
+
+
+def outcome_of(error: BatonError) -> Outcome:
+    if isinstance(error, ClientError):
+        return "invalid"
+    return "refused" if isinstance(error, Overloaded) else "failed"
+
+
+def request_of(seq_id: SequenceId) -> str:
+    return seq_id.rsplit("/", 1)[0]
+
+
+class Observer:
+    """Of one model's requests. `stories` are shared by all models of a router."""
+
+    def __init__(self, meter: Meter, spans: Spans, stories: Stories, *, model: str) -> None:
+        self.meter, self.spans, self.stories = meter, spans, stories
+        self._model = model
+        self._tenants: set[str] = set()
+
+    def on_note(self, note: Note) -> None:
+        request_id = request_of(note.seq_id)
+        self.stories.note(request_id, note)
+        self.spans.note(
+            request_id,
+            note.what,
+            sequence=note.seq_id,
+            because=note.because,
+            workers=list(note.worker_ids),
+            seconds=note.seconds,
+            bytes=note.bytes,
+        )
+        meter, model = self.meter, self._model
+        match note.what:
+            case "placed":
+                meter.inc(c.PLACEMENTS, model=model, kind="split" if len(note.worker_ids) > 1 else "whole")
+            case "fallback":
+                meter.inc(c.PLACEMENTS, model=model, kind="fallback")
+            case "retried":
+                assert note.cause is not None
+                meter.inc(c.RETRIES, model=model, cause=note.cause.value)
+            case "joined":
+                meter.observe(c.HANDOVER, note.seconds, model=model)
+            case _:
+                pass
+
+    def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
+        """Returns the traceparent for what this request causes elsewhere."""
+        self.stories.begin(request_id, model=self._model, client_request_id=client_request_id)
+        return self.spans.open(
+            request_id,
+            "request",
+            parent=traceparent,
+            model=self._model,
+            **{"request.id": request_id, "client.request_id": client_request_id},
+        )
+
+    def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
+        self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)
+        self.spans.close(request_id, error=error, outcome=outcome)
+
+    def on_slow_client(self) -> None:
+        self.meter.inc(c.SLOW_CLIENTS, model=self._model)
+
+    def on_usage(self, usage: Usage, *, took_s: float) -> None:
+        """Of a request that was answered in full."""
+        meter, model = self.meter, self._model
+        meter.inc(c.PROMPT_TOKENS, usage.prompt_tokens, model=model)
+        meter.inc(c.CACHED_TOKENS, usage.cached_tokens, model=model)
+        meter.inc(c.GENERATED_TOKENS, usage.completion_tokens, model=model)
+        meter.observe(c.E2E, took_s, model=model)
+
+    def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
+        """The same, with when its tokens came."""
+        meter, model = self.meter, self._model
+        usage = exchange.usage()
+        self.on_usage(usage, took_s=exchange.now_s() - arrived_s)
+        self._tell(exchange, usage, arrived_s=arrived_s)
+        if first_token_s := exchange.first_token_s:
+            meter.observe(c.TTFT, first_token_s - arrived_s, model=model)
+            self._on_parts(exchange, arrived_s)
+        for choice in exchange.choices:
+            if (tpot_s := choice.tpot_s) is not None:
+                meter.observe(c.TPOT, tpot_s, model=model)
+
+    def _tell(self, exchange: Exchange, usage: Usage, *, arrived_s: float) -> None:
+        choice = first_of(exchange.choices)
+        tpots_s = [tpot_s for choice in exchange.choices if (tpot_s := choice.tpot_s) is not None]
+        self.stories.answered(
+            request_of(choice.seq_id),
+            usage,
+            ttft_s=exchange.first_token_s - arrived_s if exchange.first_token_s else None,
+            tpot_s=max(tpots_s, default=None),
+            edge=exchange.edge,
+            waterfall=choice.waterfall,
+            served=choice.served,
+        )
+
+    def _on_parts(self, exchange: Exchange, arrived_s: float) -> None:
+        choice = first_of(exchange.choices)
+        request_id = request_of(choice.seq_id)
+        ago_s = exchange.now_s() - arrived_s
+        for part, seconds in parts_of(exchange.edge, choice):
+            self.meter.observe(c.TTFT_PART, seconds, model=self._model, part=part)
+            ago_s -= seconds
+            if seconds > 0:
+                self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
+
+    def on_end(
+        self, request_id: str, outcome: Outcome, error: str, verdict: Verdict | None,
+        objectives: Objectives, tenant: str,
+    ) -> None:  # fmt: skip
+        """Of every request, once. `verdict` None: it could never work, and so was not offered."""
+        self.close(request_id, outcome, error)
+        if verdict is not None:
+            self.on_verdict(objectives.slo_class, tenant, verdict)
+        self.stories.end(
+            request_id, outcome=outcome, error=error, verdict=verdict, objectives=objectives, tenant=tenant
+        )
+
+    def on_verdict(self, slo_class: str, tenant: str, verdict: Verdict) -> None:
+        """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= TENANT_LABELS_MAX:
+                tenant = "other"
+            self._tenants.add(tenant)
+        named = slo_class or "none"
+        self.meter.inc(
+            c.SLO_REQUESTS, model=self._model, slo_class=named, tenant=tenant, outcome=verdict.value
+        )

@@ -1,0 +1,282 @@
+"""The HTTP connection: uvicorn's, bounded against clients that mean harm or know no better."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Any, ClassVar
+from weakref import ref
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from baton.config.router import RouterConfig
+from router.http.asgi import ABORT, HANG_UP, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
+from router.openai.responses import error_body
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES_MAX = 64 * 2**10
+LAST_WORDS_S = 5.0
+"""For a client that was hung up on to read why."""
+HEADERS_MAX = 256
+"""Of one request, trailers included."""
+
+
+_TOO_LARGE = (
+    f"the request's headers are too large: at most {HEADER_BYTES_MAX} bytes and {HEADERS_MAX} headers "
+    "are allowed"
+)
+
+
+class _Refused(Exception):
+    """Raised within the parser to end it."""
+
+
+def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
+    """What `cycle.send` does with a piece of the body, if it need not wait."""
+    cycle = of()
+    if cycle is None:
+        return False
+    is_open = cycle.chunked_encoding and not (cycle.response_complete or cycle.disconnected)
+    if not is_open or cycle.flow.write_paused or cycle.transport.is_closing():
+        return False
+    cycle.transport.write(_chunk(body))
+    return True
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def _without_chunks(app: Any) -> Any:
+    """HTTP/1.0 knows no chunks (RFC 9112, section 6.1): a body of unknown length goes on until the connection
+    is closed."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        cycle: RequestResponseCycle = send.__self__
+        is_open_ended = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal is_open_ended
+            if message["type"] == "http.response.start":
+                is_open_ended = all(
+                    name.lower() != b"content-length" for name, _ in message.get("headers", ())
+                )
+                cycle.chunked_encoding = False if is_open_ended else None
+            elif is_open_ended:  # what uvicorn expects, or would call too long
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bounds connections, headers and the time they take, answers what is no HTTP in OpenAI's error
+    shape, ends every request of a connection that is lost, and has a way to hang up: ASGI has none, and
+    closing waits until everything is read by a client that may never read."""
+
+    connections_max: ClassVar[int] = 4096
+    headers_timeout_s: ClassVar[float] = 30.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._running: RequestResponseCycle | None = None
+        self._on_gone: Callable[[], None] | None = None
+        """Of the running request, if it wants to hear."""
+        self._header_bytes = self._header_count = 0
+        self._idle_bytes = 0
+        """Received without anything coming of it: an unfinished header, chunk extensions, blank lines."""
+        self._has_progressed = False
+        self._was_used = False
+        self._is_head_complete = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: tuple[HTTPStatus, str] | None = None
+        self._linger_bytes = 0
+
+    # --- the connection ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.connections_max:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections are open", linger_s=0.0)
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the request that came last; with pipelining, another one is running."""
+        self._stop_head_timer()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+            if self._on_gone is not None:
+                self._on_gone()
+        self._on_gone = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            self._linger(len(data))
+            return
+        self._unset_keepalive_if_required()
+        self._has_progressed = False
+        assert self.parser is not None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._give_up_body()
+            status, message = self._refusal or (HTTPStatus.BAD_REQUEST, f"invalid HTTP request: {error}")
+            self._refuse(status, message)
+            return
+        except httptools.HttpParserUpgrade:
+            log.debug("%s asked for an upgrade: there is none", self.client)
+        self._idle_bytes = 0 if self._has_progressed else self._idle_bytes + len(data)
+        if self._idle_bytes > HEADER_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+        elif not self._is_head_complete or self._running is None or self._running.response_complete:
+            self._await_head()
+
+    # --- the parser -------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[IS_CLOSING] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
+        self._header_bytes = self._header_count = 0
+        self._is_head_complete, self._has_progressed, self._was_used = False, True, True
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_head_complete, self._has_progressed = True, True
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_progressed = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_progressed = True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        self._on_gone = None
+        of = ref(cycle)  # which has the scope: it would only be freed by the garbage collector
+        cycle.scope[WRITE_NOW] = partial(_write_now, of)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[WATCH] = partial(self._watch, of)  # type: ignore[typeddict-unknown-key]
+        cycle.scope[HANG_UP] = partial(self._hang_up, of)  # type: ignore[typeddict-unknown-key]
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(app) if is_old else app)
+
+    def _hang_up(self, of: "ref[RequestResponseCycle]", last: bytes) -> None:
+        cycle = of()
+        if cycle is None or cycle.disconnected or cycle.response_complete or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self.transport.write(_chunk(last) + _chunk(b"") if cycle.chunked_encoding else last)
+        cycle.disconnected = True  # nothing more is written
+        cycle.message_event.set()
+        cycle.flow.resume_writing()  # and nobody waits to
+        self.transport.close()
+        self.loop.call_later(LAST_WORDS_S, self.transport.abort)
+
+    def _watch(self, of: "ref[RequestResponseCycle]", on_gone: Callable[[], None]) -> Callable[[], None]:
+        cycle = of()
+
+        def end() -> None:
+            if self._on_gone is on_gone:
+                self._on_gone = None
+
+        if cycle is None or cycle.disconnected:
+            on_gone()
+        else:
+            self._on_gone = on_gone
+            cycle.flow.resume_reading()  # else the end of the connection would not be read either
+        return end
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES_MAX or self._header_count > HEADERS_MAX:
+            self._refusal = (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            raise _Refused
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _await_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.headers_timeout_s, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self._was_used:
+            self.transport.close()  # opened in advance and never used: no answer to anything
+            return
+        message = f"the headers did not arrive within {self.headers_timeout_s:g} s"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
+
+    # --- refusing ---------------------------------------------------------------------------------
+
+    def _refuse(self, status: HTTPStatus, message: str, *, linger_s: float = LINGER_S) -> None:
+        """Answer, unless another answer is under way, and hang up. What the client still sends is thrown
+        away for a moment: closing at once would reset the connection, and it would see no answer."""
+        log.debug("%s is refused: %s", self.client, message)
+        self._refusal = (status, message)
+        self._stop_head_timer()
+        if self.transport.is_closing():
+            return
+        if self._running is not None and not self._running.response_complete:
+            self.transport.close()
+            return
+        kind = "overloaded_error" if status.value == 503 else "invalid_request_error"
+        body = error_body(message, kind)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        if linger_s and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(linger_s, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _give_up_body(self) -> None:
+        """Of the running request, if it is still being received: it never will be, and has no answer yet."""
+        running = self._running
+        if running is None or running is not self.cycle or not running.more_body or running.response_started:
+            return
+        running.disconnected = True
+        running.message_event.set()
+        self._running = None
+
+    def _linger(self, size: int) -> None:
+        self._linger_bytes += size
+        if self._linger_bytes > LINGER_BYTES_MAX:
+            self.transport.close()
+
+
+def protocol_for(config: RouterConfig) -> type[BoundedProtocol]:
+    class ConfiguredProtocol(BoundedProtocol):
+        connections_max = config.connections_max
+        headers_timeout_s = config.headers_timeout_s
+
+    return ConfiguredProtocol

@@ -1,0 +1,68 @@
+"""The models that one router serves, and which of them a request is for."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from baton.core.errors import ModelNotFound
+from router.http.service import Service, model_not_found
+
+
+class _Named(msgspec.Struct):
+    model: str
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+class Models:
+    """One `Service` per model. Their adapters are models too, and no two have one name."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        assert services, "a router has a model"
+        self._services = {service.model: service for service in services}
+        for service in services:
+            service.adapters.is_taken = self._is_taken
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._services.values())
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    @property
+    def first(self) -> Service:
+        return next(iter(self._services.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """That a request may ask for: each model, and its adapters."""
+        return [name for service in self for name in (service.model, *service.adapters.names)]
+
+    def of(self, name: str) -> Service:
+        """Raises ModelNotFound."""
+        if (service := self._services.get(name)) is not None:
+            return service
+        for service in self:
+            if service.adapters.get(name) is not None:
+                return service
+        raise model_not_found(name, self.names)
+
+    def asked_for(self, body: bytes) -> Service | None:
+        """By a request's body; None: it does not say, and so is a request to no model.
+
+        Raises ModelNotFound.
+        """
+        try:
+            named = _named.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return self.of(named.model)
+
+    def _is_taken(self, name: str, by: str) -> bool:
+        """Whether something else than an adapter of model `by` has the name."""
+        try:
+            owner = self.of(name)
+        except ModelNotFound:
+            return False
+        return owner.model == name or owner.model != by

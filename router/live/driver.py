@@ -1,0 +1,315 @@
+"""The asyncio end of `RouterCore`: feeds it events, performs its actions, wakes it in time.
+
+One event loop, no locks: an event is handled to its end before the next one begins. A defect in the
+core's decisions ends the router, on purpose: `run` raises it.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.core.demand import DemandReport
+from baton.core.errors import NoCapacity
+from baton.core.ids import RouterId, SequenceId, WorkerId
+from baton.core.messages import (
+    BlockEvents,
+    RouterMessage,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StepOutput,
+    WorkerHello,
+    WorkerMessage,
+)
+from baton.core.steps import TokenLogprobs
+from baton.wire.link import LinkBroken
+from router.decisions.core import RouterCore, RouterStatus
+from router.decisions.events import (
+    ClientGone,
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    FromWorker,
+    Note,
+    RouterAction,
+    RouterEvent,
+    Served,
+    Submit,
+    Tick,
+    ToWorker,
+    Waterfall,
+    WorkerJoined,
+    WorkerLost,
+)
+from router.decisions.peer_loads import PeerBook
+from router.decisions.prompt_hashes import ChainKind
+from router.live.flusher import Flusher
+from router.live.step_buffer import StepBuffer
+
+TAKEN_IN_AT_ONCE = 8
+"""Sequences: about a slice of a round (see `router.live.flusher`)."""
+
+CHAIN_KINDS_MAX = 2
+"""While workers are replaced by others there are two; of more, the core computes what it needs."""
+
+Send = Callable[[RouterMessage], None]
+"""Queues a message for a worker. Raises LinkBroken if it can't be delivered."""
+
+
+class Sink(Protocol):
+    """Where the tokens of one sequence go. It must not wait, and may call the driver back."""
+
+    def on_logprobs(
+        self, logprobs: tuple[TokenLogprobs, ...], prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> None:
+        """Of the tokens that `on_tokens` brings next. Only if they were asked for."""
+        ...
+
+    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None: ...
+
+    def on_finished(self, finished: Finished) -> None: ...
+
+    def on_failed(self, failed: Failed) -> None: ...
+
+
+class Connection:
+    """An open session with one worker, as the driver sees it."""
+
+    def __init__(self, hello: WorkerHello, address: str, send: Send, break_off: Callable[[], None]) -> None:
+        self.worker_id: WorkerId = hello.worker_id
+        self.hello, self.address = hello, address
+        self.send, self.break_off = send, break_off
+
+
+class Driver:
+    def __init__(self, core: RouterCore, *, on_note: Callable[[Note], None] = lambda _: None) -> None:
+        """Within a running event loop, whose time is the core's."""
+        self._core = core
+        self._loop = asyncio.get_running_loop()
+        self._on_note = on_note
+        self._steps = StepBuffer()
+        self.flusher = Flusher(take_in=self._take_in)
+        """Of the streams to clients."""
+        self._events: deque[RouterEvent] = deque()
+        self._is_handling = False
+        self._sinks: dict[SequenceId, Sink] = {}
+        self._connections: dict[WorkerId, Connection] = {}
+        self._timer: asyncio.Handle | None = None
+        self._timer_due_s = 0.0
+        self._crashed: asyncio.Future[None] = self._loop.create_future()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.is_draining = False
+        self.sequence_tokens_max: int | None = None
+        """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
+        self._chain_kinds: tuple[ChainKind, ...] = ()
+        self._fingerprint = ""
+
+    @property
+    def in_flight_count(self) -> int:
+        """Sequences whose client still waits for something."""
+        return len(self._sinks)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the workers; empty: there was none yet."""
+        return self._fingerprint
+
+    @property
+    def peers(self) -> PeerBook:
+        return self._core.peers
+
+    @property
+    def chain_kinds(self) -> tuple[ChainKind, ...]:
+        """Which hashes of a prompt its placement may ask for."""
+        return self._chain_kinds
+
+    def status(self) -> RouterStatus:
+        return self._core.status()
+
+    def demand(self, router_id: RouterId) -> DemandReport:
+        return self._core.demand(router_id, now_s=self._loop.time())
+
+    def check(self) -> None:
+        """Raises AssertionError if the accounts disagree: for tests and diagnosis."""
+        self._core.check()
+        assert bool(self._sinks) != self._idle.is_set()
+
+    def now_s(self) -> float:
+        """The clock that deadlines are on."""
+        return self._loop.time()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises what went wrong inside the core, if something does."""
+        await asyncio.shield(self._crashed)
+
+    def crash(self, error: BaseException) -> None:
+        """Something that must not go wrong did: `run` raises it. The first counts."""
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        """`sink` hears the end exactly once, maybe before this returns, unless `client_gone` is
+        called. Raises NoCapacity while draining."""
+        if self.is_draining:
+            raise NoCapacity("this router is shutting down")
+        self._sinks[submit.seq_id] = sink
+        self._idle.clear()
+        self.feed(submit)
+
+    def client_gone(self, seq_id: SequenceId) -> None:
+        """Cancels what runs; the sink hears nothing more. Unknown sequence: nothing happens."""
+        if self._forget(seq_id) is not None:
+            self.feed(ClientGone(seq_id))
+
+    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+        """Where the sequence's time went so far, and who serves it."""
+        return self._core.progress_of(seq_id)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more sequences and wait for those in flight. Whether they all ended in time."""
+        self.is_draining = True
+        return await self.idle(timeout_s)
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until no sequence is in flight. Whether that came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_all(self, message: str) -> None:
+        """End every sequence now: its client is told that this router is no longer there for it."""
+        for seq_id in list(self._sinks):
+            if (sink := self._forget(seq_id)) is not None:
+                self.feed(ClientGone(seq_id))
+                sink.on_failed(Failed(seq_id, FailureKind.NO_CAPACITY, message))
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> bool:
+        """False: there is a session with this very worker already, and it goes on."""
+        if connection.worker_id in self._connections:
+            return False
+        self._connections[connection.worker_id] = connection
+        self._update_facts()
+        self.feed(WorkerJoined(connection.hello, connection.address))
+        return True
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        if self._connections.get(connection.worker_id) is connection:
+            del self._connections[connection.worker_id]
+            self._update_facts()
+            self._feed_outputs(connection.worker_id, self._steps.take_worker(connection.worker_id))
+            self.feed(WorkerLost(connection.worker_id, reason))
+
+    def heard(self, worker_id: WorkerId, message: WorkerMessage) -> None:
+        """Tokens of running sequences wait for the next round, everything else is handled now; what a worker
+        says of a sequence is handled in the order in which it said it."""
+        match message:
+            case StepOutput(outputs):
+                self._feed_outputs(worker_id, self._steps.add(worker_id, outputs))
+                if self._steps:
+                    self.flusher.wake()
+                return
+            case SequenceJoined() | SequenceRefused() | SequenceFailed():
+                self._feed_outputs(worker_id, self._steps.take_sequence(worker_id, message.seq_id))
+            case BlockEvents():
+                pass
+            case _:
+                self._feed_outputs(worker_id, self._steps.take_worker(worker_id))
+        self.feed(FromWorker(worker_id, message))
+
+    def _take_in(self) -> bool:
+        taken = self._steps.take_some(TAKEN_IN_AT_ONCE)
+        if taken is None:
+            return False
+        self._feed_outputs(*taken)
+        return True
+
+    def _feed_outputs(self, worker_id: WorkerId, outputs: tuple[SequenceOutput, ...]) -> None:
+        if outputs:
+            self.feed(FromWorker(worker_id, StepOutput(outputs)))
+
+    def _update_facts(self) -> None:
+        """While nobody is there, the last ones count: they come back."""
+        hellos = [c.hello for c in self._connections.values()]
+        if hellos:
+            self.sequence_tokens_max = max(hello.max_model_tokens for hello in hellos)
+            self._fingerprint = hellos[0].fingerprint
+            kinds = Counter(ChainKind(hello.fingerprint, hello.block_tokens) for hello in hellos)
+            self._chain_kinds = tuple(kind for kind, _ in kinds.most_common(CHAIN_KINDS_MAX))
+
+    # --- the core ---------------------------------------------------------------------------------
+
+    def feed(self, event: RouterEvent) -> None:
+        """Handles the event now, or right after the one that is being handled."""
+        self._events.append(event)
+        if self._is_handling or self._crashed.done():
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for action in self._core.handle(self._events.popleft(), now_s=self._loop.time()):
+                    self._perform(action)
+        except Exception as error:
+            self.crash(error)
+            raise
+        finally:
+            self._is_handling = False
+        self._set_timer()
+
+    def _perform(self, action: RouterAction) -> None:
+        match action:
+            case Deliver(seq_id, _, tokens, cached_token_count, logprobs, prompt_logprobs):
+                if (sink := self._sinks.get(seq_id)) is not None:
+                    if logprobs or prompt_logprobs is not None:
+                        sink.on_logprobs(logprobs, prompt_logprobs)
+                    sink.on_tokens(tokens, cached_token_count=cached_token_count)
+            case ToWorker(worker_id, message):
+                self._send(worker_id, message)
+            case Finished():
+                if (sink := self._forget(action.seq_id)) is not None:
+                    sink.on_finished(action)
+            case Failed():
+                if (sink := self._forget(action.seq_id)) is not None:
+                    sink.on_failed(action)
+            case Note():
+                self._on_note(action)
+
+    def _send(self, worker_id: WorkerId, message: RouterMessage) -> None:
+        connection = self._connections.get(worker_id)
+        if connection is None:
+            return  # the core hears of the loss by an event of its own
+        try:
+            connection.send(message)
+        except LinkBroken:
+            connection.break_off()
+
+    def _forget(self, seq_id: SequenceId) -> Sink | None:
+        sink = self._sinks.pop(seq_id, None)
+        if not self._sinks:
+            self._idle.set()
+        return sink
+
+    def _set_timer(self) -> None:
+        next_s = self._core.next_tick_s
+        if self._timer is not None:
+            if next_s == self._timer_due_s:  # uvloop's handle of a time that is past does not tell its own
+                return
+            self._timer.cancel()
+            self._timer = None
+        if next_s is not None:
+            self._timer = self._loop.call_at(next_s, self._tick)
+            self._timer_due_s = next_s
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(Tick())

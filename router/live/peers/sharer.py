@@ -1,0 +1,81 @@
+"""Tells the routers that follow this one what it has where, a few times a second."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from baton.core.ids import RouterId
+from baton.core.recent_requests import StoriesTold, StoriesWanted
+from baton.core.sharing import RouterUpdate
+from router.live.drivers import Drivers
+from router.live.recent_requests import Stories
+
+SHARED_EVERY_S = 0.025
+"""While something changes."""
+
+TOLD_EVERY_S = 0.5
+"""While nothing does: silence means loss."""
+
+UNREAD_MAX = 80
+"""Updates that wait for a follower; it follows anew, from a snapshot, once there are more."""
+
+
+class Sharer:
+    """`baton.wire.routers.RouterHandler`."""
+
+    def __init__(self, drivers: Drivers, router_id: RouterId, stories: Stories | None = None) -> None:
+        self._drivers, self._router_id = drivers, router_id
+        self._stories = stories or Stories()
+        self._queues: set[asyncio.Queue[RouterUpdate | None]] = set()
+        self._is_followed = asyncio.Event()
+
+    async def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
+        peers = self._drivers.peers
+        self._tell()  # what the snapshot has is told to those who follow already, too
+        queue: asyncio.Queue[RouterUpdate | None] = asyncio.Queue(UNREAD_MAX)
+        if not self._queues:
+            peers.listen(is_followed=True)
+        self._queues.add(queue)
+        self._is_followed.set()
+        try:
+            yield peers.snapshot(self._router_id)
+            while (update := await queue.get()) is not None:
+                yield update
+        finally:
+            self._drop(queue)
+
+    def stories(self, wanted: StoriesWanted) -> StoriesTold:
+        return self._stories.told(wanted, self._router_id)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        told_s = 0.0
+        while True:
+            await self._is_followed.wait()
+            await asyncio.sleep(SHARED_EVERY_S)
+            if self._tell():
+                told_s = loop.time()
+            elif loop.time() - told_s >= TOLD_EVERY_S:
+                told_s = loop.time()
+                self._put(RouterUpdate(self._router_id))
+
+    def _tell(self) -> bool:
+        update = self._drivers.peers.changes(self._router_id)
+        if update is not None:
+            self._put(update)
+        return update is not None
+
+    def _put(self, update: RouterUpdate) -> None:
+        for queue in list(self._queues):
+            if queue.full():
+                self._drop(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(update)
+
+    def _drop(self, queue: asyncio.Queue[RouterUpdate | None]) -> None:
+        self._queues.discard(queue)
+        if not self._queues and self._is_followed.is_set():
+            self._is_followed.clear()
+            self._drivers.peers.listen(is_followed=False)

@@ -1,0 +1,203 @@
+"""The latest requests of a router, in memory and bounded: who did what to each, and how long it took.
+
+What is kept of a request while it runs is references to what is there anyway. It becomes a `Story` when
+somebody asks, which is seldom.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from baton.core.ids import RouterId
+from baton.core.recent_requests import Moment, StoriesTold, StoriesWanted, Story
+from router.decisions.events import Note, Served, Waterfall
+from router.live.request_log import RequestLog
+from router.openai.responses import Usage
+from router.openai.timings import PARTS, EdgeTimes
+from router.tenants.service_classes import NO_OBJECTIVES, Objectives, Verdict
+
+RECENT_MAX = 256
+TROUBLED_MAX = 256
+"""Kept beside the recent ones: when many requests go well, those that did not are what is asked for."""
+
+RUNNING_MAX = 8192
+MOMENTS_MAX = 64
+"""Of one request."""
+
+_UNTROUBLED = (None, Verdict.MET, Verdict.CANCELLED)
+
+
+class Draft:
+    """Of one request."""
+
+    __slots__ = (
+        "began_s",
+        "client_request_id",
+        "edge",
+        "ended_s",
+        "error",
+        "model",
+        "notes",
+        "objectives",
+        "outcome",
+        "request_id",
+        "served",
+        "tenant",
+        "tpot_s",
+        "ttft_s",
+        "usage",
+        "verdict",
+        "waterfall",
+    )
+
+    def __init__(self, request_id: str, now_s: float, client_request_id: str, model: str) -> None:
+        self.request_id, self.began_s, self.client_request_id = request_id, now_s, client_request_id
+        self.model = model
+        self.ended_s: float | None = None
+        self.notes: list[tuple[float, Note]] = []
+        self.outcome, self.error, self.tenant = "running", "", ""
+        self.verdict: Verdict | None = None
+        self.objectives: Objectives = NO_OBJECTIVES
+        self.usage = NO_USAGE
+        self.ttft_s: float | None = None
+        self.tpot_s: float | None = None
+        self.edge: EdgeTimes | None = None
+        self.waterfall: Waterfall | None = None
+        self.served: Served | None = None
+
+    @property
+    def is_trouble(self) -> bool:
+        is_dropped = self.outcome == "cancelled" and bool(self.error)
+        is_retried = self.served is not None and self.served.attempts > 1
+        return self.verdict not in _UNTROUBLED or is_dropped or is_retried
+
+
+NO_USAGE = Usage()
+
+
+class Stories:
+    """One per router."""
+
+    def __init__(
+        self,
+        request_log: RequestLog | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._request_log = request_log or RequestLog()
+        self._now_s, self._unix_s = now_s, unix_s
+        self._running: dict[str, Draft] = {}
+        self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
+        self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
+
+    def begin(self, request_id: str, *, client_request_id: str = "", model: str = "") -> None:
+        if len(self._running) < RUNNING_MAX:
+            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id, model)
+
+    def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
+        """Its class and whose it is, known once its body was read."""
+        draft = self._running.get(request_id)
+        if draft is not None:
+            draft.objectives, draft.tenant = objectives, tenant
+
+    def note(self, request_id: str, note: Note) -> None:
+        draft = self._running.get(request_id)
+        if draft is not None and len(draft.notes) < MOMENTS_MAX:
+            draft.notes.append((self._now_s(), note))
+
+    def answered(
+        self,
+        request_id: str,
+        usage: Usage,
+        *,
+        ttft_s: float | None = None,
+        tpot_s: float | None = None,
+        edge: EdgeTimes | None = None,
+        waterfall: Waterfall | None = None,
+        served: Served | None = None,
+    ) -> None:
+        draft = self._running.get(request_id)
+        if draft is not None:
+            draft.usage, draft.ttft_s, draft.tpot_s = usage, ttft_s, tpot_s
+            draft.edge, draft.waterfall, draft.served = edge, waterfall, served
+
+    def end(
+        self,
+        request_id: str,
+        *,
+        outcome: str,
+        error: str,
+        verdict: Verdict | None,
+        objectives: Objectives,
+        tenant: str,
+    ) -> None:
+        draft = self._running.pop(request_id, None)
+        if draft is None:
+            return
+        draft.ended_s = self._now_s()
+        draft.outcome, draft.error, draft.verdict = outcome, error, verdict
+        draft.objectives, draft.tenant = objectives, tenant
+        (self._troubled if draft.is_trouble else self._recent).append(draft)
+        self._request_log.ended(is_trouble=draft.is_trouble, story=lambda: self._story(draft))
+
+    def told(self, wanted: StoriesWanted, router_id: RouterId) -> StoriesTold:
+        drafts = self._found(wanted)
+        return StoriesTold(router_id, tuple(self._story(draft) for draft in drafts))
+
+    def _found(self, wanted: StoriesWanted) -> Iterator[Draft]:
+        if wanted.request_id:
+            found = chain(self._running.values(), self._recent, self._troubled)
+            named = wanted.request_id
+            yield from (d for d in found if named in (d.request_id, d.client_request_id))
+            return
+        running = sorted(self._running.values(), key=lambda draft: -draft.began_s)
+        ended = sorted(chain(self._recent, self._troubled), key=lambda draft: -(draft.ended_s or 0.0))
+        yield from (*running, *ended)[: max(0, wanted.limit)]
+
+    def _story(self, draft: Draft) -> Story:
+        now_s = self._now_s()
+        served, objectives, usage = draft.served, draft.objectives, draft.usage
+        return Story(
+            request_id=draft.request_id,
+            model=draft.model,
+            client_request_id=draft.client_request_id,
+            arrived_s=self._unix_s() - (now_s - draft.began_s),
+            took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,
+            outcome=draft.outcome,
+            verdict="" if draft.verdict is None else draft.verdict.value,
+            error=draft.error,
+            slo_class=objectives.slo_class,
+            tenant=draft.tenant,
+            ttft_slo_s=objectives.ttft_s,
+            tpot_slo_s=objectives.tpot_s,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=draft.ttft_s,
+            tpot_s=draft.tpot_s,
+            parts=_parts(draft),
+            prefill_worker=served.prefill_worker if served else "",
+            decode_worker=served.decode_worker if served else "",
+            predicted_ttft_s=served.predicted_ttft_s if served else None,
+            predicted_tpot_s=served.predicted_tpot_s if served else None,
+            attempts=served.attempts if served else sum(note.what == "placed" for _, note in draft.notes),
+            moments=tuple(_moment(at_s - draft.began_s, note) for at_s, note in draft.notes),
+        )
+
+
+def _parts(draft: Draft) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    if draft.edge is not None:
+        parts = {"route": draft.edge.route_s, "tokenize": draft.edge.tokenize_s}
+    if draft.waterfall is not None:
+        parts |= {part: getattr(draft.waterfall, f"{part}_s") for part in PARTS[2:]}
+    return parts
+
+
+def _moment(after_s: float, note: Note) -> Moment:
+    sequence = note.seq_id.rsplit("/", 1)[-1]
+    return Moment(
+        after_s, note.what, note.because, sequence, tuple(note.worker_ids), note.seconds, note.bytes
+    )

@@ -1,0 +1,97 @@
+"""One line of the log for each request that ended, or for those only that did not go well.
+
+What a line says is the request's story, as the dashboard tells it: see `baton.core.recent_requests`. No
+prompt and no answer is in it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from baton.core.recent_requests import Story
+
+log = logging.getLogger("baton.requests")
+
+Which = Literal["off", "troubled", "all"]
+
+LINES_PER_S_MAX = 50
+"""Of requests that did not go well, while only these are wanted: under overload there are thousands."""
+
+ERROR_CHARACTERS_MAX = 300
+"""What was wrong with a request may quote what its client wrote."""
+
+_WARNED = ("failed", "refused")
+
+
+class RequestLog:
+    def __init__(self, which: Which = "off", *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._which, self._now_s = which, now_s
+        self._second, self._in_second, self._left_out = 0, 0, 0
+
+    def ended(self, *, is_trouble: bool, story: Callable[[], Story]) -> None:
+        """`story` is asked for only if it is written."""
+        if self._which == "off" or (self._which == "troubled" and not (is_trouble and self._has_room())):
+            return
+        told = story()
+        level = logging.WARNING if told.outcome in _WARNED else logging.INFO
+        log.log(level, "%s", in_words(told), extra={"fields": fields_of(told)})
+
+    def _has_room(self) -> bool:
+        second = int(self._now_s())
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        if self._in_second >= LINES_PER_S_MAX:
+            self._left_out += 1
+            return False
+        self._in_second += 1
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            log.warning(
+                "%d more requests did not go well: of these at most %d a second have a line",
+                left_out,
+                LINES_PER_S_MAX,
+            )
+        return True
+
+
+def fields_of(story: Story) -> dict[str, Any]:
+    """Flat but for `parts`; what is not known, or empty, is left out."""
+    fields: dict[str, Any] = msgspec.to_builtins(story)
+    for name in ("moments", "arrived_s"):
+        del fields[name]
+    return {name: value for name, value in fields.items() if value not in (None, "", {})}
+
+
+def _printable(text: str) -> str:
+    """In one line, whatever clients name things: nobody writes lines of their own into the log."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_words(s: Story) -> str:
+    parts = [f"{s.request_id} {s.outcome}"]
+    if s.verdict and s.verdict not in (s.outcome, "met"):
+        parts[0] += f" ({s.verdict.replace('_', ' ')})"
+    parts[0] += f" in {s.took_s:.3f} s"
+    if s.error:
+        parts.append(s.error[:ERROR_CHARACTERS_MAX])
+    if s.completion_tokens or s.prompt_tokens:
+        parts.append(f"{s.prompt_tokens} tokens in ({s.cached_tokens} cached), {s.completion_tokens} out")
+    if s.ttft_s is not None:
+        parts.append(f"TTFT {s.ttft_s:.3f} s")
+    if s.tpot_s is not None:
+        parts.append(f"TPOT {s.tpot_s * 1e3:.1f} ms")
+    if s.prefill_worker:
+        both = s.prefill_worker == s.decode_worker
+        parts.append(s.prefill_worker if both else f"{s.prefill_worker} -> {s.decode_worker}")
+    if s.attempts > 1:
+        parts.append(f"{s.attempts} attempts")
+    if s.tenant:
+        parts.append(f"tenant {s.tenant}")
+    if s.slo_class:
+        parts.append(f"class {s.slo_class}")
+    if s.client_request_id:
+        parts.append(f"x-request-id {s.client_request_id}")
+    return _printable(", ".join(parts))

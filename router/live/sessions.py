@@ -1,0 +1,192 @@
+"""Sessions with workers, kept alive: dialled, watched for silence, dialled again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Protocol, cast
+
+from baton.core.errors import BatonError, IncompatiblePeer
+from baton.core.ids import RouterId
+from baton.core.messages import MembershipView, RouterMessage, WorkerHello, WorkerMessage
+from baton.core.sharing import RouterMember
+from baton.wire.client import DirectoryClient
+from baton.wire.link import LinkBroken
+from router.decisions.membership import Roster
+from router.live.driver import Connection, Driver
+from router.live.drivers import Drivers
+from router.live.silence import SilenceWatch
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+DIRECTORY_BACKOFF_MAX_S = 0.5
+"""A cluster's start waits for this one: routers start beside their control plane, which takes longer."""
+DIRECTORY_SILENCE_S = 5.0
+"""The directory sends a view every second; after this long without one it is dialled again."""
+
+
+class WorkerLink(Protocol):
+    def send(self, message: RouterMessage) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[WorkerMessage]: ...
+
+
+Dial = Callable[[str, RouterId], AbstractAsyncContextManager[tuple[WorkerHello, WorkerLink]]]
+"""`baton.wire.client.worker_session`, or a test's. Raises LinkBroken."""
+
+
+class Backoff:
+    """How long to wait before the next attempt: doubles, begins anew after a success."""
+
+    def __init__(self, max_s: float = BACKOFF_MAX_S) -> None:
+        self._next_s, self._max_s = BACKOFF_FIRST_S, max_s
+
+    def succeeded(self) -> None:
+        self._next_s = BACKOFF_FIRST_S
+
+    def next_s(self) -> float:
+        delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
+        return delay_s
+
+
+class WorkerSessions:
+    """One task per wanted address. Use within `async with`."""
+
+    def __init__(
+        self,
+        drivers: Drivers,
+        roster: Roster,
+        *,
+        router_id: RouterId,
+        silence_s: float,
+        dial: Dial,
+    ) -> None:
+        """A worker is its model's driver's. One that serves a model for which there is none is never used."""
+        self._drivers, self._roster, self._dial = drivers, roster, dial
+        self._router_id, self._silence_s = router_id, silence_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._open: set[str] = set()
+
+    async def __aenter__(self) -> "WorkerSessions":
+        self._follow_roster()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def on_view(self, view: MembershipView) -> None:
+        for update in self._roster.on_view(view):
+            self._drivers.feed(update)
+        self._follow_roster()
+
+    def _follow_roster(self) -> None:
+        for address in self._roster.addresses - self._tasks.keys():
+            task = asyncio.create_task(self._keep(address), name=f"session {address}")
+            task.add_done_callback(self._ended)
+            self._tasks[address] = task
+        for address in self._tasks.keys() - self._roster.addresses - self._open:
+            self._tasks.pop(address).cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A defect must not leave a worker undialled for ever, unnoticed: it ends the router."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._drivers.crash(error)
+
+    async def _keep(self, address: str) -> None:
+        backoff = Backoff()
+        while address in self._roster.addresses:
+            try:
+                await self._one_session(address, backoff)
+            except (LinkBroken, BatonError, OSError) as error:
+                log.info("worker at %s: %s", address, str(error).removeprefix(f"{address}: "))
+            await asyncio.sleep(backoff.next_s())
+        self._tasks.pop(address, None)
+
+    async def _one_session(self, address: str, backoff: Backoff) -> None:
+        async with self._dial(address, self._router_id) as (hello, link):
+            driver = self._drivers.of(hello.model)
+            if driver is None:
+                known = " or ".join(self._drivers.names)
+                raise IncompatiblePeer(f"{hello.worker_id} serves {hello.model}, not {known}")
+            log.info("worker %s (%s) answers at %s", hello.worker_id, hello.role, address)
+            self._open.add(address)
+            try:
+                reason = await self._listen(driver, address, hello, link, backoff)
+            finally:
+                self._open.discard(address)
+            log.info("worker %s is lost: %s", hello.worker_id, reason)
+
+    async def _listen(
+        self, driver: Driver, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff
+    ) -> str:
+        """Until the session ends; returns why."""
+        reason = "its session was closed here"
+        ending = asyncio.timeout(None)
+        is_broken_off = False
+
+        def break_off() -> None:
+            nonlocal is_broken_off
+            is_broken_off = True  # a message that is here already must not put the end off again
+            _end_now(ending)
+
+        connection = Connection(hello, address, link.send, break_off)
+        try:
+            async with ending:
+                if not driver.connected(connection):
+                    return "it has a session under another address already"
+                backoff.succeeded()
+                with SilenceWatch(self._silence_s, lambda: _end_now(ending)) as silence:
+                    async for message in link:
+                        if is_broken_off:
+                            return "it cannot be told anything"
+                        silence.heard()
+                        driver.heard(hello.worker_id, message)
+                reason = "it closed the session"
+        except TimeoutError:
+            reason = f"silent for {self._silence_s:g} s"
+        except LinkBroken as error:
+            reason = str(error).removeprefix(f"{hello.worker_id}: ")
+        finally:
+            driver.disconnected(connection, reason)
+        return reason
+
+
+def _end_now(ending: asyncio.Timeout) -> None:
+    if not ending.expired():
+        ending.reschedule(0.0)
+
+
+class DirectoryWatch:
+    """Follows the directory. While it is away, what it said last holds."""
+
+    def __init__(self, client: DirectoryClient, member: RouterMember) -> None:
+        self._client, self._member = client, member
+        self.is_current = False
+
+    async def run(self, on_view: Callable[[MembershipView], None]) -> None:
+        """Until cancelled."""
+        backoff = Backoff(DIRECTORY_BACKOFF_MAX_S)
+        while True:
+            try:
+                await self._follow(on_view, backoff)
+            except (LinkBroken, TimeoutError) as error:
+                if self.is_current:
+                    log.warning("directory %s is away: %s", self._client.address, error)
+            self.is_current = False
+            await asyncio.sleep(backoff.next_s())
+
+    async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
+        # It is a generator, and must be closed for the call behind it to end.
+        views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._member))
+        async with asyncio.timeout(None) as ending, aclosing(views):
+            with SilenceWatch(DIRECTORY_SILENCE_S, lambda: _end_now(ending)) as silence:
+                async for view in views:
+                    silence.heard()
+                    backoff.succeeded()
+                    self.is_current = True
+                    on_view(view)

@@ -1,0 +1,1 @@
+"""OpenAI's API as values: requests are parsed and checked, answers become bytes. Pure."""

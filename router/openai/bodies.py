@@ -1,0 +1,180 @@
+"""The fields of OpenAI requests, by endpoint, and the way from a body's bytes to them. Pure."""
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from baton.core.errors import ClientError
+from router.openai.unsupported import Harmless, refuse_unsupported
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`baton`: what only this server has."""
+
+    slo_class: str | None = None
+    """Name of a class of `slo.classes`."""
+    ttft_ms: float | None = None
+    """Objective of the time to the first token, in place of the class's."""
+    tpot_ms: float | None = None
+    """Objective of the time per output token, in place of the class's."""
+    timings: bool | None = None
+    """The answer says where the time to its first token went, and who served it."""
+
+
+class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    user: str | None = None
+    safety_identifier: str | None = None
+    priority: int | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    service_tier: str | None = None
+    baton: BatonOptions | None = None
+
+
+class Body(AnyBody, frozen=True, kw_only=True):
+    """What both generating endpoints have. Names that OpenAI lacks are vLLM's."""
+
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    prompt: str | list[Any]
+    best_of: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class EmbeddingBody(AnyBody, frozen=True, kw_only=True):
+    input: str | list[Any]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+
+
+B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
+
+
+@contextmanager
+def _without_gc() -> Generator[None]:
+    """A body of a million small containers takes six times as long to decode while the collector looks
+    through them again and again, and none of them is garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def parse_body(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> B:
+    with _without_gc():
+        return _parse_fields(body, kind, unsupported)
+
+
+def _utf8_error(body: bytes) -> str:
+    """With the position in the body; the decoder's is one within some string of it."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"{error.reason} at byte {error.start}"
+    return ""
+
+
+def _json_error(body: bytes) -> str:
+    """With line and column, which msgspec does not tell; it also calls half of a surrogate pair truncated."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return str(error)
+    return ""
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Raises ClientError if the body is no JSON object."""
+    if not body.strip():
+        raise ClientError("the body is empty: it must be a JSON object")
+    try:
+        fields = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise ClientError(f"the body is not UTF-8: {_utf8_error(body) or error.reason}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ClientError(f"the body is not valid JSON: {_json_error(body) or error}") from error
+    if not isinstance(fields, dict):
+        raise ClientError("the body must be a JSON object")
+    return fields
+
+
+def _parse_fields(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> B:
+    fields = decode_object(body)
+    try:
+        parsed = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise field_error(error) from error
+    refuse_unsupported(fields, unsupported)
+    return parsed
+
+
+def field_error(error: msgspec.ValidationError) -> ClientError:
+    """msgspec says "… - at `$.messages[1]`" or "… missing required field `model`"."""
+    what, _, path = str(error).partition(" - at `$.")
+    if path:
+        return ClientError(f"{what} in {path.rstrip('`')}", param=path.rstrip("`"), code="invalid_type")
+    if "missing required field" in what:
+        field = what.rsplit("`", 2)[1]
+        return ClientError(f"{field} is required", param=field, code="missing_required_parameter")
+    return ClientError(what)

@@ -1,0 +1,317 @@
+"""One generated text of a request: its tokens become text, and where asked for messages and logprobs."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.core.errors import (
+    BatonError,
+    ClientError,
+    DeadlineOver,
+    NoCapacity,
+    ObjectivesUnmet,
+    PeerFailure,
+    PromptTooLong,
+    QueueFull,
+)
+from baton.core.ids import SequenceId
+from baton.core.sampling import FinishReason
+from baton.core.steps import TokenLogprobs
+from router.decisions.events import Failed, FailureKind, Finished, Served, Submit, Waterfall
+from router.openai.logprobs import Entry, LogprobFormat, Track
+from router.text.detokenizer import Detokenizer
+from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, Message, Reasoning, merged
+from router.text.parsers.select import Stages
+
+
+def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = None) -> BatonError:
+    """`prompt_field`: of the request, to be named if that is too long; `grammar_field`: if nothing else of
+    the request can be unsupported."""
+    match failed.kind:
+        case FailureKind.QUEUE_FULL:
+            return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
+        case FailureKind.NO_CAPACITY | FailureKind.RETRIES_SPENT:
+            return NoCapacity(failed.message, retry_after_s=failed.retry_after_s)
+        case FailureKind.UNMET:
+            return ObjectivesUnmet(failed.message, retry_after_s=failed.retry_after_s)
+        case FailureKind.TOO_LONG:
+            return PromptTooLong(failed.message, param=prompt_field)
+        case FailureKind.UNSUPPORTED:
+            code = "unsupported_grammar" if grammar_field else "unsupported_parameter"
+            return ClientError(failed.message, param=grammar_field, code=code)
+        case FailureKind.DEADLINE:
+            return DeadlineOver(failed.message)
+        case FailureKind.ATTEMPTS:
+            return PeerFailure(failed.message)
+        case FailureKind.INTERNAL:
+            return BatonError(failed.message)
+
+
+def call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_call_id() -> str:
+    """Mistral's templates accept ids of nine letters and digits only."""
+    return secrets.token_hex(5)[:9]
+
+
+class Echo(msgspec.Struct, frozen=True):
+    """The prompt, as the answer repeats it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Character of `text` at which each token begins; only with logprobs."""
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """What a choice is asked for beside its text."""
+
+    token_ids: bool = False
+    logprobs: LogprobFormat | None = None
+    parser: Stages | None = None
+    new_call_id: Callable[[], str] = call_id
+    echo: Echo | None = None
+    prompt_only: bool = False
+    is_ranked: bool = False
+    """Its log probability decides whether it is part of the answer."""
+    grammar_field: str | None = None
+    """That the grammar came from; None: there is none, or an adapter may be what a worker refuses."""
+
+
+PLAIN = Wants()
+
+
+class Owner(Protocol):
+    """The exchange, as its choices see it."""
+
+    @property
+    def prompt_field(self) -> str: ...
+
+    def now_s(self) -> float: ...
+    def cancel(self, choice: "Choice") -> None: ...
+    def fail(self, error: BatonError) -> None: ...
+    def on_progress(self, choice: "Choice") -> None: ...
+    def progress_of(self, choice: "Choice") -> tuple[Waterfall | None, Served | None]: ...
+
+
+class Choice:
+    """The driver's sink."""
+
+    def __init__(
+        self, owner: Owner, index: int, submit: Submit, detokenizer: Detokenizer, wants: Wants = PLAIN
+    ) -> None:
+        self._owner, self._detokenizer = owner, detokenizer
+        self.index = index
+        self.submit = submit
+        self.wants = wants
+        self.deltas: list[str] = []
+        """Text that is not sent yet."""
+        self.said: list[Delta] = []
+        """The same of a choice with a parser."""
+        self.track = Track() if wants.logprobs is not None or wants.is_ranked else None
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        self.unsent_ids: list[int] | None = [] if wants.token_ids else None
+        """Token ids that are not sent yet; None: the client does not want any."""
+        self.unsent_tokens = 0
+        self.is_plain = wants.parser is None and wants.logprobs is None and wants.echo is None
+        self.is_opened = False
+        """The client was told that this choice begins."""
+        self.is_closed = False
+        """The client was told how it ended."""
+        self.finish: FinishReason | None = None
+        self.token_count = 0
+        self.cached_token_count = 0
+        self.waterfall: Waterfall | None = None
+        self.served: Served | None = None
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        self._sent_characters = 0
+
+    @property
+    def seq_id(self) -> SequenceId:
+        return self.submit.seq_id
+
+    @property
+    def prompt_ids(self) -> Sequence[int] | None:
+        """None: the client does not want any."""
+        return list(self.submit.prompt) if self.wants.token_ids else None
+
+    @property
+    def finish_reason(self) -> str:
+        parser = self.wants.parser
+        if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
+            return "tool_calls"
+        return str(self.finish)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None: there was no second one."""
+        if self.token_count < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.token_count - 1)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Log probability per token, by which OpenAI ranks `best_of`."""
+        return (self.track.total if self.track is not None else 0.0) / max(1, self.token_count)
+
+    # --- what the driver says ---------------------------------------------------------------------
+
+    def on_logprobs(
+        self, logprobs: tuple[TokenLogprobs, ...], prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> None:
+        if self.track is not None:
+            self.track.arrived(logprobs)
+        if prompt_logprobs is not None:
+            self.prompt_logprobs = prompt_logprobs
+
+    def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int = 0) -> None:
+        if self.finish is not None:
+            return
+        self.cached_token_count = cached_token_count
+        now_s = self._owner.now_s()
+        self.first_token_s = self.first_token_s or now_s
+        self.last_token_s = now_s
+        self.token_count += len(tokens)
+        self.unsent_tokens += len(tokens)
+        if self.unsent_ids is not None:
+            self.unsent_ids += tokens
+        detokenizer = self._detokenizer
+        if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
+            self._say(text)
+        if detokenizer.found_stop_string:
+            self.token_count = detokenizer.token_count
+            self._end_early()
+        self._owner.on_progress(self)
+
+    def on_finished(self, finished: Finished) -> None:
+        if self.finish is not None:
+            return
+        self.token_count = finished.generated_count
+        self.cached_token_count = finished.cached_token_count
+        self.waterfall, self.served = finished.waterfall, finished.served
+        if text := self._detokenizer.finish():
+            self._sent_characters += len(text)
+            self._say(text)
+        found_stop = self._detokenizer.found_stop_string
+        self._close(FinishReason.STOP if found_stop else finished.reason)
+        self._owner.on_progress(self)
+
+    def on_failed(self, failed: Failed) -> None:
+        self._owner.fail(error_for(failed, self._owner.prompt_field, self.wants.grammar_field))
+
+    def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
+        """As `Detokenizer.push`, noting where in the text each token begins."""
+        detokenizer, parts = self._detokenizer, list[str]()
+        for token in tokens:
+            if detokenizer.stopped:
+                break
+            start = self._sent_characters + detokenizer.held_characters
+            text = detokenizer.push((token,))
+            self._sent_characters += len(text)
+            is_end = detokenizer.stopped and not detokenizer.found_stop_string and not text
+            track.pushed(start, is_text=not is_end)
+            parts.append(text)
+        track.sent(self._sent_characters)
+        return "".join(parts)
+
+    def _say(self, text: str) -> None:
+        parser = self.wants.parser
+        if parser is None:
+            self.deltas.append(text)
+            return
+        self.said += parser.feed(text)
+        if parser.is_done and self.finish is None:
+            self._end_early()
+
+    def _end_early(self) -> None:
+        """What the engine still generates is not wanted."""
+        self._close(FinishReason.STOP)
+        self.waterfall, self.served = self._owner.progress_of(self)
+        self._owner.cancel(self)
+
+    def _close(self, reason: FinishReason) -> None:
+        if self.finish is not None:
+            return
+        self.finish = reason
+        if self.wants.parser is not None:
+            self.said += self.wants.parser.finish()
+        if self.track is not None:
+            self.track.sent(self._sent_characters)
+            self.track.ended(is_cut=self._detokenizer.found_stop_string)
+
+    # --- what the client gets ---------------------------------------------------------------------
+
+    def take(self) -> tuple[str, list[int] | None]:
+        """Text and, if wanted, token ids that are not sent yet; they count as sent."""
+        text, ids = "".join(self.deltas), self.unsent_ids
+        self.deltas.clear()
+        self.unsent_tokens = 0
+        if ids is not None:
+            self.unsent_ids = []
+        return ("" if self.wants.prompt_only else text), ids
+
+    def take_deltas(self) -> list[Delta]:
+        said, self.said = self.said, []
+        return merged(said)
+
+    def take_logprobs(self) -> dict[str, Any] | None:
+        """OpenAI's object for the tokens whose text is taken now; None: not asked for, or there are none."""
+        if self.wants.logprobs is None or self.track is None:
+            return None
+        entries: list[Entry] = self.track.take()
+        if not entries or self.wants.prompt_only:
+            return None
+        offset = len(self.wants.echo.text) if self.wants.echo is not None else 0
+        return self.wants.logprobs.of(entries, offset=offset)
+
+    def echo_logprobs(self, of_prompt: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
+        echo, form = self.wants.echo, self.wants.logprobs
+        if echo is None or form is None or of_prompt is None:
+            return None
+        return form.of_echo(echo.tokens, echo.starts, of_prompt)
+
+    def delta_bodies(self) -> list[dict[str, Any]]:
+        """What is said now, as OpenAI's chunks write it."""
+        return [self._delta_body(delta) for delta in self.take_deltas()]
+
+    def _delta_body(self, delta: Delta) -> dict[str, Any]:
+        match delta:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text, "reasoning": text}
+            case CallStart(call, name):
+                function = {"name": name, "arguments": ""}
+                body = {"index": call, "id": self.wants.new_call_id(), "type": "function"}
+                return {"tool_calls": [body | {"function": function}]}
+            case CallArguments(call, text):
+                return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+
+    def message_body(self) -> dict[str, Any]:
+        """All that was said, as one message."""
+        if self.wants.parser is None:
+            return {"role": "assistant", "content": "".join(self.deltas)}
+        return message_body(self.take_deltas(), self.wants.new_call_id)
+
+
+def message_body(deltas: Sequence[Delta], new_call_id: Callable[[], str]) -> dict[str, Any]:
+    """OpenAI's message; without content it is null where there is something else."""
+    message = Message()
+    message.add(deltas)
+    body: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        body |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning}
+    if message.calls:
+        body["tool_calls"] = [
+            {"id": new_call_id(), "type": "function"}
+            | {"function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if not message.content and (message.calls or message.reasoning):
+        body["content"] = None
+    return body

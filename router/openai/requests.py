@@ -1,0 +1,410 @@
+"""OpenAI requests: from the body's bytes to a checked `Call`. Pure.
+
+A body is parsed once. Whatever is wrong with it raises ClientError, naming the field.
+"""
+
+import math
+from hashlib import blake2b
+
+import msgspec
+
+from baton.core.errors import ClientError, PromptTooLong
+from baton.core.sampling import Grammar, SamplingParams
+from router.openai.bodies import (
+    AnyBody,
+    BatonOptions,
+    Body,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    parse_body,
+)
+from router.openai.call import Beam, Call, Endpoint, Limits, SloWish
+from router.openai.checks import (
+    LOGPROBS_MAX,
+    SEED_BITS,
+    Prompt,
+    between,
+    check_allowed_ids,
+    check_logit_bias,
+    check_max_tokens,
+    check_prompts,
+    check_seed,
+    check_stop_tokens,
+    check_stops,
+    check_user,
+)
+from router.openai.response_format import Structured, grammar_of
+from router.openai.unsupported import CHAT, COMPLETION, EMBEDDING
+from router.text.conversation import Template, ToolMode, check_messages, check_tool_use
+from router.text.model_card import ModelCard, prompt_too_long
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions."""
+PRIORITY_MAX = 2**31 - 1
+EMBEDDING_INPUTS_MAX = 2048
+TEMPERATURE_MIN = 1e-5
+"""Below it is greedy."""
+BEAM_IDLE = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
+"""Of fields that a beam search does not have: the values that change nothing."""
+"""OpenAI's bound."""
+TEMPLATE_RESERVED = frozenset(
+    {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
+    | {"continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
+    | {"tokenizer_kwargs", "return_assistant_tokens_mask", "load_audio_from_video", "processor_kwargs"}
+)
+"""Not for `chat_template_kwargs`: they have fields of their own, or are none of the client's business."""
+
+
+def parse_chat(body: bytes, limits: Limits) -> Call:
+    parsed = parse_body(body, ChatBody, CHAT)
+    max_tokens, field = parsed.max_tokens, "max_tokens"
+    if parsed.max_completion_tokens is not None:
+        max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
+    tools = check_tool_use(parsed.tools, parsed.tool_choice, is_parallel=parsed.parallel_tool_calls)
+    structured = grammar_of(parsed)
+    is_forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+    if is_forced and parsed.allowed_token_ids is not None:
+        raise _allowed_beside("a tool_choice that forces a call")
+    if structured is not None and is_forced:
+        raise ClientError(
+            f"{structured.field} and a tool_choice that forces a call exclude each other", param="tool_choice"
+        )
+    call = _call(parsed, limits, Endpoint.CHAT, max_tokens, field, structured, _chat_logprobs(parsed))
+    return msgspec.structs.replace(
+        call,
+        messages=check_messages(parsed.messages),
+        tools=tools,
+        template=_check_template(parsed),
+        include_reasoning=parsed.include_reasoning is not False,
+    )
+
+
+def parse_completion(body: bytes, limits: Limits) -> Call:
+    parsed = parse_body(body, CompletionBody, COMPLETION)
+    prompts = check_prompts(
+        parsed.prompt,
+        limits.card,
+        prompts_max=limits.choices_max,
+        may_be_cut=parsed.truncate_prompt_tokens is not None,
+    )
+    max_tokens = COMPLETION_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
+    echo = bool(parsed.echo)
+    prompt_only = echo and max_tokens == 0
+    logprobs = None
+    if parsed.logprobs is not None:
+        logprobs = between("logprobs", parsed.logprobs, 0, LOGPROBS_MAX, default=0)
+    call = _call(
+        parsed, limits, Endpoint.COMPLETION, 1 if prompt_only else max_tokens, "max_tokens",
+        grammar_of(parsed), logprobs, prompts,
+    )  # fmt: skip
+    if echo and logprobs is not None and call.sampling.prompt_logprobs is None:
+        sampling = msgspec.structs.replace(call.sampling, prompt_logprobs=logprobs)
+        call = msgspec.structs.replace(call, sampling=sampling)
+    return msgspec.structs.replace(
+        call, echo=echo, prompt_only=prompt_only, best_of=_check_best_of(parsed, call, limits)
+    )
+
+
+def parse_embedding(body: bytes, limits: Limits) -> Call:
+    parsed = parse_body(body, EmbeddingBody, EMBEDDING)
+    if parsed.encoding_format not in (None, "float", "base64"):
+        raise ClientError("encoding_format must be float or base64", param="encoding_format")
+    return Call(
+        endpoint=Endpoint.EMBEDDING,
+        model=parsed.model,
+        prompts=check_prompts(
+            parsed.input,
+            limits.card,
+            prompts_max=EMBEDDING_INPUTS_MAX,
+            param="input",
+            may_be_cut=parsed.truncate_prompt_tokens is not None,
+        ),
+        add_special_tokens=parsed.add_special_tokens,
+        truncate_prompt_tokens=_check_truncation(parsed, limits.card.context_tokens),
+        priority=_check_priority(parsed),
+        slo=_check_slo(parsed),
+        fairness_key=check_user(parsed.user or parsed.safety_identifier),
+        encoding_format=parsed.encoding_format or "float",
+        dimensions=_check_dimensions(parsed.dimensions, limits.card),
+    )
+
+
+def sampling_params(
+    call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits, grammar: Grammar | None = None
+) -> SamplingParams:
+    """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
+    context = limits.card.context_tokens
+    room = context - prompt_tokens
+    field = call.prompt_field
+    if prompt_tokens < 1:
+        raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
+    if room < 1:
+        raise prompt_too_long(prompt_tokens, context, field)
+    max_tokens = min(limits.default_max_tokens, room) if call.max_tokens is None else call.max_tokens
+    if max_tokens > room:
+        raise PromptTooLong(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the {field}, {max_tokens} in the "
+            f"completion). Please reduce the {field} or {call.max_tokens_field}.",
+            param=field,
+        )
+    sampling = call.sampling
+    if sampling.min_tokens > max_tokens:
+        raise ClientError(
+            f"min_tokens must be at most {max_tokens}, as {call.max_tokens_field}", param="min_tokens"
+        )
+    own = sampling.stop_token_ids
+    # vLLM's meaning: the client's own stop tokens count even where the model's are ignored.
+    ends = own if sampling.ignore_eos and own else (*limits.card.eos_token_ids, *own)
+    allowed = sampling.allowed_token_ids
+    if grammar is not None and allowed:
+        raise _allowed_beside("a grammar for tool calls")
+    if allowed and sampling.min_tokens and set(allowed) <= set(ends):
+        raise ClientError(
+            "allowed_token_ids are stop tokens only, which min_tokens forbids", param="allowed_token_ids"
+        )
+    return msgspec.structs.replace(
+        sampling,
+        max_tokens=max_tokens,
+        seed=choice_seed(sampling.seed, choice_index),
+        stop_token_ids=tuple(dict.fromkeys(ends)),
+        ignore_eos=sampling.ignore_eos and not own,
+        grammar=grammar,
+    )
+
+
+def choice_seed(seed: int, choice_index: int) -> int:
+    """The client's own for the first choice; for the others one that follows from it."""
+    if choice_index == 0:
+        return seed
+    digest = blake2b(b"%d/%d" % (seed, choice_index), digest_size=SEED_BITS // 8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _call(
+    body: Body,
+    limits: Limits,
+    endpoint: Endpoint,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    structured: Structured | None,
+    logprobs: int | None,
+    prompts: tuple[Prompt, ...] = (),
+) -> Call:
+    card = limits.card
+    n = between("n", body.n, 1, limits.choices_max, default=1)
+    if len(prompts) * n > limits.choices_max:
+        raise ClientError(
+            f"{len(prompts)} prompts with n={n} are {len(prompts) * n} choices, at most "
+            f"{limits.choices_max} are allowed",
+            param="prompt",
+        )
+    beam = _check_beam(body, n, structured)
+    if structured is not None and body.allowed_token_ids is not None:
+        raise _allowed_beside(structured.field)
+    sampling = _sampling(body, card, logprobs)
+    return Call(
+        endpoint=endpoint,
+        model=body.model,
+        prompts=prompts,
+        n=n,
+        beam=beam,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        max_tokens=check_max_tokens(max_tokens, max_tokens_field, card.context_tokens),
+        max_tokens_field=max_tokens_field,
+        sampling=sampling,
+        stops=check_stops(body.stop),
+        with_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        with_logprobs=logprobs is not None,
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+        with_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        structured=structured,
+        add_special_tokens=body.add_special_tokens,
+        truncate_prompt_tokens=_check_truncation(body, card.context_tokens),
+        priority=_check_priority(body),
+        slo=_check_slo(body),
+        with_timings=body.baton is not None and bool(body.baton.timings),
+        fairness_key=check_user(body.user or body.safety_identifier),
+    )
+
+
+def _allowed_beside(field: str) -> ClientError:
+    """Where the two have no token in common there would be none to choose."""
+    return ClientError(f"allowed_token_ids and {field} exclude each other", param="allowed_token_ids")
+
+
+# --- fields that hang together --------------------------------------------------------------------
+
+
+def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingParams:
+    top_p = between("top_p", body.top_p, 0.0, 1.0, default=1.0)
+    top_k = max(0, between("top_k", body.top_k, -1, 2**31 - 1, default=0))
+    prompt_logprobs = body.prompt_logprobs
+    if prompt_logprobs is not None:
+        between("prompt_logprobs", prompt_logprobs, 0, LOGPROBS_MAX, default=0)
+        if body.stream:
+            raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
+    return SamplingParams(
+        max_tokens=1,
+        temperature=_check_temperature(body.temperature),
+        # A nucleus of nothing is the most likely token alone.
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=top_k if top_p > 0 else 1,
+        min_p=between("min_p", body.min_p, 0.0, 1.0, default=0.0),
+        seed=check_seed(body.seed),
+        stop_token_ids=check_stop_tokens(body.stop_token_ids or [], card.vocab_size),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=between("min_tokens", body.min_tokens, 0, card.context_tokens, default=0),
+        repetition_penalty=between("repetition_penalty", body.repetition_penalty, 0.01, 10.0, default=1.0),
+        presence_penalty=between("presence_penalty", body.presence_penalty, -2.0, 2.0, default=0.0),
+        frequency_penalty=between("frequency_penalty", body.frequency_penalty, -2.0, 2.0, default=0.0),
+        logit_bias=check_logit_bias(body.logit_bias, card.vocab_size),
+        allowed_token_ids=check_allowed_ids(body.allowed_token_ids, card.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _check_temperature(value: float | None) -> float:
+    """0, greedy, below a value at which all but ties and rounding is greedy already."""
+    checked = between("temperature", value, 0.0, 2.0, default=1.0)
+    return checked if checked >= TEMPERATURE_MIN else 0.0
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    top = body.top_logprobs
+    if not body.logprobs:
+        if top:
+            raise ClientError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        return None
+    return between("top_logprobs", top, 0, LOGPROBS_MAX, default=0)
+
+
+def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
+    if body.best_of is None:
+        return call.n
+    if body.best_of < call.n:
+        raise ClientError(f"best_of must be at least n, which is {call.n}", param="best_of")
+    if body.best_of * len(call.prompts) > limits.choices_max:
+        raise ClientError(
+            f"best_of={body.best_of} of {len(call.prompts)} prompts is more than the {limits.choices_max} "
+            "sequences that are allowed",
+            param="best_of",
+        )
+    if body.best_of > call.n and call.stream:
+        raise ClientError("best_of is not available with stream: true", param="best_of")
+    if body.best_of > call.n and call.beam is not None:
+        raise ClientError("best_of and use_beam_search exclude each other", param="best_of")
+    return body.best_of
+
+
+def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
+    """Beams are scored by the model alone, and nothing is drawn: what would change its probabilities or
+    the drawing is refused."""
+    penalty = body.length_penalty
+    if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
+        raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")
+    if not body.use_beam_search:
+        if penalty not in (None, 1):
+            raise ClientError("length_penalty needs use_beam_search: true", param="length_penalty")
+        return None
+    fields = ("min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    wanted = [name for name in fields if getattr(body, name)]
+    fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
+    wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
+    wanted += [name for name, idle in BEAM_IDLE.items() if getattr(body, name) not in (None, *idle)]
+    if structured is not None:
+        wanted.append(structured.field)
+    if body.baton is not None and body.baton.timings:
+        wanted.append("baton.timings")
+    if body.stream:
+        wanted.append("stream")
+    if wanted:
+        raise ClientError(f"{wanted[0]} is not available with use_beam_search", param=wanted[0])
+    return Beam(width, 1.0 if penalty is None else penalty)
+
+
+def _check_truncation(body: AnyBody, context_tokens: int) -> int | None:
+    value = body.truncate_prompt_tokens
+    if value is None or value == -1:
+        return value
+    return between("truncate_prompt_tokens", value, 1, context_tokens - 1, default=-1)
+
+
+def _check_priority(body: AnyBody) -> int | None:
+    value = body.priority
+    return None if value is None else between("priority", value, -PRIORITY_MAX, PRIORITY_MAX, default=0)
+
+
+def _check_slo(body: AnyBody) -> SloWish:
+    options = body.baton or BatonOptions()
+    return SloWish(
+        slo_class=options.slo_class,
+        service_tier=body.service_tier,
+        ttft_s=_check_objective_s("baton.ttft_ms", options.ttft_ms, 3_600_000),
+        tpot_s=_check_objective_s("baton.tpot_ms", options.tpot_ms, 60_000),
+    )
+
+
+def _check_objective_s(field: str, value_ms: float | None, most_ms: int) -> float | None:
+    if value_ms is None:
+        return None
+    if not 0 < value_ms <= most_ms:
+        raise ClientError(f"{field} must be above 0 and at most {most_ms}, not {value_ms}", param=field)
+    return value_ms / 1000
+
+
+def _check_dimensions(dimensions: int | None, card: ModelCard) -> int | None:
+    if dimensions is None or dimensions == card.hidden_size:
+        return None
+    if card.matryoshka_dimensions is None:
+        raise ClientError(
+            "this model's embeddings cannot be shortened: leave dimensions out", param="dimensions"
+        )
+    if card.matryoshka_dimensions and dimensions not in card.matryoshka_dimensions:
+        raise ClientError(
+            f"dimensions must be one of {sorted(card.matryoshka_dimensions)}, not {dimensions}",
+            param="dimensions",
+        )
+    return between("dimensions", dimensions, 1, card.hidden_size or 1, default=1)
+
+
+def _check_template(body: ChatBody) -> Template:
+    kwargs = dict(body.chat_template_kwargs or {})
+    for name in kwargs:
+        if name in TEMPLATE_RESERVED or not name.isidentifier():
+            raise ClientError(
+                f"chat_template_kwargs must not have {name!r:.60}", param="chat_template_kwargs"
+            )
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    if continues and adds:
+        raise ClientError(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="continue_final_message",
+        )
+    if continues and body.messages and body.messages[-1].get("role") != "assistant":
+        raise ClientError(
+            "continue_final_message needs an assistant's message at the end", param="continue_final_message"
+        )
+    return Template(tuple(body.documents or ()), kwargs, not continues and adds is not False, continues)
+
+
+def _include_usage(body: Body) -> bool:
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ClientError("stream_options is only allowed with stream: true", param="stream_options")
+    return bool(body.stream_options.include_usage)

@@ -1,0 +1,1 @@
+"""Which JSON schemas and grammars can be enforced. Pure."""

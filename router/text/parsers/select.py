@@ -1,0 +1,214 @@
+"""Which parser reads a model's text: by configuration, or by what its chat template writes. Pure."""
+
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from baton.core.errors import ClientError, SetupError
+from router.text.conversation import ToolMode, ToolUse
+from router.text.parsers.base import ToolParser
+from router.text.parsers.deltas import CallStart, Content, Delta, MessageParser, Reasoning
+from router.text.parsers.families import (
+    DeepSeek,
+    ForcedCall,
+    ForcedCalls,
+    Hermes,
+    Llama3Json,
+    Mistral,
+    Phi4Mini,
+    Pythonic,
+    Qwen3Coder,
+)
+from router.text.parsers.reasoning import Harmony, Think
+
+TOOL_PARSERS: dict[str, Callable[[Collection[str]], ToolParser]] = {
+    "hermes": Hermes,
+    "qwen3_coder": Qwen3Coder,
+    "llama3_json": Llama3Json,
+    "pythonic": Pythonic,
+    "mistral": Mistral,
+    "deepseek_v3": DeepSeek,
+    "phi4_mini_json": Phi4Mini,
+    "harmony": Harmony,
+}
+TOOL_ALIASES = {
+    "qwen": "hermes",
+    "qwen3": "hermes",
+    "llama4_pythonic": "pythonic",
+    "deepseek_v31": "deepseek_v3",
+    "deepseek_r1": "deepseek_v3",
+    "openai": "harmony",
+    "gpt_oss": "harmony",
+}
+REASONING_PARSERS = ("qwen3", "deepseek_r1", "harmony")
+REASONING_ALIASES = {"deepseek_v3": "qwen3", "openai_gptoss": "harmony", "gpt_oss": "harmony"}
+NONE = "none"
+
+
+class Parsers(msgspec.Struct, frozen=True):
+    """Of one model; "": it has none."""
+
+    tool: str = ""
+    reasoning: str = ""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Special tokens that the parsers must see as text."""
+        found: set[str] = set()
+        if self.tool:
+            found.update(TOOL_PARSERS[self.tool](()).markers)
+        if self.reasoning:
+            found.update(Harmony.markers if self.reasoning == "harmony" else Think.markers)
+        return frozenset(found)
+
+
+def choose_parsers(*, tool: str, reasoning: str, template: str, model_type: str) -> Parsers:
+    """`tool` and `reasoning` as configured, empty: by the model. Raises SetupError for an unknown name."""
+    return Parsers(
+        _named("model.tool_parser", tool, TOOL_ALIASES, TOOL_PARSERS)
+        if tool
+        else _tool_parser_of(template, model_type),
+        _named("model.reasoning_parser", reasoning, REASONING_ALIASES, REASONING_PARSERS)
+        if reasoning
+        else _reasoning_parser_of(template, model_type),
+    )
+
+
+def _named(knob: str, name: str, aliases: dict[str, str], known: Collection[str]) -> str:
+    name = aliases.get(name, name)
+    if name == NONE:
+        return ""
+    if name not in known:
+        raise SetupError(f"{knob}: {name!r} is not one of {', '.join([*known, NONE])}")
+    return name
+
+
+def _tool_parser_of(template: str, model_type: str) -> str:
+    signs = [
+        ("harmony", "<|channel|>"),
+        ("qwen3_coder", "<function="),
+        ("hermes", "<tool_call>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>"),
+        ("phi4_mini_json", "<|tool_call|>"),
+        ("phi4_mini_json", "functools"),
+        ("pythonic", "[func_name1("),
+        ("llama3_json", "<|python_tag|>"),
+        ("llama3_json", '"parameters": '),
+    ]
+    found = next((name for name, sign in signs if sign in template), "")
+    if found == "llama3_json" and not model_type.startswith(("llama", "mllama")):
+        return ""
+    return found
+
+
+def _reasoning_parser_of(template: str, model_type: str) -> str:
+    if "<|channel|>" in template:
+        return "harmony"
+    if "<think>" in template:
+        return "qwen3"
+    return "deepseek_r1" if "</think>" in template else ""
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How a rendered prompt leaves off, as far as reasoning goes."""
+
+    is_open: bool
+    """The text begins within the reasoning segment."""
+    is_closed: bool
+    """There is none: the prompt closed it, or the family has none."""
+
+
+def reasoning_start(parser: str, prompt_end: str) -> Start:
+    """`prompt_end`: the last characters of the rendered prompt."""
+    if not parser:
+        return Start(is_open=False, is_closed=True)
+    if parser == "harmony":
+        return Start(is_open=False, is_closed=False)
+    end = prompt_end.rstrip()
+    if end.endswith("</think>"):
+        return Start(is_open=False, is_closed=True)
+    return Start(is_open=parser == "deepseek_r1" or end.endswith("<think>"), is_closed=False)
+
+
+def make_parser(
+    parsers: Parsers, tools: ToolUse, start: Start, *, is_constrained: bool, with_reasoning: bool
+) -> "Stages | None":
+    """For one choice; None: its text is its content. `is_constrained`: a grammar begins after reasoning."""
+    names = [tool.name for tool in tools.allowed]
+    stages: list[MessageParser] = []
+    if parsers.reasoning == "harmony":
+        forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+        stages.append(Harmony(() if forced else names))
+    elif not start.is_closed:
+        # Under a grammar whatever precedes the closing tag is reasoning: only the rest was constrained.
+        stages.append(Think(is_open=start.is_open or is_constrained))
+    if (calls := _call_parser(parsers, tools, names)) is not None:
+        stages.append(calls)
+    if not stages:
+        return None
+    only_one = not tools.is_parallel
+    return Stages(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
+
+
+def _call_parser(parsers: Parsers, tools: ToolUse, names: list[str]) -> MessageParser | None:
+    match tools.mode:
+        case ToolMode.NONE:
+            return None
+        case ToolMode.NAMED:
+            return ForcedCall(tools.name)
+        case ToolMode.REQUIRED:
+            return ForcedCalls(names)
+        case ToolMode.AUTO:
+            if not parsers.tool:
+                raise ClientError(
+                    "no tool call format is known for this model (see model.tool_parser); use tool_choice "
+                    "'required' or name a function",
+                    param="tool_choice",
+                    code="unsupported_parameter",
+                )
+            both = parsers.tool == parsers.reasoning == "harmony"
+            return None if both else TOOL_PARSERS[parsers.tool](names)
+
+
+def _fed(stage: MessageParser, deltas: list[Delta]) -> list[Delta]:
+    passed: list[Delta] = []
+    for delta in deltas:
+        passed += stage.feed(delta.text) if isinstance(delta, Content) else [delta]
+    return passed
+
+
+class Stages:
+    """Each parser reads what the one before it calls content."""
+
+    def __init__(self, stages: list[MessageParser], *, with_reasoning: bool, calls_max: int | None) -> None:
+        self._stages = stages
+        self._with_reasoning, self._calls_max = with_reasoning, calls_max
+        self.has_calls = False
+        self.is_done = False
+        """As many calls as are allowed were read: what follows is not wanted."""
+
+    def feed(self, text: str) -> list[Delta]:
+        return self._kept(self._through([Content(text)]))
+
+    def finish(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        for stage in self._stages:
+            deltas = _fed(stage, deltas) + stage.finish()
+        return self._kept(deltas)
+
+    def _through(self, deltas: list[Delta]) -> list[Delta]:
+        for stage in self._stages:
+            deltas = _fed(stage, deltas)
+        return deltas
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        kept: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, CallStart):
+                self.is_done = self._calls_max is not None and delta.call >= self._calls_max
+                self.has_calls = True
+            is_unwanted = isinstance(delta, Reasoning) and not self._with_reasoning
+            if not self.is_done and not is_unwanted:
+                kept.append(delta)
+        return kept

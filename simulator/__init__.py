@@ -1,0 +1,1 @@
+"""Two simulators over production decisions: `faults` finds bugs, `fleet` predicts large clusters."""

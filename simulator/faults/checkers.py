@@ -1,0 +1,400 @@
+"""Independent checks of what must always hold. Each names its number in docs/invariants.md.
+
+They see the world from outside: what clients received, what lies in the blocks, what went over the
+wire. They never ask the decision objects for anything but their own accounts.
+"""
+
+from typing import TYPE_CHECKING
+
+from baton.core.ids import WorkerId
+from baton.core.messages import (
+    KVGrant,
+    KVReleased,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    SourceMessage,
+    StartSequence,
+    StepOutput,
+    WorkerMessage,
+)
+from baton.core.steps import StepItem, StepPlan
+from router.decisions.events import Deliver, Failed, FailureKind, Finished, Note
+from router.decisions.hedging import submitted_name
+from simulator.faults.client import Ending, SimClient
+from simulator.faults.failure_checks import SetbackChecker
+from simulator.faults.model import fake_logprob
+from simulator.faults.scenario import DELAYING, Scenario
+from simulator.faults.starvation import Turns
+from simulator.faults.world import Violation, World
+from worker.events import CopyFromStore, CopyToStore, StartRead
+
+if TYPE_CHECKING:
+    from simulator.faults.node import SimWorker
+    from simulator.faults.router_node import SimRouter
+    from simulator.faults.store_node import SimStoreNode
+
+AUDIT_EVERY = 8
+"""Events of one worker between two audits of its accounts."""
+
+
+class Checkers:
+    __slots__ = (
+        "_audits",
+        "_contents",
+        "_ended_outputs",
+        "_granted",
+        "_lease_ends",
+        "_leases",
+        "_progress",
+        "_scenario",
+        "_setbacks",
+        "_turns",
+        "clients",
+        "is_calm",
+        "world",
+    )
+
+    def __init__(self, world: World, clients: list[SimClient], scenario: Scenario) -> None:
+        self.world, self._scenario = world, scenario
+        self.clients: dict[str, SimClient] = {client.seq_id: client for client in clients}
+        self.is_calm = not scenario.faults
+        """No faults in this run: then nothing may fail for want of a worker."""
+        self._audits: dict[str, int] = {}
+        self._granted: dict[tuple[WorkerId, WorkerId, int, int], set[tuple[WorkerId, str, int]]] = {}
+        """Attempts under which (source, reader, block, generation) was granted."""
+        self._lease_ends: dict[tuple[WorkerId, str, int], float] = {}
+        self._leases: dict[tuple[WorkerId, str, int], float] = {}
+        self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
+        """Who began to fill a block, and its generation then."""
+        self._progress: dict[tuple[WorkerId, str, int], int] = {}
+        self._turns: dict[WorkerId, Turns] = {}
+        self._setbacks: dict[str, SetbackChecker] = {}
+        """By router."""
+        self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
+
+    # --- what clients see ---------------------------------------------------------------------------
+
+    def delivered(self, action: Deliver) -> None:
+        """Invariant 2: in order, none twice, none missing, none wrong."""
+        client = self._living(action.seq_id, action)
+        if action.first_index != len(client.received):
+            raise Violation(
+                2,
+                f"delivery starts at {action.first_index}, the client has {len(client.received)} tokens",
+                seq_id=client.seq_id,
+            )
+        if not action.tokens:
+            raise Violation(2, "an empty delivery", seq_id=client.seq_id)
+        self._logprobs_came(client, action)
+        client.received.extend(action.tokens)
+        want = client.expected.generated[: len(client.received)]
+        if client.received != want:
+            raise Violation(2, f"received {client.received}, undisturbed {want}", seq_id=client.seq_id)
+
+    def _logprobs_came(self, client: SimClient, action: Deliver) -> None:
+        """With every token, and the prompt's once, with the first."""
+        sampling = client.sampling
+        want = tuple(map(fake_logprob, action.tokens)) if sampling.logprobs is not None else ()
+        of_prompt = None
+        if sampling.prompt_logprobs is not None and not client.received:
+            of_prompt = tuple(map(fake_logprob, client.prompt[1:]))
+        if action.logprobs != want or action.prompt_logprobs != of_prompt:
+            raise Violation(
+                2, f"logprobs {action.logprobs}, of the prompt {action.prompt_logprobs}", seq_id=client.seq_id
+            )
+
+    def finished(self, router: str, action: Finished) -> None:
+        client = self._living(action.seq_id, action)
+        self._setbacks_of(router).finished()
+        expected = client.expected
+        if action.embedding != expected.embedding:
+            raise Violation(
+                2, f"embedding {action.embedding}, not {expected.embedding}", seq_id=client.seq_id
+            )
+        if client.received != expected.generated or action.generated_count != len(expected.generated):
+            raise Violation(
+                2,
+                f"finished after {client.received} (count {action.generated_count}), "
+                f"undisturbed {expected.generated}",
+                seq_id=client.seq_id,
+            )
+        if action.reason is not expected.finish:
+            raise Violation(2, f"finished by {action.reason}, not {expected.finish}", seq_id=client.seq_id)
+        if not 0 <= action.cached_token_count <= len(client.prompt):
+            raise Violation(
+                2,
+                f"{action.cached_token_count} of {len(client.prompt)} prompt tokens cached",
+                seq_id=client.seq_id,
+            )
+        if action.cached_token_count:
+            self.world.counts["prompts with cache hits"] += 1
+        self.ended(client, Ending.FINISHED)
+
+    def failed(self, action: Failed) -> None:
+        client = self._living(action.seq_id, action)
+        client.failure = f"{action.kind}: {action.message}"
+        if action.kind is FailureKind.INTERNAL:
+            raise Violation(0, f"an internal failure: {action.message}", seq_id=client.seq_id)
+        patient = client.time_limit_s > 30
+        excused = {FailureKind.TOO_LONG, FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY}
+        if self.is_calm and patient and action.kind not in excused:
+            raise Violation(6, f"no fault in this run, but {client.failure}", seq_id=client.seq_id)
+        self.world.counts[f"failed: {action.kind}"] += 1
+        self.ended(client, Ending.FAILED)
+
+    def _living(self, seq_id: str, action: object) -> SimClient:
+        client = self.clients[seq_id]
+        if client.ending is not None:
+            raise Violation(1, f"{action} after the end ({client.ending})", seq_id=seq_id)
+        return client
+
+    def ended(self, client: SimClient, ending: Ending) -> None:
+        """Invariant 1: once."""
+        if client.ending is not None:
+            raise Violation(1, f"{ending} after {client.ending}", seq_id=client.seq_id)
+        client.ending, client.ended_s = ending, self.world.now_s
+        self.world.counts[f"ended: {ending}"] += 1
+
+    def noted(self, router: str, note: Note) -> None:
+        """Coverage: what the router says it did; and that it keeps to its budgets."""
+        client = self.clients[note.seq_id]
+        self._setbacks_of(router).noted(note, is_begun=bool(client.received))
+        self.world.counts[f"note: {note.what}"] += 1
+        match note.what:
+            case "placed" | "fallback":
+                client.placements += 1
+                client.phase = "prefilling"
+                if client.placements > 1 and client.received:
+                    self.world.counts["resumes"] += 1
+            case "first_token":
+                client.phase = "handing over"
+            case "joined":
+                client.phase = "decoding"
+            case "retried":
+                client.phase = "queued"
+                self.world.counts[f"retried: {note.cause}"] += 1
+                if self.is_calm:
+                    raise Violation(
+                        6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id
+                    )
+            case _:
+                pass
+
+    # --- what workers do ----------------------------------------------------------------------------
+
+    def after_worker_event(self, worker: "SimWorker") -> None:
+        """Invariant 3, every few events: free + held = all."""
+        count = self._audits.get(worker.worker_id, 0) + 1
+        self._audits[worker.worker_id] = count
+        if count % AUDIT_EVERY == 0:
+            self.audit(worker)
+
+    def after_router_event(self, router: "SimRouter") -> None:
+        """Invariant 8 while it runs, every few events: its accounts agree with its sequences."""
+        self._setbacks_of(router.name).looked(router)
+        count = self._audits.get(router.name, 0) + 1
+        self._audits[router.name] = count
+        if count % AUDIT_EVERY == 0:
+            self.audit_router(router)
+
+    def _setbacks_of(self, router: str) -> SetbackChecker:
+        if router not in self._setbacks:
+            self._setbacks[router] = SetbackChecker(self.world, self._scenario.router)
+        return self._setbacks[router]
+
+    def audit_router(self, router: "SimRouter") -> None:
+        try:
+            router.core.check()
+        except AssertionError as error:
+            raise Violation(8, f"{router.name}'s accounts: {error}") from error
+
+    def audit(self, worker: "SimWorker") -> None:
+        try:
+            worker.core.check()
+        except AssertionError as error:
+            raise Violation(3, f"{worker.name}'s accounts: {error}") from error
+
+    def worker_says(self, worker: "SimWorker", message: WorkerMessage) -> None:
+        counts = self.world.counts
+        match message:
+            case SequenceJoined():
+                counts["decode legs joined"] += 1
+                counts["bytes handed over"] += message.transferred_bytes
+            case SequenceRefused():
+                counts[f"refused: {message.reason}"] += 1
+            case SequenceFailed():
+                counts[f"attempt failed: {message.reason}"] += 1
+            case StepOutput(outputs):
+                for output in outputs:
+                    self._is_not_late(worker, output)
+                return
+            case _:
+                return
+        self.world.note(worker.name, message)
+
+    def _is_not_late(self, worker: "SimWorker", output: SequenceOutput) -> None:
+        """Invariant 1: what a step planned ahead computes of a sequence that has ended is never heard."""
+        key = (worker.worker_id, output.seq_id, output.epoch)
+        if key in self._ended_outputs:
+            raise Violation(1, f"{worker.name} says {output} after the end", seq_id=output.seq_id)
+        if output.finish is not None:
+            self._ended_outputs.add(key)
+
+    def source_says(self, worker: "SimWorker", asker: WorkerId, message: SourceMessage) -> None:
+        """Remembers until when what is held, and counts leases that nobody releases or renews."""
+        if not isinstance(message, KVGrant):
+            self.world.counts["asks refused by the source"] += 1
+            return
+        if message.source_blocks:
+            self.world.counts["grants of blocks"] += 1
+        key = (worker.worker_id, message.seq_id, message.epoch)
+        ends_s = self.world.now_s + message.lease_s
+        self._leases[key] = self._lease_ends[key] = ends_s
+        for block, generation in zip(message.source_blocks, message.generations, strict=True):
+            self._granted.setdefault((worker.worker_id, asker, block, generation), set()).add(key)
+        self.world.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
+
+    def read_starts(self, worker: "SimWorker", read: StartRead) -> None:
+        """Invariant 5, the reader's half: the time a read is given lies within the source's lease."""
+        if self.world.now_s < worker.clock_trusted_from_s:
+            return
+        until_s = self.world.now_s + read.timeout_s
+        for block, generation in zip(read.source_blocks, read.generations, strict=True):
+            keys = self._granted.get((read.source, worker.worker_id, block, generation))
+            if keys is None:
+                raise Violation(4, f"{worker.name} reads block {block} of {read.source}, never granted to it")
+            ends_s = max(self._lease_ends[key] for key in keys)
+            if until_s > ends_s:
+                raise Violation(
+                    5,
+                    f"{worker.name} gives read {read.read_id} time until {until_s:.3f} s, and the lease of "
+                    f"block {block} of {read.source} ends at {ends_s:.3f} s",
+                    seq_id=min(keys)[1],
+                )
+
+    def source_hears(self, worker: "SimWorker", message: object) -> None:
+        if isinstance(message, KVReleased):
+            self._leases.pop((worker.worker_id, message.seq_id, message.epoch), None)
+            self.world.counts["leases released" if message.taken else "leases given back unread"] += 1
+
+    def _lease_over(self, worker: "SimWorker", key: tuple[WorkerId, str, int], ends_s: float) -> None:
+        if self._leases.get(key) == ends_s:
+            del self._leases[key]
+            if worker.is_alive:
+                self.world.counts["leases expired"] += 1
+
+    def copy_starts(self, worker: "SimWorker", copy: CopyToStore | CopyFromStore) -> None:
+        """Invariant 3: whatever is copied is held meanwhile."""
+        if not copy.blocks or len(copy.blocks) != len(copy.slots) or len(set(copy.slots)) != len(copy.slots):
+            raise Violation(0, f"{worker.name}: malformed {copy}")
+
+    def worker_heard(self, worker: "SimWorker", start: StartSequence) -> None:
+        self._turns.setdefault(worker.worker_id, Turns()).heard(worker, start)
+
+    def step_planned(self, worker: "SimWorker", plan: StepPlan) -> None:
+        if not plan.items:
+            raise Violation(0, f"{worker.name}: an empty step")
+        self._count_features(worker, plan)
+        self._turns.setdefault(worker.worker_id, Turns()).planned(worker, plan)
+        for item in plan.items:
+            self._is_still_wanted(worker, item)
+            self._is_new_content(worker, item)
+            key = (worker.worker_id, item.key.seq_id, item.key.epoch)
+            # Coverage: an item that starts before what was computed has been preempted meanwhile.
+            if item.first_position < self._progress.get(key, 0):
+                self.world.counts["preemptions"] += 1
+            self._progress[key] = item.first_position + len(item.tokens)
+
+    def _count_features(self, worker: "SimWorker", plan: StepPlan) -> None:
+        """Coverage."""
+        counts = self.world.counts
+        counts["steps"] += 1
+        counts["steps planned ahead"] += worker.is_computing
+        counts["tails copied"] += len(plan.copies)
+        counts["blocks swapped out"] += len(plan.swap_out)
+        counts["blocks swapped in"] += len(plan.swap_in)
+        for item in plan.items:
+            counts["guesses"] += item.draft_count
+            counts["histories given"] += item.history is not None
+            counts["embeddings"] += item.wants_embedding
+
+    def _is_still_wanted(self, worker: "SimWorker", item: StepItem) -> None:
+        """Invariant 6: a worker hears within a bounded time that a client or a router is gone."""
+        client = self.clients[submitted_name(item.key.seq_id)]
+        if client.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
+            return
+        late_s = self.world.now_s - client.ended_s - self._scenario.network_latency_s * 50
+        if late_s > (self._scenario.router_grace_s * 1.01 if client.ending is Ending.BROKEN else 0.0) + 0.1:
+            raise Violation(
+                6,
+                f"{worker.name} computes {item.key} {late_s:.2f} s after its client was {client.ending}",
+                seq_id=client.seq_id,
+            )
+
+    def _is_new_content(self, worker: "SimWorker", item: StepItem) -> None:
+        """Invariant 4: the generation of a block rises before somebody else's content is written."""
+        tokens = self._scenario.block_tokens
+        first = -(-item.first_position // tokens)
+        last = (item.first_position + len(item.tokens) - 1) // tokens
+        who = str(item.key)
+        for block in item.block_ids[first : last + 1]:
+            generation = worker.generations[block]
+            before = self._contents.get((worker.worker_id, block))
+            if before is not None and before[0] != who and before[1] == generation:
+                raise Violation(
+                    4,
+                    f"{worker.name}: block {block} of {before[0]} is filled anew by {who} and its generation "
+                    f"is {generation} as before",
+                    seq_id=client_of(who),
+                )
+            self._contents[worker.worker_id, block] = (who, generation)
+
+    def step_used(self, worker: "SimWorker", plan: StepPlan, generations: list[list[int]]) -> None:
+        """Invariant 3: no block is given out while a step uses it."""
+        for item, before in zip(plan.items, generations, strict=True):
+            if before != [worker.generations[block] for block in item.block_ids]:
+                raise Violation(
+                    3,
+                    f"{worker.name}: a block of {item.key} was given to somebody else during its step",
+                    seq_id=item.key.seq_id,
+                )
+
+    # --- at the end ---------------------------------------------------------------------------------
+
+    def all_ended(self) -> bool:
+        return all(client.ending is not None for client in self.clients.values())
+
+    def liveness(self, within_s: float) -> None:
+        """Invariant 6."""
+        late = [client for client in self.clients.values() if client.ending is None]
+        if late:
+            raise Violation(
+                6,
+                f"{len(late)} requests have not ended {within_s:g} s after the faults stopped; the first is "
+                f"{late[0].phase}, placed {late[0].placements} times",
+                seq_id=late[0].seq_id,
+            )
+
+    def rest(
+        self, workers: "list[SimWorker]", routers: "list[SimRouter]", nodes: "list[SimStoreNode]"
+    ) -> None:
+        """Invariants 3 and 8: idle means that nothing is held and every counter is zero."""
+        for node in nodes:
+            node.audit()
+            if not node.core.is_idle:
+                raise Violation(3, f"{node.name} still holds something: {node.core.status()}")
+        for worker in workers:
+            self.audit(worker)
+            if not worker.core.is_idle:
+                raise Violation(3, f"{worker.name} still holds something: {worker.core.status()}")
+        for router in routers:
+            self.audit_router(router)
+            if not router.core.is_idle:
+                raise Violation(8, f"{router.name} is not idle: {router.core.status()}")
+
+
+def client_of(key: str) -> str:
+    """The sequence id of a printed (sequence, epoch)."""
+    return key.split("@", 1)[0]

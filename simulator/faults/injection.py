@@ -1,0 +1,217 @@
+"""The bad day: which fault strikes when, drawn from the seed. `stop` ends it and heals everything."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from baton.core.messages import Role
+from simulator.faults.control import Cluster, Slot
+from simulator.faults.network import Session
+from simulator.faults.node import SimWorker
+from simulator.faults.store_faults import StoreFaults
+
+OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.BOTH: Role.PREFILL}
+
+
+class Faults:
+    """Schedules every enabled fault class a few times between the first arrival and `ends_s`."""
+
+    __slots__ = ("_cluster", "_is_over", "_rng", "_store")
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rng: random.Random = cluster.world.stream("faults")
+        self._is_over = False
+        self._store = StoreFaults(cluster, cluster.world.stream("store faults"), self._span_s)
+
+    @property
+    def ends_s(self) -> float:
+        return self._cluster.scenario.arrivals_s + 1.0
+
+    def schedule(self) -> None:
+        strikes: dict[str, Callable[[], None]] = {
+            "worker_crash": self._worker_crash,
+            "worker_freeze": self._worker_freeze,
+            "worker_suspend": self._worker_suspend,
+            "session_break": self._session_break,
+            "partition": self._partition,
+            "peer_stall": self._peer_stall,
+            "slow_network": self._slow_network,
+            "slow_worker": self._slow_worker,
+            "sick_worker": self._sick_worker,
+            "straggler": self._straggler,
+            "router_crash": self._router_crash,
+            "router_freeze": self._router_freeze,
+            "drain": self._drain,
+            "role_flip": self._role_flip,
+            "control_outage": self._control_outage,
+            **self._store.strikes(),
+        }
+        world, enabled = self._cluster.world, self._cluster.scenario.faults
+        for name, strike in strikes.items():
+            if name in enabled:
+                for _ in range(self._rng.choice((1, 2, self._cluster.scenario.strikes_max))):
+                    world.at(self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s))
+        self._enable_reads(enabled)
+        if "repeats" in enabled:
+            self._cluster.network.repeat_chance = self._rng.choice((0.05, 0.3))
+        world.at(self.ends_s, self._stop)
+
+    def _strike(self, name: str, strike: Callable[[], None]) -> None:
+        if not self._is_over:
+            self._cluster.world.counts[f"fault: {name}"] += 1
+            strike()
+
+    def _enable_reads(self, enabled: frozenset[str]) -> None:
+        faults = self._cluster.reads.faults
+        rate = self._cluster.scenario.read_fault_chance or self._rng.choice((0.05, 0.2, 0.5))
+        faults.fail = rate if "read_fail" in enabled else 0.0
+        faults.hang = rate if "read_hang" in enabled else 0.0
+        faults.late = rate if "read_late" in enabled else 0.0
+
+    def _stop(self) -> None:
+        """Everything heals; what is dead is restarted by the control plane."""
+        self._is_over = True
+        cluster = self._cluster
+        cluster.come_back()
+        self._store.stop()
+        cluster.network.repeat_chance = 0.0
+        cluster.network.slowness = cluster.reads.slowness = 1.0
+        cluster.network.cut_off_until_s.clear()
+        cluster.reads.faults = type(cluster.reads.faults)()
+        for slot in cluster.slots:
+            cluster.set_role(slot, slot.first_role)
+            if slot.worker is not None:
+                slot.worker.step_slowness = 1.0
+                slot.worker.is_sick = False
+                self._thaw(slot.worker)
+        for router in cluster.routers:
+            router.thaw()
+
+    # --- victims ------------------------------------------------------------------------------------
+
+    def _slot(self) -> Slot:
+        return self._rng.choice(self._cluster.slots)
+
+    def _worker(self) -> SimWorker | None:
+        worker = self._slot().worker
+        return worker if worker is not None and worker.is_alive else None
+
+    def _span_s(self) -> float:
+        """Shorter than everybody's patience, about as long, and longer."""
+        return self._rng.choice((0.05, 0.4, 0.9, 1.5, 3.0)) * self._rng.uniform(0.7, 1.3)
+
+    # --- strikes ------------------------------------------------------------------------------------
+
+    def _worker_crash(self) -> None:
+        worker = self._worker()
+        if worker is not None:
+            worker.kill(noticed_s=self._rng.choice((0.0, 0.0, 0.3, 2.0)))
+
+    def _worker_freeze(self) -> None:
+        worker = self._worker()
+        if worker is not None and not worker.is_frozen:
+            worker.freeze()
+            self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
+
+    def _worker_suspend(self) -> None:
+        """Its clock stands still meanwhile: afterwards it believes in leases that are over. One at once,
+        or when it is worst: each as its next grant arrives, until that lease has ended."""
+        if self._rng.random() < 0.5:
+            worker = self._worker()
+            if worker is not None:
+                self._suspend(worker, self._span_s())
+            return
+        over_s = self._cluster.scenario.transfer.lease_s * self._rng.uniform(1.0, 3.0)
+        for slot in self._cluster.slots:
+            if (worker := slot.worker) is not None:
+                worker.on_grant = partial(self._suspend, worker, over_s)
+
+    def _suspend(self, worker: SimWorker, span_s: float) -> None:
+        if worker.is_alive and not worker.is_frozen:
+            worker.freeze(stops_clock=True)
+            self._cluster.world.after(span_s, lambda: self._thaw(worker))
+
+    def _thaw(self, worker: SimWorker) -> None:
+        worker.thaw(mistrust_s=3 * self._cluster.scenario.transfer.lease_s)
+
+    def _session_break(self) -> None:
+        session = self._session()
+        if session is not None:
+            session.break_off("reset", hears_s=(self._hears_s(), self._hears_s()))
+
+    def _hears_s(self) -> float:
+        return self._rng.choice((0.0, 0.001, 0.1, 0.7)) * self._rng.random()
+
+    def _session(self) -> Session | None:
+        sessions = list(self._cluster.network.sessions.values())
+        return self._rng.choice(sessions) if sessions else None
+
+    def _partition(self) -> None:
+        """One worker is cut off from everybody: its sessions stall, nobody connects to it."""
+        worker = self._worker()
+        if worker is None:
+            return
+        network, span_s = self._cluster.network, self._span_s()
+        network.cut_off_until_s[worker.name] = network.world.now_s + span_s
+        for session in network.sessions_of(worker):
+            session.stall(0, span_s)
+            session.stall(1, span_s)
+
+    def _peer_stall(self) -> None:
+        """Workers do not hear each other for a while, in one direction longer; the NICs go on."""
+        network = self._cluster.network
+        towards_s = (self._span_s(), self._span_s())
+        for session in network.sessions.values():
+            if all(isinstance(end.process, SimWorker) for end in session.ends):
+                session.stall(0, towards_s[0])
+                session.stall(1, towards_s[1])
+
+    def _slow_network(self) -> None:
+        network, reads = self._cluster.network, self._cluster.reads
+        network.slowness = self._rng.choice((5.0, 20.0, 50.0))
+        reads.slowness = self._rng.choice((1.0, 5.0, 20.0))
+        network.world.after(self._span_s(), self._normal_network)
+
+    def _normal_network(self) -> None:
+        self._cluster.network.slowness = self._cluster.reads.slowness = 1.0
+
+    def _slow_worker(self) -> None:
+        worker = self._worker()
+        if worker is not None:
+            worker.step_slowness = self._rng.choice((3.0, 20.0))
+
+    def _sick_worker(self) -> None:
+        """It takes sequences, and fails each of them at once."""
+        worker = self._worker()
+        if worker is not None:
+            worker.is_sick = True
+            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "is_sick", False))
+
+    def _straggler(self) -> None:
+        """Its steps take very long for a while, and then no longer."""
+        worker = self._worker()
+        if worker is not None:
+            worker.step_slowness = self._rng.choice((20.0, 100.0))
+            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "step_slowness", 1.0))
+
+    def _router_crash(self) -> None:
+        index = self._rng.randrange(len(self._cluster.routers))
+        if self._cluster.routers[index].is_alive:
+            self._cluster.restart_router(index, after_s=self._rng.uniform(0.05, 1.0))
+
+    def _router_freeze(self) -> None:
+        router = self._rng.choice(self._cluster.routers)
+        if router.is_alive and not router.is_frozen:
+            router.freeze()
+            self._cluster.world.after(self._span_s(), router.thaw)
+
+    def _drain(self) -> None:
+        self._cluster.drain(self._slot())
+
+    def _role_flip(self) -> None:
+        slot = self._slot()
+        self._cluster.set_role(slot, OTHER_ROLE[slot.role])
+
+    def _control_outage(self) -> None:
+        self._cluster.go_down(self._span_s())

@@ -1,0 +1,265 @@
+"""A language model small enough to check: its KV is a chain of hashes, its tokens follow from the KV.
+
+The cell of position p is a hash of everything before it and of the token at p, as a real model's KV
+is. A step reads *all earlier cells from the blocks its plan names* and samples from what it found
+there: a block that was mixed up, overwritten or read stale gives other tokens than the oracle, whatever
+the scheduler believes. Hashes of tuples of integers are the same in every Python process.
+"""
+
+from collections.abc import Sequence
+
+from baton.core.ids import SeqKey
+from baton.core.messages import Task
+from baton.core.sampling import FinishReason, SamplingParams, finish_after
+from baton.core.steps import PENDING_TOKEN, ItemResult, StepItem, StepPlan, TokenLogprobs
+from router.decisions.hedging import submitted_name
+from simulator.faults.world import Violation
+
+VOCABULARY = 61
+EOS = 0
+
+
+LOOP_TOKENS = 5
+
+
+def next_token(
+    state: int, sampling: SamplingParams, index: int, tokens: Sequence[int], *, loops: bool
+) -> int:
+    """Greedy: of the state alone. Else of (state, seed, index): counter-based randomness. With a penalty
+    of the tokens before it as well. A sequence that `loops` mostly repeats what it said `LOOP_TOKENS`
+    before, so that guesses are often right, and sometimes wrong."""
+    if loops and len(tokens) > LOOP_TOKENS and hash((state, 3)) % 8:
+        return tokens[-LOOP_TOKENS]
+    extra = hash(tuple(tokens)) if sampling.needs_history else 1
+    if sampling.is_greedy:
+        return hash((state, extra)) % VOCABULARY
+    return hash((state, extra, sampling.seed, index)) % VOCABULARY
+
+
+class Expected:
+    """One sequence as it runs when nothing disturbs it. It ends where `context_max` tokens are reached."""
+
+    __slots__ = (
+        "cells",
+        "embedding",
+        "finish",
+        "generated",
+        "loops",
+        "prompt",
+        "salt",
+        "sampling",
+        "states",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        salt: int,
+        *,
+        context_max: int,
+        loops: bool = False,
+        task: Task = Task.GENERATE,
+    ) -> None:
+        self.embedding: tuple[float, ...] = ()
+        self.prompt, self.sampling, self.salt, self.loops = tuple(prompt), sampling, salt, loops
+        self.tokens = list(prompt)
+        self.states = [hash((salt, 7))]
+        self.cells: list[int] = []
+        self.generated: list[int] = []
+        self.finish = FinishReason.LENGTH
+        for token in prompt:
+            self._append(token)
+        if task is Task.EMBED:
+            self.embedding, self.finish = embedding_of(self.states[-1]), FinishReason.STOP
+            return
+        while True:
+            index = len(self.generated)
+            token = next_token(self.states[-1], sampling, index, self.tokens, loops=loops)
+            self.generated.append(token)
+            self.tokens.append(token)
+            finish = finish_after(sampling, token, index + 1)
+            if finish is not None or len(self.prompt) + index + 1 >= context_max:
+                self.finish = finish or FinishReason.LENGTH
+                return
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        cell = hash((self.states[-1], token))
+        self.cells.append(cell)
+        self.states.append(hash((self.states[-1], cell)))
+
+
+class Memory:
+    """One worker's device: its KV pool (cells per block, and who wrote them, for the story of a failure),
+    its swap space, and what its executor keeps of sequences from step to step."""
+
+    __slots__ = ("block_tokens", "cells", "histories", "sampled", "step_number", "swap", "writers")
+
+    def __init__(self, block_count: int, block_tokens: int) -> None:
+        self.swap: dict[int, tuple[list[int], str]] = {}
+        self.histories: dict[SeqKey, list[int]] = {}
+        self.sampled: dict[SeqKey, int] = {}
+        """By the last step: its newest token of each sequence."""
+        self.step_number = 0
+        self.block_tokens = block_tokens
+        self.cells: list[list[int]] = [[-1] * block_tokens for _ in range(block_count)]
+        self.writers: list[str] = ["nobody"] * block_count
+
+    def copy_block(self, source: "Memory", source_block: int, local_block: int) -> None:
+        self.cells[local_block] = list(source.cells[source_block])
+        self.writers[local_block] = f"read of {source.writers[source_block]}"
+
+    def read(self, block_ids: Sequence[int], position_count: int) -> list[int]:
+        found: list[int] = []
+        for block in block_ids[: -(-position_count // self.block_tokens)]:
+            found += self.cells[block]
+        del found[position_count:]
+        return found
+
+
+class Model:
+    """Executes step plans against a `Memory`. Knows every sequence's expected run."""
+
+    __slots__ = ("expected",)
+
+    def __init__(self) -> None:
+        self.expected: dict[str, Expected] = {}
+
+    def execute(self, plan: StepPlan, memory: Memory, who: str) -> tuple[ItemResult, ...]:
+        """What was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not."""
+        if plan.step_number != memory.step_number + 1:
+            raise Violation(0, f"{who}: step {plan.step_number} after step {memory.step_number}")
+        self._move(plan, memory)
+        for key in plan.ended:
+            memory.histories.pop(key, None)
+        results = tuple(self._run_item(item, memory, who) for item in plan.items)
+        memory.step_number = plan.step_number
+        memory.sampled = {
+            item.key: result.tokens[-1]
+            for item, result in zip(plan.items, results, strict=True)
+            if result.tokens
+        }
+        return results
+
+    def _move(self, plan: StepPlan, memory: Memory) -> None:
+        for block, slot in plan.swap_out:
+            memory.swap[slot] = (list(memory.cells[block]), memory.writers[block])
+        for slot, block in plan.swap_in:
+            cells, memory.writers[block] = memory.swap[slot]
+            memory.cells[block] = list(cells)
+        for source, block in plan.copies:
+            memory.cells[block] = list(memory.cells[source])
+            memory.writers[block] = memory.writers[source]
+
+    def _run_item(self, item: StepItem, memory: Memory, who: str) -> ItemResult:
+        expected = self.expected[submitted_name(item.key.seq_id)]
+        first = item.first_position
+        tokens = self._tokens_of(item, memory, who)
+        if item.history is not None:
+            memory.histories[item.key] = list(item.history)
+        found = memory.read(item.block_ids, first)
+        if found == expected.cells[:first]:
+            state = expected.states[first]
+        else:
+            self._report(item, expected, found, memory, who)
+            state = _fold(found, expected.states[0])
+        states: list[int] = []
+        for position, token in enumerate(tokens, first):
+            cell = hash((state, token))
+            block = item.block_ids[position // memory.block_tokens]
+            memory.cells[block][position % memory.block_tokens] = cell
+            memory.writers[block] = f"{item.key} on {who}"
+            state = hash((state, cell))
+            states.append(state)
+        if item.wants_embedding:
+            return ItemResult(embedding=embedding_of(state))
+        wants_prompt = item.sampling.prompt_logprobs is not None
+        prompt_logprobs = _prompt_logprobs(item, tokens) if wants_prompt else ()
+        if item.sample_index is None:
+            return ItemResult(prompt_logprobs=prompt_logprobs)
+        sampled = self._sample(item, tokens, states, memory, who)
+        logprobs = tuple(map(fake_logprob, sampled)) if item.sampling.logprobs is not None else ()
+        return ItemResult(sampled, logprobs, prompt_logprobs)
+
+    def _tokens_of(self, item: StepItem, memory: Memory, who: str) -> tuple[int, ...]:
+        if item.tokens != (PENDING_TOKEN,):
+            return item.tokens
+        token = memory.sampled.get(item.key)
+        if token is None:
+            raise Violation(0, f"{who}: the step before samples nothing for {item.key}")
+        return (token,)
+
+    def _sample(
+        self, item: StepItem, tokens: tuple[int, ...], states: list[int], memory: Memory, who: str
+    ) -> tuple[int, ...]:
+        """After the last token that is no guess, and after each guess that was right."""
+        expected = self.expected[submitted_name(item.key.seq_id)]
+        assert item.sample_index is not None
+        history = self._known(item, memory, who)
+        sampled: list[int] = []
+        for end in range(len(tokens) - item.draft_count, len(tokens) + 1):
+            index = item.sample_index + len(sampled)
+            token = next_token(states[end - 1], item.sampling, index, history, loops=expected.loops)
+            sampled.append(token)
+            history.append(token)
+            is_over = finish_after(item.sampling, token, index + 1) is not None
+            if is_over or end == len(tokens) or tokens[end] != token:
+                break
+        return tuple(sampled)
+
+    def _known(self, item: StepItem, memory: Memory, who: str) -> list[int]:
+        """The tokens before: as the executor keeps them for those that need it."""
+        if not item.sampling.needs_history:
+            expected = self.expected[submitted_name(item.key.seq_id)]
+            assert item.sample_index is not None
+            return expected.tokens[: len(expected.prompt) + item.sample_index]
+        history = memory.histories.get(item.key)
+        if history is None:
+            raise Violation(2, f"{who} samples {item.key} without its history", seq_id=item.key.seq_id)
+        return history
+
+    def _report(self, item: StepItem, expected: Expected, found: list[int], memory: Memory, who: str) -> None:
+        wrong = next(
+            (i for i, (a, b) in enumerate(zip(found, expected.cells, strict=False)) if a != b), len(found)
+        )
+        if wrong >= len(expected.cells):
+            return  # runs past its expected end; the delivered tokens are compared elsewhere
+        block = item.block_ids[wrong // memory.block_tokens]
+        writer = memory.writers[block]
+        owner = writer.rsplit("read of ", 1)[-1].split("@")[0]
+        foreign = self.expected.get(owner)
+        invariant = 7 if foreign is not None and foreign.salt != expected.salt else 2
+        raise Violation(
+            invariant,
+            f"{who} computes {item.key} from position {first_text(item)} and finds foreign KV at position "
+            f"{wrong}, block {block}, last written by: {writer}",
+            seq_id=item.key.seq_id,
+        )
+
+
+def embedding_of(state: int) -> tuple[float, ...]:
+    return (float(state % 1000),)
+
+
+def fake_logprob(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -float(token), 1)
+
+
+def _prompt_logprobs(item: StepItem, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+    """One per position after the first, as far as the prompt goes."""
+    count = min(len(tokens), item.prompt_token_count - item.first_position - 1)
+    following = [*tokens[1:], item.next_prompt_token]
+    return tuple(fake_logprob(-1 if token is None else token) for token in following[: max(0, count)])
+
+
+def first_text(item: StepItem) -> str:
+    return f"{item.first_position} (+{len(item.tokens)})"
+
+
+def _fold(cells: Sequence[int], start: int) -> int:
+    state = start
+    for cell in cells:
+        state = hash((state, cell))
+    return state

@@ -1,0 +1,234 @@
+"""Sessions as ordered reliable streams that are delayed, stall and break.
+
+A break loses what is in flight in both directions. Each end hears of it in its own time: at once on a
+reset, much later on a silent partition, and a frozen process when it thaws.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.core.messages import AskKV, CancelSequence, KVGrant, KVReleased, StartSequence
+from simulator.faults.world import World
+
+SAFE_TWICE = (StartSequence, CancelSequence, AskKV, KVReleased, KVGrant)
+"""Messages whose receivers promise that a second copy, however late, changes nothing."""
+
+
+class ProcessClock:
+    """A monotonic clock with an origin of its own, a little fast or slow, and stopped while the machine
+    is suspended."""
+
+    __slots__ = ("_origin_s", "_rate", "_stopped_s", "_world")
+
+    def __init__(self, world: World, *, origin_s: float, rate: float) -> None:
+        self._world, self._origin_s, self._rate = world, origin_s, rate
+        self._stopped_s: float | None = None
+
+    def now_s(self) -> float:
+        return self._origin_s + self._rate * self._running_s()
+
+    def world_s(self, clock_s: float) -> float:
+        """The virtual instant at which this clock shows `clock_s`, if it does not stop before."""
+        return self._world.now_s + (clock_s - self.now_s()) / self._rate
+
+    def stop(self) -> None:
+        self._stopped_s = self._world.now_s
+
+    def go_on(self) -> None:
+        if self._stopped_s is not None:
+            self._origin_s -= self._rate * (self._world.now_s - self._stopped_s)
+            self._stopped_s = None
+
+    def _running_s(self) -> float:
+        return self._world.now_s if self._stopped_s is None else self._stopped_s
+
+
+class Process:
+    """Something that is alive, frozen or dead, and handles what happens to it in order."""
+
+    __slots__ = ("_inbox", "clock", "clock_trusted_from_s", "is_alive", "is_frozen", "name", "world")
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.is_alive, self.is_frozen = True, False
+        rng = world.stream(f"clock/{name}")
+        self.clock = ProcessClock(world, origin_s=rng.uniform(0, 1000), rate=rng.uniform(0.995, 1.005))
+        self.clock_trusted_from_s = 0.0
+        """Until then its clock may be late by more than any slack: it stopped not long ago."""
+        self._inbox: list[Callable[[], None]] = []
+
+    def post(self, happening: Callable[[], None]) -> None:
+        """Dead: dropped. Frozen: kept for the thaw. Else: now."""
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            self._inbox.append(happening)
+        else:
+            happening()
+
+    def freeze(self, *, stops_clock: bool = False) -> None:
+        """SIGSTOP; with `stops_clock`, a suspended machine."""
+        self.is_frozen = True
+        if stops_clock:
+            self.clock.stop()
+            self.clock_trusted_from_s = float("inf")
+
+    def thaw(self, *, mistrust_s: float = 0.0) -> None:
+        """What happened meanwhile is handled now, in order."""
+        if not self.is_alive or not self.is_frozen:
+            return
+        self.is_frozen = False
+        self.clock.go_on()
+        if self.clock_trusted_from_s == float("inf"):
+            self.clock_trusted_from_s = self.world.now_s + mistrust_s
+        inbox, self._inbox = self._inbox, []
+        for happening in inbox:
+            self.post(happening)
+
+    def die(self) -> None:
+        self.is_alive = False
+        self._inbox.clear()
+
+
+class End(Protocol):
+    """One end of a session."""
+
+    @property
+    def process(self) -> Process: ...
+
+    def on_message(self, session: "Session", message: object) -> None: ...
+
+    def on_break(self, session: "Session", reason: str) -> None: ...
+
+
+class Session:
+    """Between ends[0], which opened it, and ends[1]."""
+
+    __slots__ = ("_last_s", "_under_way", "ends", "is_open", "network", "number", "stalled_until_s")
+
+    def __init__(self, network: "Network", number: int, opener: End, accepter: End) -> None:
+        self.network, self.number = network, number
+        self.ends = (opener, accepter)
+        self.is_open = True
+        self.stalled_until_s = [0.0, 0.0]
+        """Towards each end."""
+        self._last_s = [0.0, 0.0]
+        self._under_way: tuple[deque[object], deque[object]] = (deque(), deque())
+
+    def send(self, to_end: int, message: object) -> None:
+        """Ordered. Lost, without a word, if the session breaks before it arrives."""
+        if not self.is_open:
+            return
+        world = self.network.world
+        self._under_way[to_end].append(message)
+        arrives_s = max(world.now_s + self.network.delay_s(), self._last_s[to_end])
+        self._last_s[to_end] = arrives_s
+        world.at(arrives_s, lambda: self._arrive(to_end))
+        if isinstance(message, SAFE_TWICE) and self.network.repeats():
+            later_s = self.network.world.now_s + self.network.repeat_after_s()
+            world.at(later_s, lambda: self._repeat(to_end, message))
+
+    def _repeat(self, to_end: int, message: object) -> None:
+        if self.is_open:
+            end = self.ends[to_end]
+            end.process.post(lambda: end.on_message(self, message))
+
+    def _arrive(self, to_end: int) -> None:
+        """One arrival per message sent; each takes the oldest that is under way."""
+        if not self.is_open:
+            return
+        if self.network.world.now_s < self.stalled_until_s[to_end]:
+            self.network.world.at(self.stalled_until_s[to_end], lambda: self._arrive(to_end))
+            return
+        message = self._under_way[to_end].popleft()
+        end = self.ends[to_end]
+        end.process.post(lambda: end.on_message(self, message))
+
+    def stall(self, to_end: int, seconds: float) -> None:
+        """A partition shorter than anybody's patience, or longer: nothing arrives until it heals."""
+        until_s = self.network.world.now_s + seconds
+        self.stalled_until_s[to_end] = max(self.stalled_until_s[to_end], until_s)
+
+    def break_off(self, reason: str, *, hears_s: tuple[float | None, float | None]) -> None:
+        """`hears_s[i]`: after how long ends[i] hears of it; None: it knows."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.network.forget(self)
+        for end, delay_s in zip(self.ends, hears_s, strict=True):
+            if delay_s is not None:
+                self._tell(end, delay_s, reason)
+
+    def _tell(self, end: End, delay_s: float, reason: str) -> None:
+        world = self.network.world
+        world.after(delay_s, lambda: end.process.post(lambda: end.on_break(self, reason)))
+
+
+class Network:
+    """All open sessions, and how slow the wire is at the moment."""
+
+    __slots__ = (
+        "_next_number",
+        "_rng",
+        "cut_off_until_s",
+        "latency_s",
+        "repeat_chance",
+        "sessions",
+        "slowness",
+        "world",
+    )
+
+    def __init__(self, world: World, *, latency_s: float) -> None:
+        self.world = world
+        self.latency_s = latency_s
+        self.slowness = 1.0
+        self.repeat_chance = 0.0
+        """Of a message that is safe to receive twice."""
+        self.sessions: dict[int, Session] = {}
+        self.cut_off_until_s: dict[str, float] = {}
+        """Processes that nobody can connect to, and until when."""
+        self._rng = world.stream("network")
+        self._next_number = 0
+
+    def delay_s(self) -> float:
+        """Mostly short, sometimes ten times that: queues have tails."""
+        draw = self._rng.random()
+        tail = 10.0 if draw > 0.97 else 1.0
+        return self.latency_s * self.slowness * tail * (0.5 + draw)
+
+    def repeats(self) -> bool:
+        return self.repeat_chance > 0 and self._rng.random() < self.repeat_chance
+
+    def repeat_after_s(self) -> float:
+        """Soon, or when whatever it was about is long over."""
+        self.world.counts["messages repeated"] += 1
+        return self._rng.choice((1.5, 30.0, 500.0)) * self.latency_s * (1.0 + self._rng.random())
+
+    def open(self, opener: End, accepter: End) -> Session:
+        self._next_number += 1
+        session = Session(self, self._next_number, opener, accepter)
+        self.sessions[session.number] = session
+        return session
+
+    def forget(self, session: Session) -> None:
+        self.sessions.pop(session.number, None)
+
+    def sessions_of(self, process: Process) -> list[Session]:
+        return [s for s in self.sessions.values() if any(end.process is process for end in s.ends)]
+
+    def is_cut_off(self, name: str) -> bool:
+        return self.cut_off_for_s(name) > 0
+
+    def cut_off_for_s(self, name: str) -> float:
+        """For how much longer; 0: it is not."""
+        return max(0.0, self.cut_off_until_s.get(name, 0.0) - self.world.now_s)
+
+    def process_died(self, process: Process, *, noticed_s: float) -> None:
+        """Every session it had breaks; the other ends hear after `noticed_s` and a little."""
+        for session in self.sessions_of(process):
+            other = 1 if session.ends[0].process is process else 0
+            delay_s = noticed_s + self.delay_s()
+            session.break_off(
+                f"{process.name} died", hears_s=(delay_s, None) if other == 0 else (None, delay_s)
+            )

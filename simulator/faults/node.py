@@ -1,0 +1,427 @@
+"""The worker process around the production `WorkerCore`: its memory, its GPU, its sessions, its timer.
+
+The rules are those of the asyncio process: messages to a lost router are dropped; a session to a
+source is opened when first needed and `SourceLost` says that it broke or could not be opened.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from baton.core.geometry import fingerprint as kv_fingerprint
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import (
+    AskerMessage,
+    CancelSequence,
+    FailureReason,
+    KVGrant,
+    PeerRef,
+    Role,
+    RouterMessage,
+    SequenceFailed,
+    SourceMessage,
+    StartSequence,
+)
+from baton.core.steps import StepPlan, StepResult
+from simulator.faults.checkers import Checkers
+from simulator.faults.model import Memory, Model
+from simulator.faults.network import Network, Process, Session
+from simulator.faults.reads import Generations, Reads
+from simulator.faults.scenario import GEOMETRY, Scenario
+from simulator.faults.store_link import StoreLink
+from simulator.faults.world import Violation, World
+from worker.core import WorkerCore
+from worker.events import (
+    AskerLost,
+    CopyFromStore,
+    CopyToStore,
+    FromAsker,
+    FromRouter,
+    FromSource,
+    RouterJoined,
+    RouterLost,
+    RunStep,
+    SourceLost,
+    StartRead,
+    StepDone,
+    Tick,
+    ToAsker,
+    ToRouter,
+    ToSource,
+    ToStore,
+    WorkerAction,
+    WorkerEvent,
+)
+
+if TYPE_CHECKING:
+    from simulator.faults.store_node import SimHost
+
+MODEL_NAME = "sim"
+FINGERPRINTS = tuple(
+    kv_fingerprint(model=MODEL_NAME, weights_digest=weights, geometry=GEOMETRY, wire_version=1)
+    for weights in ("old", "new")
+)
+"""Before and after an upgrade. KV never moves from one to the other."""
+TICK_EPSILON_S = 1e-6
+"""A tick comes this much after its instant, so that rounding of clocks never makes it early."""
+TICKS_PER_MS_MAX = 200
+
+
+class Timer:
+    """Calls back when a core's `next_tick_s` has come, on that process's own clock."""
+
+    __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._armed_for_s: float | None = None
+        self._version = 0
+        self._spins, self._spins_since_s = 0, 0.0
+
+    def arm(self, due_s: float | None, fire: Callable[[], None]) -> None:
+        """`due_s` is on the process's clock. Earlier than what is armed: armed anew."""
+        if due_s is None:
+            return
+        world = self._process.world
+        at_s = max(self._process.clock.world_s(due_s), world.now_s) + TICK_EPSILON_S
+        if self._armed_for_s is not None and self._armed_for_s <= at_s:
+            return
+        self._armed_for_s = at_s
+        self._version += 1
+        version = self._version
+        world.at(at_s, lambda: self._process.post(lambda: self._fire(version, fire)))
+
+    def _fire(self, version: int, fire: Callable[[], None]) -> None:
+        if version != self._version:
+            return
+        self._armed_for_s = None
+        self._count_spins()
+        fire()
+
+    def _count_spins(self) -> None:
+        now_s = self._process.world.now_s
+        if now_s - self._spins_since_s > 0.001:
+            self._spins, self._spins_since_s = 0, now_s
+        self._spins += 1
+        if self._spins > TICKS_PER_MS_MAX:
+            raise Violation(
+                6, f"{self._process.name} wants to be called again and again: next_tick_s is stuck"
+            )
+
+
+class SimWorker(Process):
+    """One worker process life."""
+
+    __slots__ = (
+        "_asker_sessions",
+        "_checkers",
+        "_compute_rng",
+        "_connecting",
+        "_device_free_s",
+        "_model",
+        "_network",
+        "_reads",
+        "_results",
+        "_router_sessions",
+        "_scenario",
+        "_source_sessions",
+        "_steps",
+        "_timer",
+        "core",
+        "fingerprint",
+        "generations",
+        "is_sick",
+        "memory",
+        "on_grant",
+        "step_slowness",
+        "store",
+        "worker_id",
+    )
+
+    def __init__(
+        self,
+        world: World,
+        worker_id: WorkerId,
+        role: Role,
+        *,
+        fingerprint: str,
+        scenario: Scenario,
+        network: Network,
+        reads: Reads,
+        model: Model,
+        checkers: Checkers,
+        host: "SimHost | None" = None,
+    ) -> None:
+        """`host`: where it looks for a store node."""
+        super().__init__(world, worker_id)
+        self.worker_id, self.fingerprint = worker_id, fingerprint
+        self._scenario, self._network, self._reads = scenario, network, reads
+        self._model, self._checkers = model, checkers
+        self._compute_rng: random.Random = world.stream(f"gpu/{worker_id}")
+        self.memory = Memory(scenario.block_count, scenario.block_tokens)
+        self.generations = Generations(scenario.block_count)
+        self.step_slowness = 1.0
+        self.is_sick = False
+        """It fails whatever it is told to start."""
+        self.on_grant: Callable[[], None] | None = None
+        """Happens, once, as the next grant of a source arrives and before it is read."""
+        self._timer = Timer(self)
+        self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
+        """Under way, each with the generations of its items' blocks when it was planned."""
+        self._device_free_s = 0.0
+        """When the last of them is done, in the world's time."""
+        self._router_sessions: dict[RouterId, Session] = {}
+        self._asker_sessions: dict[WorkerId, Session] = {}
+        self._source_sessions: dict[WorkerId, Session] = {}
+        self._connecting: dict[WorkerId, list[AskerMessage]] = {}
+        self._results: deque[StepResult] = deque()
+        self.core = WorkerCore(
+            worker_id=worker_id,
+            role=role,
+            model=MODEL_NAME,
+            fingerprint=fingerprint,
+            block_tokens=scenario.block_tokens,
+            block_bytes=GEOMETRY.block_bytes,
+            block_count=scenario.block_count,
+            max_model_tokens=scenario.max_model_tokens,
+            engine=scenario.engine,
+            transfer=scenario.transfer,
+            store=scenario.store,
+            router_grace_s=scenario.router_grace_s,
+            heartbeat_s=scenario.heartbeat_s,
+            generations=self.generations,
+            now_s=self.clock.now_s(),
+        )
+        self.store = StoreLink(self, host)
+        reads.register(self)
+        self._arm()
+
+    @property
+    def process(self) -> Process:
+        return self
+
+    @property
+    def block_bytes(self) -> int:
+        return GEOMETRY.block_bytes
+
+    @property
+    def copy_block_s(self) -> float:
+        return self._scenario.copy_block_s * self.step_slowness
+
+    @property
+    def is_computing(self) -> bool:
+        return bool(self._steps)
+
+    # --- events in ----------------------------------------------------------------------------------
+
+    def post_event(self, event: WorkerEvent) -> None:
+        self.post(lambda: self.feed(event))
+
+    def feed(self, event: WorkerEvent) -> None:
+        if not isinstance(event, Tick):
+            self.world.note(self.name, event)
+            if isinstance(event, FromAsker):
+                self._checkers.source_hears(self, event.message)
+        actions = self.core.handle(event, now_s=self.clock.now_s())
+        if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
+            self._checkers.worker_heard(self, event.message)
+        for action in actions:
+            self._perform(action)
+        self._arm()
+        self._checkers.after_worker_event(self)
+
+    def _arm(self) -> None:
+        self._timer.arm(self.core.next_tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self.feed(Tick())
+
+    # --- actions out --------------------------------------------------------------------------------
+
+    def _perform(self, action: WorkerAction) -> None:
+        match action:
+            case ToRouter(router_id, message):
+                self._checkers.worker_says(self, message)
+                session = self._router_sessions.get(router_id)
+                if session is not None:
+                    session.send(0, message)
+            case ToAsker(asker, message):
+                self.world.note(f"{self.name} -> {asker}", message)
+                self._checkers.source_says(self, asker, message)
+                session = self._asker_sessions.get(asker)
+                if session is not None:
+                    session.send(0, message)
+            case ToSource(source, message):
+                self.world.note(f"{self.name} -> {source.worker_id}", message)
+                self._to_source(source, message)
+            case StartRead():
+                self.world.note(self.name, action)
+                self._checkers.read_starts(self, action)
+                self._reads.start(self, action)
+            case RunStep(plan):
+                self._run(plan)
+            case ToStore(message):
+                self.world.note(self.name, action)
+                self.store.send(message)
+            case CopyToStore() | CopyFromStore():
+                self._checkers.copy_starts(self, action)
+                self.store.copy(action)
+
+    def _to_source(self, source: PeerRef, message: AskerMessage) -> None:
+        peer_id = source.worker_id
+        session = self._source_sessions.get(peer_id)
+        if session is not None and session.is_open:
+            session.send(1, message)
+        elif peer_id in self._connecting:
+            self._connecting[peer_id].append(message)
+        else:
+            self._connecting[peer_id] = [message]
+            self.world.after(2 * self._network.delay_s(), lambda: self.post(lambda: self._connect(source)))
+
+    def _connect(self, source: PeerRef) -> None:
+        peer = self._reads.workers.get(source.worker_id)
+        messages = self._connecting.pop(source.worker_id, [])
+        is_cut_off = self._network.is_cut_off(source.worker_id) or self._network.is_cut_off(self.name)
+        if not isinstance(peer, SimWorker) or not peer.is_alive or peer.is_frozen or is_cut_off:
+            gone = SourceLost(source.worker_id, "cannot connect")
+            self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
+            return
+        if peer.fingerprint != self.fingerprint:
+            raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
+        session = self._network.open(TowardsSource(self, peer.worker_id), TowardsAsker(peer, self.worker_id))
+        self._source_sessions[source.worker_id] = session
+        peer.accept_asker(self.worker_id, session)
+        for message in messages:
+            session.send(1, message)
+
+    # --- sessions -----------------------------------------------------------------------------------
+
+    def accept_router(self, router_id: RouterId, session: Session) -> None:
+        """A router connected. An older session of it may not have been noticed broken yet."""
+        old = self._router_sessions.get(router_id)
+        if old is not None and self._compute_rng.random() < 0.5:
+            self.feed(RouterLost(router_id))
+        self._router_sessions[router_id] = session
+        self.feed(RouterJoined(router_id))
+
+    def on_message(self, session: Session, message: object) -> None:
+        """From the router that opened `session`."""
+        router_id = RouterId(session.ends[0].process.name)
+        if self._router_sessions.get(router_id) is not session:
+            return
+        if self.is_sick and isinstance(message, StartSequence):
+            self._fail(router_id, session, message)
+            return
+        self.feed(FromRouter(router_id, cast(RouterMessage, message)))
+
+    def _fail(self, router_id: RouterId, session: Session, start: StartSequence) -> None:
+        """As a worker does that cannot make ready what the sequence needs (`worker.preparation`)."""
+        if start.epoch:
+            self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
+        failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
+        self._checkers.worker_says(self, failed)
+        session.send(0, failed)
+
+    def on_break(self, session: Session, reason: str) -> None:
+        router_id = RouterId(session.ends[0].process.name)
+        if self._router_sessions.get(router_id) is session:
+            del self._router_sessions[router_id]
+            self.feed(RouterLost(router_id))
+
+    def accept_asker(self, asker: WorkerId, session: Session) -> None:
+        """An older session that is not known broken yet is replaced: its break is no news then."""
+        self._asker_sessions[asker] = session
+
+    def source_broke(self, source: WorkerId, session: Session, reason: str) -> None:
+        if self._source_sessions.get(source) is session:
+            del self._source_sessions[source]
+            if self._compute_rng.random() < 0.5:
+                self._reads.give_up(self, source)
+            self.feed(SourceLost(source, reason))
+
+    def asker_broke(self, asker: WorkerId, session: Session) -> None:
+        if self._asker_sessions.get(asker) is session:
+            del self._asker_sessions[asker]
+            self.feed(AskerLost(asker))
+
+    # --- the GPU ------------------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> None:
+        """A step begins when the one before it is done, whatever the process does meanwhile."""
+        if len(self._steps) >= (2 if self._scenario.engine.overlap_steps else 1):
+            raise Violation(0, f"{self.name}: a step too many in flight: {plan}")
+        self._checkers.step_planned(self, plan)
+        self._steps.append((plan, [[self.generations[b] for b in item.block_ids] for item in plan.items]))
+        elapsed_s = self._scenario.step_base_s * self.step_slowness
+        context_tokens = sum(item.first_position for item in plan.items)
+        elapsed_s += plan.token_count * self._scenario.step_token_s + context_tokens * 1e-6
+        elapsed_s += (len(plan.swap_out) + len(plan.swap_in)) * self._scenario.swap_block_s
+        start_s = max(self.world.now_s, self._device_free_s)
+        self._device_free_s = start_s + elapsed_s
+        self.world.at(
+            start_s + elapsed_s * self._compute_rng.random(), lambda: self._compute(plan, elapsed_s)
+        )
+        self.world.at(self._device_free_s, lambda: self.post(self._finish_step))
+
+    def _compute(self, plan: StepPlan, elapsed_s: float) -> None:
+        """The kernels run whether or not the process is frozen."""
+        if self.is_alive:
+            sampled = self._model.execute(plan, self.memory, self.name)
+            self._results.append(StepResult(plan.step_number, sampled, elapsed_s))
+
+    def _finish_step(self) -> None:
+        plan, generations = self._steps.popleft()
+        result = self._results.popleft()
+        assert result.step_number == plan.step_number, "a step ends after it was computed"
+        self._checkers.step_used(self, plan, generations)
+        self.feed(StepDone(result))
+
+    def kill(self, *, noticed_s: float) -> None:
+        """The process is gone, and with it its memory and everything it had said and not sent."""
+        self.die()
+        self.store.process_died()
+        self._reads.reader_died(self)
+        self._network.process_died(self, noticed_s=noticed_s)
+
+
+class TowardsSource:
+    """The asker's end of a session between two workers."""
+
+    __slots__ = ("_source", "_worker")
+
+    def __init__(self, worker: SimWorker, source: WorkerId) -> None:
+        self._worker, self._source = worker, source
+
+    @property
+    def process(self) -> Process:
+        return self._worker
+
+    def on_message(self, session: Session, message: object) -> None:
+        worker, strike = self._worker, self._worker.on_grant
+        if strike is not None and isinstance(message, KVGrant):
+            worker.on_grant = None
+            strike()
+        worker.post_event(FromSource(self._source, cast(SourceMessage, message)))
+
+    def on_break(self, session: Session, reason: str) -> None:
+        self._worker.source_broke(self._source, session, reason)
+
+
+class TowardsAsker:
+    """The source's end."""
+
+    __slots__ = ("_asker", "_worker")
+
+    def __init__(self, worker: SimWorker, asker: WorkerId) -> None:
+        self._worker, self._asker = worker, asker
+
+    @property
+    def process(self) -> Process:
+        return self._worker
+
+    def on_message(self, session: Session, message: object) -> None:
+        self._worker.feed(FromAsker(self._asker, cast(AskerMessage, message)))
+
+    def on_break(self, session: Session, reason: str) -> None:
+        self._worker.asker_broke(self._asker, session)

@@ -1,0 +1,262 @@
+"""Runs seeds, one after another or in several processes, and tells what happened.
+
+A seed that fails is reported with the invariant it broke, the story of the request concerned and the
+command that repeats it. The counts over all seeds prove that the faults and features under test really
+happened: a run in which a class never occurred is a failure of the run, not a success.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import msgspec
+
+from simulator.faults.checkers import Checkers
+from simulator.faults.client import draw_clients
+from simulator.faults.control import Cluster
+from simulator.faults.injection import Faults
+from simulator.faults.model import Model
+from simulator.faults.network import Network
+from simulator.faults.reads import Reads
+from simulator.faults.scenario import Scenario, draw_scenario
+from simulator.faults.world import Violation, World, seq_of
+
+STORY_LINES_MAX = 60
+STORY_LINE_CHARS_MAX = 220
+EVENTS_MAX = 400_000
+"""A run of one seed that needs more has gone astray."""
+
+MUST_HAPPEN = (
+    "note: placed",
+    "note: retried",
+    "note: fallback",
+    "note: refused",
+    "note: joined",
+    "note: hedged",
+    "note: hedge_won",
+    "note: hedge_lost",
+    "retried: drained",
+    "failed: retries_spent",
+    "breakers open",
+    "breakers half_open",
+    "breakers closed",
+    "resumes",
+    "preemptions",
+    "prompts with cache hits",
+    "steps planned ahead",
+    "tails copied",
+    "blocks swapped out",
+    "blocks swapped in",
+    "guesses",
+    "histories given",
+    "embeddings",
+    "decode legs joined",
+    "grants of blocks",
+    "leases released",
+    "leases given back unread",
+    "leases expired",
+    "reads failed",
+    "reads unsettled",
+    "reads posted late",
+    "stale reads refused",
+    "reads of a dead source",
+    "messages repeated",
+    "blocks copied to the store",
+    "blocks copied from the store",
+    "blocks written to SSD",
+    "blocks read from SSD",
+    "blocks recovered from SSD",
+    "blocks fetched from a peer",
+    "corrupt blocks noticed by a worker",
+    "corrupt blocks noticed at the disk",
+    "torn writes",
+    "writes to a full disk",
+    "disk errors",
+    "workers lost by silence",
+    "frozen workers killed",
+    "workers upgraded",
+    "left while queued",
+    "left while prefilling",
+    "left while decoding",
+    "ended: finished",
+    "ended: failed",
+    "ended: gone",
+    "ended: broken",
+)
+"""Counts that must not be zero over enough seeds."""
+
+SEEDS_FOR_COVERAGE = 100
+"""From this many seeds on, a zero in `MUST_HAPPEN` fails the run."""
+
+
+class SeedOptions(msgspec.Struct, frozen=True):
+    """What may be changed about a run of one seed without changing what the seed draws."""
+
+    keeps_story: bool = True
+    """Collect the story of a failure (costs nothing when there is none)."""
+
+
+class SeedReport(msgspec.Struct, frozen=True):
+    """How one seed went. `invariant` is None when everything held."""
+
+    seed: int
+    digest: str
+    event_count: int
+    virtual_s: float
+    counts: dict[str, int]
+    faults: tuple[str, ...]
+    invariant: int | None = None
+    message: str = ""
+    story: tuple[str, ...] = ()
+
+    @property
+    def is_ok(self) -> bool:
+        return self.invariant is None
+
+    @property
+    def command(self) -> str:
+        return f"baton sim --seed {self.seed}"
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """How many seeds went."""
+
+    seed_count: int
+    event_count: int
+    virtual_s: float
+    counts: dict[str, int]
+    failures: tuple[SeedReport, ...]
+
+    @property
+    def never_happened(self) -> tuple[str, ...]:
+        return tuple(name for name in MUST_HAPPEN if not self.counts.get(name))
+
+    @property
+    def is_ok(self) -> bool:
+        """No failure, and (with enough seeds to expect it) everything under test really happened."""
+        return not self.failures and (self.seed_count < SEEDS_FOR_COVERAGE or not self.never_happened)
+
+
+class Run:
+    """One seed: a cluster, its clients and its faults, from the first event to rest."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.scenario: Scenario = draw_scenario(self.world.stream("scenario"))
+        scenario = self.scenario
+        self.clients = draw_clients(scenario, self.world.stream("clients"))
+        model = Model()
+        for client in self.clients:
+            model.expected[client.seq_id] = client.expected
+        self.checkers = Checkers(self.world, self.clients, scenario)
+        network = Network(self.world, latency_s=scenario.network_latency_s)
+        reads = Reads(
+            network,
+            latency_s=scenario.read_latency_s,
+            block_s=scenario.read_block_s,
+            late_s=scenario.transfer.lease_s,
+        )
+        store_reads = Reads(
+            network,
+            latency_s=scenario.read_latency_s,
+            block_s=scenario.read_block_s,
+            late_s=scenario.store.lease_s,
+        )
+        self.cluster = Cluster(
+            self.world,
+            scenario,
+            network=network,
+            reads=reads,
+            store_reads=store_reads,
+            model=model,
+            checkers=self.checkers,
+        )
+        self.faults = Faults(self.cluster)
+
+    def play(self) -> None:
+        """Raises Violation, or whatever a decision object raised."""
+        self.faults.schedule()
+        for client in self.clients:
+            self.world.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
+        checkers, world, scenario = self.checkers, self.world, self.scenario
+        world.run_until(self.faults.ends_s, is_over=self._is_astray)
+        world.run_until(self.faults.ends_s + scenario.ends_within_s, is_over=checkers.all_ended)
+        checkers.liveness(scenario.ends_within_s)
+        world.run_until(world.now_s + scenario.settles_within_s, is_over=self.cluster.is_at_rest)
+        checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
+
+    def _is_astray(self) -> bool:
+        if self.world.event_count > EVENTS_MAX:
+            raise Violation(6, f"{EVENTS_MAX} events and no end")
+        return False
+
+
+def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
+    """Never raises for what the run did: a crash of a decision object is invariant 0."""
+    run = Run(seed)
+    invariant: int | None = None
+    message, seq_id = "", ""
+    try:
+        run.play()
+    except Violation as violation:
+        invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
+    except Exception as error:
+        invariant, message = 0, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    keeps_story = options is None or options.keeps_story
+    return SeedReport(
+        seed=seed,
+        digest=run.world.digest,
+        event_count=run.world.event_count,
+        virtual_s=run.world.now_s,
+        counts=dict(run.world.counts),
+        faults=tuple(sorted(run.scenario.faults)),
+        invariant=invariant,
+        message=message,
+        story=tuple(_story(run.world, seq_id)) if invariant is not None and keeps_story else (),
+    )
+
+
+def _story(world: World, seq_id: str) -> Iterator[str]:
+    """The last things that happened to `seq_id`, or at all when no request is to blame."""
+    about = [
+        (time_s, who, what)
+        for time_s, who, what in world.trace
+        if not seq_id or seq_of(what).split("@")[0] == seq_id or seq_id in _seqs_in(what)
+    ]
+    for time_s, who, what in about[-STORY_LINES_MAX:]:
+        text = f"{time_s:9.4f}  {who:<16} {what}"
+        yield text if len(text) <= STORY_LINE_CHARS_MAX else text[:STORY_LINE_CHARS_MAX] + "…"
+
+
+def _seqs_in(value: object) -> set[str]:
+    """The sequences a step's output or result concerns."""
+    message = getattr(value, "message", None)
+    outputs = getattr(message, "outputs", ())
+    return {str(output.seq_id) for output in outputs}
+
+
+def run_seeds(count: int, *, start: int = 0, jobs: int = 1) -> Iterator[SeedReport]:
+    """Reports as they come, in order of seed."""
+    seeds = range(start, start + count)
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=max(1, min(16, count // (4 * jobs))))
+
+
+def summarise(reports: Iterator[SeedReport] | list[SeedReport]) -> RunReport:
+    counts: Counter[str] = Counter()
+    failures: list[SeedReport] = []
+    seed_count = event_count = 0
+    virtual_s = 0.0
+    for report in reports:
+        seed_count += 1
+        event_count += report.event_count
+        virtual_s += report.virtual_s
+        counts.update(report.counts)
+        if not report.is_ok:
+            failures.append(report)
+    return RunReport(seed_count, event_count, virtual_s, dict(counts), tuple(failures))

@@ -1,0 +1,395 @@
+"""What one seed is about: the cluster, the load and the faults, all drawn from the seed."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from baton.config import EngineConfig, StoreConfig, TransferConfig
+from baton.config.router import RouterConfig
+from baton.core.geometry import KVGeometry
+from baton.core.messages import Role
+
+Policy = Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"]
+POLICIES: tuple[Policy, ...] = ("slo", "slo", "slo", "cached_prefix", "least_loaded", "round_robin", "random")
+
+PAGE_BYTES = 4096
+"""A slot of the store: a simulated block is smaller."""
+GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
+
+FAULTS = (
+    "worker_crash",
+    "worker_freeze",
+    "worker_suspend",
+    "session_break",
+    "partition",
+    "peer_stall",
+    "repeats",
+    "slow_network",
+    "slow_worker",
+    "sick_worker",
+    "straggler",
+    "read_fail",
+    "read_hang",
+    "read_late",
+    "small_pool",
+    "router_crash",
+    "router_freeze",
+    "drain",
+    "role_flip",
+    "control_outage",
+    "upgrade",
+    "store_crash",
+    "store_freeze",
+    "store_hang_up",
+    "disk_full",
+    "disk_slow",
+    "disk_error",
+    "disk_flip",
+    "memory_flip",
+    "directory_outage",
+    "directory_flush",
+)
+"""Every fault class. A seed enables each with `Scenario.fault_chance`."""
+
+DELAYING = frozenset(
+    {
+        "worker_freeze",
+        "worker_suspend",
+        "session_break",
+        "partition",
+        "slow_network",
+        "slow_worker",
+        "straggler",
+        "router_freeze",
+    }
+)
+"""Faults after which a worker may hear late, or not at all, that a request is over."""
+
+STORE_FAULTS = ("store_", "disk_", "memory_", "directory_")
+"""What the names of the store's own faults begin with."""
+
+ARRIVALS_S = 4.0
+"""Requests arrive, and faults strike, in this span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One small cluster and its bad day. Seconds are virtual."""
+
+    roles: tuple[Role, ...]
+    router_count: int
+    request_count: int
+    salt_count: int
+    prefix_count: int
+    faults: frozenset[str]
+    block_tokens: int
+    block_count: int
+    max_model_tokens: int
+    engine: EngineConfig
+    transfer: TransferConfig
+    router: RouterConfig
+    store: StoreConfig
+    host_count: int
+    """Machines; workers are spread over them."""
+    presses_store: bool
+    """Shaped so that the store is used, and fails, much."""
+    step_base_s: float
+    step_token_s: float
+    network_latency_s: float
+    read_latency_s: float
+    read_block_s: float
+    swap_block_s: float = 0.0001
+    copy_block_s: float = 0.0002
+    """Between a pool and the store's arena."""
+    store_lease_s: float = 0.9
+    """Of a store node's entries in the directory."""
+    router_grace_s: float = 0.6
+    heartbeat_s: float = 0.15
+    member_lease_s: float = 1.2
+    connect_timeout_s: float = 0.8
+    restart_s: float = 0.4
+    prefix_chance: float = 0.7
+    """Of a prompt that it begins as others do."""
+    sibling_chance: float = 0.12
+    """Of a request that it is another choice of the one before."""
+    leave_chance: float = 0.15
+    """Of a client that it leaves early."""
+    strikes_max: int = 4
+    """Times one fault class strikes."""
+    read_fault_chance: float = 0.0
+    """Of each read and enabled kind of read fault; 0: drawn."""
+    drain_timeout_s: float = 2.0
+    arrivals_s: float = ARRIVALS_S
+    ends_within_s: float = 12.0
+    """Every request ends this long after faults stopped (invariant 6)."""
+    settles_within_s: float = 7.0
+    """And then everything is idle after this long (invariants 3 and 8)."""
+
+    @property
+    def store_slot_count(self) -> int:
+        """Slots of one node's arena; 0: no store."""
+        return self.store.host_bytes // PAGE_BYTES
+
+    @property
+    def context_max(self) -> int:
+        """Tokens of one sequence: of the model, or all that fits a worker's pool."""
+        return min(self.max_model_tokens, self.block_count * self.block_tokens)
+
+
+def draw_scenario(rng: random.Random) -> Scenario:
+    """Most seeds mix everything; the others press hard where mixed ones seldom do."""
+    faults = _draw_faults(rng)
+    block_tokens = 4
+    max_model_tokens = 80
+    roomy = max_model_tokens // block_tokens
+    block_count = rng.randint(roomy - 4, roomy + 16) if "small_pool" in faults else rng.randint(120, 240)
+    scenario = Scenario(
+        roles=_draw_roles(rng),
+        router_count=rng.choice((1, 1, 2)),
+        request_count=rng.randint(10, 50),
+        salt_count=rng.choice((1, 2)),
+        prefix_count=rng.randint(1, 4),
+        faults=faults,
+        block_tokens=block_tokens,
+        block_count=block_count,
+        max_model_tokens=max_model_tokens,
+        engine=_draw_engine(rng, block_tokens),
+        transfer=_draw_transfer(rng),
+        router=_draw_router(rng),
+        store=_draw_store(rng),
+        host_count=rng.choice((1, 1, 2, 2, 3)),
+        presses_store=False,
+        step_base_s=rng.choice((0.004, 0.012, 0.03)),
+        step_token_s=rng.choice((0.00005, 0.0005)),
+        network_latency_s=rng.choice((0.0005, 0.002, 0.01)),
+        read_latency_s=rng.choice((0.0002, 0.002, 0.01)),
+        read_block_s=rng.choice((0.0005, 0.004, 0.02)),
+        router_grace_s=rng.choice((0.1, 0.6)),
+    )
+    if not faults:
+        return _calm(scenario)
+    shapes = (*BAD_DAYS, _forgetful, _forgetful, _forgetful)
+    shape = rng.choice((*(None,) * 6, *shapes))
+    return scenario if shape is None else shape(scenario)
+
+
+def _draw_faults(rng: random.Random) -> frozenset[str]:
+    chance = rng.choice((0.0, 0.15, 0.15, 0.35, 0.35, 0.6))
+    chances = dict.fromkeys(FAULTS, chance)
+    if chance:
+        chances["small_pool"] = 0.5  # blocks that are soon reused make every other fault worse
+    return frozenset(name for name in FAULTS if rng.random() < chances[name])
+
+
+def _lease_storm(scenario: Scenario) -> Scenario:
+    """Reads that fail and are tried again for longer than a lease that cannot be renewed; many, since
+    every request is split."""
+    return replace(
+        scenario,
+        faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
+        request_count=50,
+        block_count=21,
+        prefix_chance=0.2,
+        leave_chance=0.3,
+        read_block_s=0.01,
+        read_fault_chance=0.3,
+        strikes_max=8,
+        transfer=scenario.transfer.model_copy(update={"lease_s": 0.6, "read_attempts_max": 10}),
+        router=scenario.router.model_copy(update={"policy": "least_loaded", "any_role": False}),
+    )
+
+
+def _crowd(scenario: Scenario) -> Scenario:
+    """Everybody waits for blocks, and many lose patience."""
+    return replace(
+        scenario,
+        faults=frozenset({"small_pool", "repeats"}),
+        block_count=24,
+        request_count=60,
+        leave_chance=0.5,
+        step_base_s=0.03,
+        read_block_s=0.02,
+    )
+
+
+def _rush(scenario: Scenario) -> Scenario:
+    """Few seats, and a long queue of prompts short and long: whose turn is it?"""
+    return replace(
+        scenario,
+        roles=(Role.BOTH,),
+        faults=frozenset({"repeats"}),
+        request_count=70,
+        block_count=60,
+        prefix_chance=0.1,
+        leave_chance=0.05,
+        step_base_s=0.02,
+        engine=scenario.engine.model_copy(
+            update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
+        ),
+        router=scenario.router.model_copy(update={"queue_requests_max": 64}),
+    )
+
+
+def _forgetful(scenario: Scenario) -> Scenario:
+    """Pools too small for prompts that come again and again, computing dear, and the store's own faults."""
+    faults = {fault for fault in scenario.faults if fault.startswith(STORE_FAULTS)}
+    slot_count = scenario.store_slot_count or 60
+    ssd = {"ssd_dir": "ssd", "ssd_bytes": 200 * 2 * PAGE_BYTES}
+    return replace(
+        scenario,
+        faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
+        strikes_max=12,
+        block_count=24,
+        request_count=60,
+        prefix_chance=1.0,
+        prefix_count=8,
+        sibling_chance=0.0,
+        leave_chance=0.1,
+        step_base_s=0.004,
+        step_token_s=0.002,
+        network_latency_s=0.0005,
+        read_block_s=0.0005,
+        host_count=max(2, scenario.host_count),
+        presses_store=True,
+        copy_block_s=0.003,
+        store=scenario.store.model_copy(update={"host_bytes": slot_count * PAGE_BYTES, **ssd}),
+    )
+
+
+def _sick(scenario: Scenario) -> Scenario:
+    """Workers that fail all they get, or are very slow, for a while, beside others that are well."""
+    return replace(
+        scenario,
+        roles=(Role.PREFILL,) * 3 + (Role.DECODE,) * 3,
+        router_count=1,
+        faults=frozenset({"sick_worker", "straggler", "drain"}),
+        strikes_max=6,
+        request_count=90,
+        leave_chance=0.05,
+        step_base_s=0.012,
+        network_latency_s=0.0005,
+        block_count=200,
+        router=scenario.router.model_copy(
+            update={
+                "disaggregate": True,
+                "queue_requests_max": 64,
+                "attempts_max": 8,
+                "breaker_failures": 3,
+                "hedge_share": 0.5,
+                "hedge_after_s": 0.08,
+                "hedge_quantile": 0.75,
+            }
+        ),
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64, "batch_sequences_max": 32}),
+    )
+
+
+def _orphans(scenario: Scenario) -> Scenario:
+    """Routers die while long generations run."""
+    return replace(
+        scenario,
+        faults=frozenset({"router_crash", "worker_crash", "control_outage", "upgrade"}),
+        step_base_s=0.06,
+        router_grace_s=0.1,
+    )
+
+
+def _calm(scenario: Scenario) -> Scenario:
+    """Without faults nothing may fail, so nothing is so slow that it looks like a fault."""
+    return replace(
+        scenario,
+        network_latency_s=0.0005,
+        read_block_s=0.0005,
+        transfer=scenario.transfer.model_copy(update={"read_timeout_s": 0.4, "lease_s": 2.0}),
+        router=scenario.router.model_copy(update={"attempts_max": 8}),
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
+    )
+
+
+def _draw_roles(rng: random.Random) -> tuple[Role, ...]:
+    prefill, decode, both = Role.PREFILL, Role.DECODE, Role.BOTH
+    return rng.choice(
+        (
+            (prefill, prefill, decode, decode),
+            (prefill, prefill, decode, decode),
+            (prefill, prefill, decode, decode),
+            (prefill, decode),
+            (prefill, decode, decode),
+            (prefill, decode, both),
+            (both, both),
+        )
+    )
+
+
+def _draw_engine(rng: random.Random, block_tokens: int) -> EngineConfig:
+    return EngineConfig(
+        block_tokens=block_tokens,
+        step_tokens_max=rng.choice((8, 16, 64)),
+        batch_sequences_max=rng.choice((4, 8, 32)),
+        waiting_sequences_max=rng.choice((4, 64, 64)),
+        overlap_steps=rng.random() < 0.75,
+        tpot_slo_s=rng.choice((0.0, 0.02)),
+        chunk_tokens_min=rng.choice((1, 8)),
+        swap_bytes=rng.choice((0, 8, 64)) * GEOMETRY.block_bytes,
+        speculation=rng.choice(("off", "ngram", "ngram")),
+        speculation_tokens_max=rng.choice((2, 6)),
+    )
+
+
+def _draw_transfer(rng: random.Random) -> TransferConfig:
+    return TransferConfig(
+        lease_s=rng.choice((0.6, 1.0, 2.0)),
+        lease_slack_s=0.1,
+        read_timeout_s=rng.choice((0.15, 0.4)),
+        read_attempts_max=rng.choice((1, 2, 3, 10)),
+        reads_in_flight_max=rng.choice((1, 2, 8)),
+        intake_wait_s=rng.choice((0.3, 1.5)),
+        bytes_in_flight_max=rng.choice((2, 8, 1000)) * GEOMETRY.block_bytes,
+    )
+
+
+def _draw_store(rng: random.Random) -> StoreConfig:
+    """Some without a store, some without SSD, most with too little of both."""
+    slot_count = rng.choice((0, 8, 16, 40, 40, 120))
+    ssd_count = rng.choice((0, 20, 60, 200))
+    return StoreConfig(
+        host_bytes=slot_count * PAGE_BYTES,
+        ssd_dir="ssd" if ssd_count else "",
+        ssd_bytes=ssd_count * 2 * PAGE_BYTES,
+        ssd_threads=rng.choice((1, 4)),
+        policy=rng.choice(("serving", "serving", "lru", "s3fifo")),
+        ttl_s=rng.choice((0.0, 0.0, 1.5)),
+        tenant_share_max=rng.choice((1.0, 1.0, 0.6)),
+        pinned_share_max=rng.choice((0.3, 0.5, 0.9)),
+        load_timeout_s=rng.choice((0.1, 0.5)),
+        lookup_timeout_s=0.03,
+        lease_s=rng.choice((0.4, 1.0)),
+        replicate_bytes_s=rng.choice((0, 20 * PAGE_BYTES, 2**30)),
+        checksums=rng.choice((True, True, False)),
+    )
+
+
+def _draw_router(rng: random.Random) -> RouterConfig:
+    return RouterConfig(
+        policy=rng.choice(POLICIES),
+        disaggregate=rng.random() < 0.9,
+        fallback_to_other_pool=rng.random() < 0.8,
+        queue_requests_max=rng.choice((4, 64, 64)),
+        queue_wait_s=rng.choice((1.0, 8.0)),
+        attempts_max=rng.choice((2, 8, 8)),
+        worker_silence_s=0.8,
+        retry_share=rng.choice((0.0, 0.2, 0.2)),
+        retry_floor=rng.choice((2, 1000, 1000)),
+        breaker_failures=rng.choice((0, 2, 5)),
+        breaker_open_s=rng.choice((0.2, 1.0)),
+        breaker_open_max_s=2.0,
+        hedge_share=rng.choice((0.0, 0.1, 0.5)),
+        hedge_after_s=rng.choice((0.05, 0.3)),
+        hedge_quantile=rng.choice((0.75, 0.99)),
+        migrate_after_s=rng.choice((0.0, 0.3, 20.0)),
+        any_role=rng.random() < 0.4,
+    )
+
+
+BAD_DAYS = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
+"""Shapes that press on one thing; those of the store are beside them."""

@@ -1,0 +1,195 @@
+"""The local socket between a worker and the store node of its host, and the worker's copying thread.
+
+A local socket never stalls by itself and loses nothing: what was sent before an end died still arrives, then
+end of file. The worker's adapter closes it only when no copy is under way, so that its end means that the
+worker touches no slot any more.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from baton.core.store import StoreHello, StoreToWorker, StoreWelcome, WorkerToStore
+from simulator.faults.model import Memory
+from simulator.faults.world import World
+from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost
+
+if TYPE_CHECKING:
+    from simulator.faults.node import SimWorker
+    from simulator.faults.store_node import SimHost, SimStoreNode
+
+SOCKET_S = 0.0002
+RECONNECT_S = 0.15
+
+
+def checksum_of(memory: Memory, block: int) -> int:
+    """Never 0, which means none."""
+    return zlib.crc32(repr(memory.cells[block]).encode()) | 1
+
+
+class LocalSession:
+    """One connection. Ordered in both directions."""
+
+    __slots__ = ("_last_s", "_world", "arena", "is_open", "node", "worker")
+
+    def __init__(self, world: World, worker: "SimWorker", node: "SimStoreNode") -> None:
+        self._world = world
+        self.worker, self.node = worker, node
+        self.arena: Memory | None = None
+        """Mapped with the welcome; outlives the node."""
+        self.is_open = True
+        self._last_s = [0.0, 0.0]
+
+    def to_node(self, message: WorkerToStore) -> None:
+        if self.is_open:
+            self._deliver(1, lambda: self.node.hears_worker(self, message))
+
+    def to_worker(self, message: StoreToWorker) -> None:
+        if self.is_open:
+            self._deliver(0, lambda: self.worker.store.hears(self, message))
+
+    def close(self) -> None:
+        """By the death of either end, or by the worker's adapter. The other reads what came before, first."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._deliver(1, lambda: self.node.worker_hung_up(self))
+        self._deliver(0, lambda: self.worker.store.hung_up(self))
+
+    def _deliver(self, to_end: int, happening: Callable[[], None]) -> None:
+        process = self.node if to_end else self.worker
+        at_s = max(self._world.now_s + SOCKET_S, self._last_s[to_end])
+        self._last_s[to_end] = at_s
+        self._world.at(at_s, lambda: process.post(happening))
+
+
+class StoreLink:
+    """The worker's adapter: keeps a session with its host's node, and copies, one copy after another."""
+
+    __slots__ = ("_copies", "_has_checksums", "_host", "_is_closing", "_rng", "_session", "_worker", "_world")
+
+    def __init__(self, worker: "SimWorker", host: "SimHost | None") -> None:
+        self._worker, self._host = worker, host
+        self._world = worker.world
+        self._rng = worker.world.stream(f"copies/{worker.name}")
+        self._session: LocalSession | None = None
+        self._copies: deque[tuple[CopyToStore | CopyFromStore, Memory | None]] = deque()
+        self._is_closing = False
+        self._has_checksums = True
+        self._connect_later(0.0)
+
+    # --- session ------------------------------------------------------------------------------------
+
+    def _connect_later(self, delay_s: float) -> None:
+        if self._host is not None:
+            self._world.after(delay_s + SOCKET_S, lambda: self._worker.post(self._connect))
+
+    def _connect(self) -> None:
+        assert self._host is not None
+        node = self._host.node
+        if self._session is not None:
+            return
+        if node is None or not node.is_alive:
+            self._connect_later(RECONNECT_S)
+            return
+        worker = self._worker
+        self._session = LocalSession(self._world, worker, node)
+        node.sessions.append(self._session)
+        self._session.to_node(StoreHello(worker.worker_id, worker.fingerprint, worker.block_bytes))
+
+    def hears(self, session: LocalSession, message: StoreToWorker) -> None:
+        if session is not self._session or self._is_closing:
+            return
+        if isinstance(message, StoreWelcome):
+            session.arena = session.node.arena
+            self._has_checksums = message.has_checksums
+            self._worker.feed(StoreJoined(message))
+        else:
+            self._worker.feed(FromStore(message))
+
+    def hung_up(self, session: LocalSession) -> None:
+        """The node closed, or died."""
+        if session is self._session:
+            self._session = None
+            if not self._is_closing:
+                self._worker.feed(StoreLost())
+            self._is_closing = False
+            self._connect_later(RECONNECT_S)
+
+    def break_off(self) -> None:
+        """An error on the socket: told at once, closed when no copy is under way."""
+        if self._session is not None and not self._is_closing:
+            self._is_closing = True
+            self._worker.feed(StoreLost())
+            self._close_if_calm()
+
+    def _close_if_calm(self) -> None:
+        if self._is_closing and not self._copies and self._session is not None:
+            self._session.close()
+
+    def send(self, message: WorkerToStore) -> None:
+        if self._session is not None and not self._is_closing:
+            self._session.to_node(message)
+
+    def process_died(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    # --- copies -------------------------------------------------------------------------------------
+
+    def copy(self, action: CopyToStore | CopyFromStore) -> None:
+        arena = self._session.arena if self._session is not None else None
+        self._copies.append((action, arena))
+        if len(self._copies) == 1:
+            self._begin()
+
+    def slots_being_written(self) -> set[int]:
+        return {slot for copy, _ in self._copies if isinstance(copy, CopyToStore) for slot in copy.slots}
+
+    def _begin(self) -> None:
+        """Half of the blocks somewhere in the middle, the rest at the end: content is what it is then."""
+        action, arena = self._copies[0]
+        seconds = self._worker.copy_block_s * len(action.blocks) * (0.5 + self._rng.random())
+        half = len(action.blocks) // 2
+        self._world.after(seconds / 2, lambda: self._worker.post(lambda: self._move(action, arena, 0, half)))
+        self._world.after(seconds, lambda: self._worker.post(lambda: self._end(action, arena, half, seconds)))
+
+    def _move(self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, end: int) -> None:
+        if arena is None:
+            return
+        pool = self._worker.memory
+        for slot, block in zip(action.slots[first:end], action.blocks[first:end], strict=True):
+            if isinstance(action, CopyToStore):
+                arena.copy_block(pool, block, slot)
+            else:
+                pool.copy_block(arena, slot, block)
+
+    def _end(
+        self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, seconds: float
+    ) -> None:
+        self._move(action, arena, first, len(action.blocks))
+        self._copies.popleft()
+        done = self._done(action, arena, seconds)
+        if self._copies:
+            self._begin()
+        self._worker.feed(done)
+        self._close_if_calm()
+
+    def _done(self, action: CopyToStore | CopyFromStore, arena: Memory | None, seconds: float) -> CopyDone:
+        if arena is None:
+            return CopyDone(action.copy_id, error="the store is gone", seconds=seconds)
+        counts, count = self._world.counts, len(action.blocks)
+        if isinstance(action, CopyToStore):
+            counts["blocks copied to the store"] += count
+            sums = tuple(checksum_of(arena, s) if self._has_checksums else 0 for s in action.slots)
+            return CopyDone(action.copy_id, checksums=sums, seconds=seconds)
+        pool = self._worker.memory
+        corrupt = tuple(
+            i
+            for i, (block, wanted) in enumerate(zip(action.blocks, action.checksums, strict=True))
+            if wanted and checksum_of(pool, block) != wanted
+        )
+        counts["blocks copied from the store"] += count - len(corrupt)
+        counts["corrupt blocks noticed by a worker"] += len(corrupt)
+        return CopyDone(action.copy_id, corrupt=corrupt, seconds=seconds)

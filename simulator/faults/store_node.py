@@ -1,0 +1,330 @@
+"""A host and its store node: the production `NodeCore` over a simulated arena, disk and network."""
+
+import random
+from typing import cast
+
+from baton.core.ids import NodeId, WorkerId
+from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
+from kv_store.node.core import NodeCore
+from kv_store.node.events import (
+    DropWorker,
+    ForgetHost,
+    ForgetSsd,
+    FromPeer,
+    FromWorker,
+    LookUp,
+    NodeAction,
+    NodeEvent,
+    OpenSpace,
+    PeerLost,
+    PeerReadDone,
+    PeerReadSettled,
+    Publish,
+    ReadPeer,
+    ReadSsd,
+    SpaceOpened,
+    Tick,
+    ToPeer,
+    ToWorker,
+    WorkerJoined,
+    WorkerLost,
+    WriteSsd,
+)
+from simulator.faults.model import Memory
+from simulator.faults.network import Network, Process, Session
+from simulator.faults.node import Timer
+from simulator.faults.reads import Generations, Reads
+from simulator.faults.scenario import GEOMETRY, Scenario
+from simulator.faults.store_directory import SimDirectory
+from simulator.faults.store_disk import SimDisk
+from simulator.faults.store_link import LocalSession, checksum_of
+from simulator.faults.world import Violation, World
+from worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
+
+SPACE = GEOMETRY.block_bytes
+"""The one block size of a simulated cluster."""
+
+
+class SimHost:
+    """A machine: its disk, its store node of the moment, and the workers that look for it."""
+
+    __slots__ = ("disk", "incarnation", "name", "node", "restart_at_s")
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.disk = SimDisk(world, name)
+        self.node: SimStoreNode | None = None
+        self.incarnation = 0
+        self.restart_at_s = 0.0
+
+
+class SimStoreNode(Process):
+    """One store node process life. To reads of its arena it looks like a worker (`reads.PoolOwner`)."""
+
+    __slots__ = (
+        "_directory",
+        "_disk",
+        "_has_scanned",
+        "_network",
+        "_peer_sessions",
+        "_reads",
+        "_rng",
+        "_scenario",
+        "_timer",
+        "_wanted",
+        "arena",
+        "core",
+        "generations",
+        "memory",
+        "node_id",
+        "sessions",
+        "worker_id",
+    )
+
+    def __init__(
+        self,
+        world: World,
+        host: SimHost,
+        *,
+        scenario: Scenario,
+        network: Network,
+        reads: Reads,
+        directory: "SimDirectory",
+    ) -> None:
+        host.incarnation += 1
+        name = f"store-{host.name}.{host.incarnation}"
+        super().__init__(world, name)
+        self.node_id, self.worker_id = NodeId(name), WorkerId(name)
+        self._scenario, self._network, self._reads, self._disk = scenario, network, reads, host.disk
+        self._directory = directory
+        self._has_scanned = False
+        self._rng: random.Random = world.stream(f"store/{name}")
+        self._timer = Timer(self)
+        self.sessions: list[LocalSession] = []
+        self._peer_sessions: dict[NodeId, Session] = {}
+        self._wanted: dict[int, ReadPeer] = {}
+        """Reads of peers under way."""
+        self.generations = Generations(scenario.store_slot_count)
+        self.arena = self.memory = Memory(scenario.store_slot_count, scenario.block_tokens)
+        self.core = NodeCore(
+            self.ref,
+            scenario.store,
+            make_generations=self._table,
+            now_s=self.clock.now_s(),
+        )
+        reads.register(self)
+        directory.joins(self)
+        if self._disk.slots:
+            self._scan_disk()
+        self._arm()
+
+    @property
+    def process(self) -> Process:
+        return self
+
+    @property
+    def ref(self) -> NodeRef:
+        return NodeRef(self.node_id, f"sim:{self.node_id}")
+
+    # --- events in, actions out ---------------------------------------------------------------------
+
+    def feed(self, event: NodeEvent) -> None:
+        if not isinstance(event, Tick):
+            self.world.note(self.name, event)
+        for action in self.core.handle(event, now_s=self.clock.now_s()):
+            self._perform(action)
+        self._arm()
+        self.audit()
+
+    def audit(self) -> None:
+        """Invariant 3: free + held = all, in every tier."""
+        try:
+            self.core.check()
+        except AssertionError as error:
+            raise Violation(3, f"{self.name}'s accounts: {error}") from error
+
+    def _open(self, action: OpenSpace) -> None:
+        if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
+            raise Violation(0, f"{self.name} opens {action}")
+        if action.ssd_slot_count and not self._has_scanned:
+            self._scan_disk()
+
+    def _scan_disk(self) -> None:
+        self._has_scanned = True
+        opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
+        self.world.counts["blocks recovered from SSD"] += len(opened.recovered)
+        self.world.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
+
+    def _table(self, space: int, slot_count: int) -> Generations:
+        assert slot_count <= len(self.generations)
+        return self.generations
+
+    def _arm(self) -> None:
+        self._timer.arm(self.core.next_tick_s, lambda: self.feed(Tick()))
+
+    def _perform(self, action: NodeAction) -> None:
+        world = self.world
+        match action:
+            case OpenSpace():
+                self._open(action)
+            case DropWorker():
+                raise Violation(0, f"{self.name}: {action}")
+            case ToWorker(worker_id, message):
+                session = self._session_of(worker_id)
+                if session is not None:
+                    session.to_worker(message)
+            case ToPeer(_, peer, message):
+                self._to_peer(peer, message)
+            case ReadSsd():
+                seconds = self._disk.seconds()
+                world.after(seconds, lambda: self.post(lambda: self._read_ends(action, seconds)))
+            case WriteSsd():
+                seconds = self._disk.seconds()
+                self._disk.begin_write(action, self.arena)
+                world.after(seconds, lambda: self.post(lambda: self._write_ends(action.op_id, seconds)))
+            case ForgetSsd(_, ssd_slot):
+                self._disk.forget(ssd_slot)
+            case ForgetHost(_, slot):
+                self.arena.cells[slot] = [-1] * self._scenario.block_tokens
+            case ReadPeer():
+                self._read_peer(action)
+            case LookUp():
+                self._directory.looked_up_by(self, action)
+            case Publish(changes):
+                self._directory.hears(self, changes)
+
+    # --- workers of this host -----------------------------------------------------------------------
+
+    def _session_of(self, worker_id: WorkerId) -> LocalSession | None:
+        return next((s for s in self.sessions if s.worker.worker_id == worker_id), None)
+
+    def hears_worker(self, session: LocalSession, message: WorkerToStore) -> None:
+        if isinstance(message, StoreHello):
+            self.feed(WorkerJoined(message))
+        else:
+            self.feed(FromWorker(session.worker.worker_id, message))
+
+    def worker_hung_up(self, session: LocalSession) -> None:
+        self.sessions.remove(session)
+        self.feed(WorkerLost(session.worker.worker_id))
+
+    # --- the disk -----------------------------------------------------------------------------------
+
+    def _read_ends(self, read: ReadSsd, seconds: float) -> None:
+        self.feed(self._disk.read(read, self.arena, seconds))
+
+    def _write_ends(self, op_id: int, seconds: float) -> None:
+        self.feed(self._disk.end_write(op_id, seconds))
+
+    # --- peers --------------------------------------------------------------------------------------
+
+    def _to_peer(self, peer: NodeRef, message: NodeToNode) -> None:
+        session = self._peer_sessions.get(peer.node_id)
+        if session is not None and session.is_open:
+            session.send(0 if session.ends[0].process is not self else 1, message)
+            return
+        delay_s = 2 * self._network.delay_s()
+        self.world.after(delay_s, lambda: self.post(lambda: self._connect(peer, message)))
+
+    def _connect(self, peer: NodeRef, message: NodeToNode) -> None:
+        other = self._reads.workers.get(WorkerId(peer.node_id))
+        is_cut_off = self._network.is_cut_off(peer.node_id) or self._network.is_cut_off(self.name)
+        session = self._peer_sessions.get(peer.node_id)
+        if session is not None and session.is_open:
+            session.send(0 if session.ends[0].process is not self else 1, message)
+        elif not isinstance(other, SimStoreNode) or not other.is_alive or other.is_frozen or is_cut_off:
+            lost = PeerLost(SPACE, peer.node_id, "cannot connect")
+            self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost)))
+        else:
+            session = self._network.open(TowardsNode(self, other), TowardsNode(other, self))
+            self._peer_sessions[peer.node_id] = other._peer_sessions[self.node_id] = session
+            session.send(1, message)
+
+    def hears_peer(self, peer: "SimStoreNode", message: NodeToNode) -> None:
+        self.feed(FromPeer(SPACE, peer.ref, message))
+
+    def peer_broke(self, peer: "SimStoreNode", session: Session, reason: str) -> None:
+        if self._peer_sessions.get(peer.node_id) is session:
+            del self._peer_sessions[peer.node_id]
+            if self._rng.random() < 0.5:
+                self._reads.give_up(self, peer.worker_id)
+            self.feed(PeerLost(SPACE, peer.node_id, reason))
+
+    def _read_peer(self, read: ReadPeer) -> None:
+        self._wanted[read.read_id] = read
+        start = StartRead(
+            read_id=cast("int", read.read_id),  # type: ignore[arg-type]
+            source=WorkerId(read.peer),
+            source_blocks=read.source_slots,
+            local_blocks=read.slots,
+            generations=read.generations,
+            timeout_s=read.timeout_s,
+        )
+        self._reads.start(self, start)
+
+    def post_event(self, event: WorkerEvent) -> None:
+        self.post(lambda: self._on_read_event(event))
+
+    def _on_read_event(self, event: WorkerEvent) -> None:
+        if isinstance(event, ReadSettled):
+            self.feed(PeerReadSettled(event.read_id))
+            return
+        assert isinstance(event, ReadDone)
+        read = self._wanted.pop(event.read_id)
+        pairs = enumerate(zip(read.slots, read.checksums, strict=True))
+        is_well = not event.error
+        bad = tuple(
+            i for i, (slot, sum_) in pairs if is_well and sum_ and checksum_of(self.arena, slot) != sum_
+        )
+        counts = self.world.counts
+        counts["corrupt blocks noticed after a fetch"] += len(bad)
+        counts["blocks fetched from a peer"] += 0 if event.error else len(read.slots) - len(bad)
+        self.feed(
+            PeerReadDone(
+                event.read_id,
+                error=event.error,
+                is_settled=event.is_settled,
+                is_stale=event.is_stale,
+                corrupt=bad,
+                seconds=0.001,
+            )
+        )
+
+    def flip(self, rng: random.Random) -> bool:
+        """One bit of one block at rest in the arena: what is being written has no checksum yet."""
+        writing = {slot for session in self.sessions for slot in session.worker.store.slots_being_written()}
+        full = [s for s, cells in enumerate(self.arena.cells) if cells[0] != -1 and s not in writing]
+        if not full:
+            return False
+        self.arena.cells[rng.choice(full)][0] ^= 1
+        return True
+
+    # --- ends ---------------------------------------------------------------------------------------
+
+    def kill(self, *, noticed_s: float) -> None:
+        """SIGKILL: the arena stays mapped by workers, and nobody finds it again. The disk stays."""
+        self.die()
+        self._disk.node_died()
+        for session in self.sessions:
+            session.close()
+        self._reads.reader_died(self)
+        self._network.process_died(self, noticed_s=noticed_s)
+
+
+class TowardsNode:
+    """`node`'s end of a session with `peer`."""
+
+    __slots__ = ("_node", "_peer")
+
+    def __init__(self, node: SimStoreNode, peer: SimStoreNode) -> None:
+        self._node, self._peer = node, peer
+
+    @property
+    def process(self) -> Process:
+        return self._node
+
+    def on_message(self, session: Session, message: object) -> None:
+        self._node.hears_peer(self._peer, cast("NodeToNode", message))
+
+    def on_break(self, session: Session, reason: str) -> None:
+        self._node.peer_broke(self._peer, session, reason)

@@ -1,0 +1,422 @@
+"""The cluster in virtual time: production routers, modelled workers, and the requests that come to them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
+from baton.core.messages import Role, WorkerMessage
+from baton.core.sampling import SamplingParams
+from loadgen.records import ErrorKind, Outcome
+from router.decisions.core import RouterCore
+from router.decisions.events import (
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    FromWorker,
+    Note,
+    RouterAction,
+    RouterEvent,
+    Submit,
+    Tick,
+    ToWorker,
+    WorkerJoined,
+    WorkerLost,
+    WorkerUpdated,
+)
+from simulator.fleet.agenda import Agenda
+from simulator.fleet.interface import FleetWorker, Surroundings
+from simulator.fleet.observed import Observed
+from simulator.fleet.spec import FleetSpec, WorkerSpec
+from simulator.fleet.stats import NEVER, Tally
+from simulator.fleet.store import Directory, HostStore, WorkerStore
+from simulator.fleet.worker import MacroWorker
+from simulator.fleet.workload import Demand, Namer, TraceHashes
+
+TICK_AFTER_S = 1e-6
+IDLE_S, IDLE_SCALED_S = 30.0, 3600.0
+"""Without a request for so long, the cluster is as it will be; one that is scaled has gone down by then."""
+LEAD_S, LEFT_OUT_LEAST_S = 10.0, 60.0
+"""Time goes on so long before what comes next; less than that is not worth leaving out."""
+REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One request under way."""
+
+    demand: Demand
+    hashes: list[BlockHash]
+    first_s: float = NEVER
+    last_s: float = NEVER
+    generated: int = 0
+    cached: int = -1
+    computed: int = 0
+    attempts: int = 0
+    workers: tuple[WorkerId, ...] = ()
+
+
+@dataclass(slots=True)
+class PoolSample:
+    """Load of the pools at one instant."""
+
+    at_s: float
+    prefill_busy: float
+    """Share of the time since the last sample in which workers that prefill were computing."""
+    decode_share: float
+    """Of the blocks of workers that decode: held."""
+    prefill_tokens: int
+    """Prompt tokens accepted and not computed."""
+    decoding: int
+    """Sequences in decode batches."""
+    queued: int
+    """At the routers."""
+
+
+Observer = Callable[["Fleet"], bool]
+"""Looks at every sample; False: stop here."""
+
+
+def timings_of(finished: Finished) -> dict[str, float] | None:
+    """As a live answer's `timings` tell them; None: the router does not know."""
+    if finished.waterfall is None:
+        return None
+    timings: dict[str, float] = msgspec.structs.asdict(finished.waterfall)
+    served = finished.served
+    if served is not None and served.predicted_ttft_s is not None:
+        timings["predicted_ttft_s"] = served.predicted_ttft_s
+    if served is not None and served.predicted_tpot_s is not None:
+        timings["predicted_tpot_s"] = served.predicted_tpot_s
+    return timings
+
+
+class MakeWorker(Protocol):
+    def __call__(
+        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+    ) -> FleetWorker: ...
+
+
+class Cell:
+    """One router and its workers."""
+
+    def __init__(self, fleet: "Fleet", number: int) -> None:
+        spec = fleet.spec
+        self._fleet, self._agenda = fleet, fleet.agenda
+        self.core = RouterCore(config=spec.router, rng=Random(f"{spec.seed}/place/{number}"), now_s=0.0)
+        self._armed_s: float | None = None
+        self._version = 0
+        self._agenda.recurring |= {self.feed, self._tick}
+
+    def feed(self, event: RouterEvent) -> None:
+        perform = self._fleet.perform
+        for action in self.core.handle(event, now_s=self._agenda.now_s):
+            perform(action)
+        due_s = self.core.next_tick_s
+        if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
+            self._armed_s = due_s
+            self._version += 1
+            self._agenda.at(due_s + TICK_AFTER_S, self._tick, self._version)
+
+    def _tick(self, version: int) -> None:
+        if version == self._version:
+            self._armed_s = None
+            self.feed(Tick())
+
+
+class Fleet:
+    """`Surroundings` of its workers. Feed it requests by `run`; `tally` says what became of them."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        *,
+        trace_block_tokens: float = 0.0,
+        make_worker: "MakeWorker" = MacroWorker,
+    ) -> None:
+        self.spec = spec
+        self._make_worker = make_worker
+        self.agenda = Agenda()
+        self.tally = Tally()
+        self.samples: list[PoolSample] = []
+        self.submitted = self.met = 0
+        self.prompt_tokens_computed = self.prompt_tokens_lost = 0
+        """Computed by workers; of those, for requests that had failed when it was known."""
+        self._namer = Namer(
+            trace_block_tokens=trace_block_tokens, block_tokens=spec.workers[0][0].block_tokens
+        )
+        self._live: dict[SequenceId, Live] = {}
+        self._workers: dict[WorkerId, FleetWorker] = {}
+        self._cell_of: dict[WorkerId, Cell] = {}
+        self._cells = [Cell(self, number) for number in range(spec.cells)]
+        self._demands: Iterator[Demand] = iter(())
+        self._hosts: dict[tuple[Role, int], HostStore] = {}
+        self._numbers: Counter[Role] = Counter()
+        self._phases = Random(f"{spec.seed}/heartbeats")
+        self._directory = Directory()
+        self._busy_s: dict[WorkerId, float] = {}
+        """Of each worker, at the last sample."""
+        self._gone: dict[WorkerId, FleetWorker] = {}
+        self.observed: Observed | None = None
+        """Counts for an autoscaler, where there is one."""
+        self._has_more = False
+        self._busy_until_s = 0.0
+        self._observer: Observer | None = None
+        self.is_stopped = False
+        self._build()
+
+    @property
+    def workers(self) -> list[FleetWorker]:
+        return list(self._workers.values())
+
+    @property
+    def live_count(self) -> int:
+        return len(self._live)
+
+    @property
+    def late_count(self) -> int:
+        """Of those under way: whose first token has missed its objective, come or not."""
+        now_s = self.agenda.now_s
+        return sum(
+            (now_s if live.first_s != live.first_s else live.first_s) - live.demand.at_s > ttft_s
+            for live in self._live.values()
+            if (ttft_s := self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))[0])
+        )
+
+    @property
+    def queued_count(self) -> int:
+        """Sequences without a place, at all routers."""
+        return sum(cell.core.queued_count for cell in self._cells)
+
+    @property
+    def unplaced_tokens(self) -> int:
+        """Of the prompts of requests that were never placed."""
+        return sum(live.demand.input_tokens for live in self._live.values() if not live.workers)
+
+    def check(self) -> None:
+        """Raises AssertionError if the routers' accounts disagree."""
+        for cell in self._cells:
+            cell.core.check()
+
+    def _build(self) -> None:
+        for kind, count in self.spec.workers:
+            for _ in range(count):
+                self.add(kind)
+        self.agenda.recurring.add(self._sample)
+        self.agenda.after(self.spec.sample_s, self._sample)
+
+    def add(self, kind: WorkerSpec) -> WorkerId:
+        """One more worker, which serves from now on."""
+        number = self._numbers[kind.role]
+        self._numbers[kind.role] += 1
+        worker_id = WorkerId(f"{kind.role}-{number}.0")
+        worker = self._make_worker(worker_id, kind, self.agenda, self, hop_s=self.spec.hop_s)
+        cell = self._cells[number % len(self._cells)]
+        self._workers[worker_id], self._cell_of[worker_id] = worker, cell
+        cell.feed(WorkerJoined(worker.hello(), f"{worker_id}:1"))
+        self._stock(worker, number)
+        worker.begin(self.spec.heartbeat_s, phase_s=self._phases.random() * self.spec.heartbeat_s)
+        return worker_id
+
+    def update(self, worker_id: WorkerId, role: Role, *, is_draining: bool) -> None:
+        """The directory says so."""
+        self._cell_of[worker_id].feed(WorkerUpdated(worker_id, role, is_draining))
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """It leaves, idle."""
+        self._gone[worker_id] = self._workers.pop(worker_id)
+        self._cell_of[worker_id].feed(WorkerLost(worker_id, "it was drained"))
+
+    def _stock(self, worker: FleetWorker, number: int) -> None:
+        """Give it its host's store: a host has `workers_per_host` workers of one role."""
+        store = self.spec.store
+        if not store.host_bytes or not isinstance(worker, MacroWorker):
+            return
+        block_bytes = worker.spec.kv_token_bytes * worker.spec.block_tokens
+        host = (worker.spec.role, number // store.workers_per_host)
+        if host not in self._hosts:
+            self._hosts[host] = HostStore(store, block_bytes, self._directory)
+        worker.store = WorkerStore(
+            self._hosts[host],
+            self.agenda,
+            worker.engine,
+            worker.cache,
+            block_tokens=worker.spec.block_tokens,
+            block_bytes=block_bytes,
+        )
+
+    # --- the clock ------------------------------------------------------------------------------
+
+    def run(self, demands: Iterator[Demand], *, observer: Observer | None = None) -> None:
+        """Until all have ended, or the observer stops it."""
+        self._demands, self._observer = demands, observer
+        self._has_more = True
+        self.agenda.at(0.0, self._next)
+        self.agenda.run(is_over=lambda: self.is_stopped or not (self._has_more or self._live))
+
+    def _next(self, demand: Demand | None) -> None:
+        if demand is not None:
+            self._submit(demand)
+        following = next(self._demands, None)
+        if following is None:
+            self._has_more = False
+        else:
+            self.agenda.at(following.at_s, self._next, following)
+
+    def _sample(self, _: object) -> None:
+        tokens = held = blocks = decoding = prefilling = 0
+        busy_s = 0.0
+        for worker in self._workers.values():
+            now = worker.usage()
+            before_s = self._busy_s.get(worker.worker_id, 0.0)
+            self._busy_s[worker.worker_id] = now.busy_s
+            if worker.spec.role.prefills:
+                prefilling += 1
+                tokens += now.waiting_tokens
+                busy_s += now.busy_s - before_s
+            if worker.spec.role.decodes:
+                held += now.held_blocks
+                blocks += worker.spec.block_count
+                decoding += now.decoding
+        busy = busy_s / max(1, prefilling) / self.spec.sample_s
+        self.samples.append(
+            PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, self.queued_count)
+        )
+        self.agenda.after(self.spec.sample_s, self._sample)
+        self._leave_out_idle_time()
+        if self._observer is not None and not self._observer(self):
+            self.is_stopped = True
+
+    def _leave_out_idle_time(self) -> None:
+        """A trace may have hours, or years, between two requests: heartbeats in them tell nothing."""
+        now_s = self.agenda.now_s
+        if self._live:
+            self._busy_until_s = now_s
+        elif now_s - self._busy_until_s >= (IDLE_S if self.observed is None else IDLE_SCALED_S):
+            self.agenda.leave_out(lead_s=LEAD_S, least_s=LEFT_OUT_LEAST_S)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _submit(self, demand: Demand) -> None:
+        seq_id = SequenceId(f"{demand.number}/0")
+        hashes = self._namer.hashes_of(demand)
+        self._live[seq_id] = Live(demand, hashes)
+        if self.observed is not None:
+            self.observed.arrived(demand)
+        self.submitted += 1
+        ttft_s, tpot_s = self.spec.slo_classes.get(demand.slo_class, (0.0, 0.0))
+        now_s = self.agenda.now_s
+        submit = Submit(
+            seq_id=seq_id,
+            request_id=RequestId(str(demand.number)),
+            prompt=range(demand.input_tokens),
+            sampling=SamplingParams(max_tokens=demand.output_tokens, ignore_eos=True),
+            salt=b"",
+            deadline_s=now_s + self.spec.router.request_timeout_s,
+            ttft_slo_s=ttft_s,
+            tpot_slo_s=tpot_s,
+            slo_class=demand.slo_class,
+            refuse_late=self.spec.refuses_late,
+            tenant=demand.tenant,
+            fairness_key=demand.tenant,
+            arrived_s=now_s,
+            hashes=TraceHashes(hashes),
+        )
+        self._cell_for(demand).feed(submit)
+
+    def _cell_for(self, demand: Demand) -> Cell:
+        """Turns of one conversation go to one cell: they share their second block, if they have one."""
+        if len(self._cells) == 1:
+            return self._cells[0]
+        ids = demand.hash_ids
+        key = ids[1] if len(ids) > 1 else demand.number
+        return self._cells[hash((demand.copy, key)) % len(self._cells)]
+
+    def perform(self, action: RouterAction) -> None:
+        match action:
+            case ToWorker(worker_id, message):
+                self.agenda.after(self.spec.hop_s, self.worker(worker_id).hear, message)
+            case Deliver(seq_id, first_index, tokens, cached):
+                live = self._live[seq_id]
+                if first_index == 0:
+                    live.first_s = self.agenda.now_s
+                    live.cached = cached
+                    if self.observed is not None:
+                        self.observed.started(live.demand, cached, live.first_s)
+                live.last_s = self.agenda.now_s
+                live.generated = first_index + len(tokens)
+            case Finished(seq_id):
+                live = self._live.pop(seq_id)
+                self._over(live, Outcome.COMPLETED, None, "", timings_of(action))
+            case Failed(seq_id, kind, message):
+                is_refusal = kind in REFUSALS
+                outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+                error = ErrorKind.OVERLOADED if is_refusal else ErrorKind.HTTP
+                if kind is FailureKind.DEADLINE:
+                    error = ErrorKind.TIMEOUT
+                self._over(self._live.pop(seq_id), outcome, error, f"{kind}: {message}")
+            case Note(seq_id, what, _, worker_ids):
+                if what in ("placed", "fallback"):
+                    live = self._live[seq_id]
+                    live.attempts += 1
+                    live.workers = worker_ids
+
+    def _over(
+        self,
+        live: Live,
+        outcome: Outcome,
+        error: ErrorKind | None,
+        detail: str,
+        timings: dict[str, float] | None = None,
+    ) -> None:
+        self.met += outcome is Outcome.COMPLETED and self._meets(live)
+        if self.observed is not None:
+            self.observed.over(live.demand, live.first_s, live.last_s, live.generated)
+        self.tally.add(
+            live.demand,
+            outcome=outcome,
+            error=error,
+            detail=detail,
+            first_s=live.first_s,
+            last_s=live.last_s if live.generated > 1 else NEVER,
+            ended_s=self.agenda.now_s,
+            generated=live.generated,
+            cached=live.cached,
+            computed=live.computed,
+            served_by=tuple(live.workers),
+            attempts=live.attempts,
+            timings=timings,
+        )
+
+    def _meets(self, live: Live) -> bool:
+        ttft_s, tpot_s = self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))
+        if ttft_s and live.first_s - live.demand.at_s > ttft_s:
+            return False
+        gaps = live.generated - 1
+        return not tpot_s or gaps < 1 or (live.last_s - live.first_s) / gaps <= tpot_s
+
+    # --- surroundings of workers ----------------------------------------------------------------
+
+    def tell_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
+        event = FromWorker(worker.worker_id, message)
+        self.agenda.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
+
+    def worker(self, worker_id: WorkerId) -> FleetWorker:
+        """Also one that has left: what was sent before still arrives."""
+        return self._workers.get(worker_id) or self._gone[worker_id]
+
+    def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
+        live = self._live.get(seq_id)
+        return [] if live is None else live.hashes
+
+    def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None:
+        self.prompt_tokens_computed += tokens
+        live = self._live.get(seq_id)
+        if live is None:
+            self.prompt_tokens_lost += tokens
+        else:
+            live.computed += tokens

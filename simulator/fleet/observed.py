@@ -1,0 +1,44 @@
+"""What routers count for an autoscaler, of a fleet's requests and interval by interval."""
+
+from collections.abc import Mapping
+
+from baton.core.demand import ClassLoad
+from router.decisions.arrival_counters import Offered
+from simulator.fleet.workload import Demand
+
+
+class Observed:
+    """Of one interval; `take` ends it."""
+
+    def __init__(self, objectives: Mapping[str, tuple[float, float]]) -> None:
+        """Name of a class -> TTFT and TPOT, seconds, 0 for none."""
+        self._objectives = objectives
+        self._offered = Offered()
+
+    def take(self) -> dict[str, ClassLoad]:
+        offered, self._offered = self._offered, Offered()
+        return offered.totals()
+
+    def arrived(self, demand: Demand) -> None:
+        self._offered.arrived(demand.slo_class, demand.input_tokens)
+
+    def started(self, demand: Demand, cached: int, first_s: float) -> None:
+        self._offered.started(
+            demand.slo_class,
+            prompt_tokens=demand.input_tokens,
+            cached_tokens=cached,
+            ttft_s=first_s - demand.at_s,
+            objective_s=self._objectives.get(demand.slo_class, (0.0, 0.0))[0],
+        )
+
+    def over(self, demand: Demand, first_s: float, last_s: float, generated: int) -> None:
+        if not generated:
+            self._offered.gave_up(demand.slo_class)
+            return
+        self._offered.ended(
+            demand.slo_class,
+            prompt_tokens=demand.input_tokens,
+            output_tokens=generated,
+            span_s=last_s - first_s,
+            objective_s=self._objectives.get(demand.slo_class, (0.0, 0.0))[1],
+        )

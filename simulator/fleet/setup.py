@@ -1,0 +1,184 @@
+"""From what a person asks for - a model, GPUs, pools, objectives - to the fleet that is simulated."""
+
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from baton.config import EngineConfig
+from baton.config.router import RouterConfig
+from baton.core.costs import StepCosts
+from baton.core.errors import SetupError
+from baton.core.messages import Role
+from loadgen.lengths import Plan
+from simulator.fleet.spec import FleetSpec, StoreSpec, WorkerSpec
+from simulator.hardware import Node
+
+BLOCK_TOKENS = 64
+"""Where the trace does not say which blocks are shared."""
+BLOCK_TOKENS_MAX = 512
+"""As `engine.block_tokens`."""
+STEP_TOKENS = 2048
+BATCH_SEQUENCES = 256
+
+
+def block_tokens_of(plan: Plan) -> int:
+    """The trace's own, if engines can have such blocks."""
+    own = plan.block_tokens
+    fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
+    return int(own) if fits else BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    prefill: int = 0
+    decode: int = 0
+    both: int = 0
+
+    def __str__(self) -> str:
+        parts = ((self.prefill, "prefill"), (self.decode, "decode"), (self.both, "both"))
+        return " + ".join(f"{count} {name}" for count, name in parts if count)
+
+    @property
+    def count(self) -> int:
+        return self.prefill + self.decode + self.both
+
+    def of(self, role: Role) -> int:
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One worker, by its data sheet or as measured."""
+
+    name: str
+    costs: dict[Role, StepCosts]
+    kv_token_bytes: float
+    kv_bytes: float
+    """Of its pool."""
+    link_bytes_s: float
+    host_bytes_s: float
+
+    def with_link(self, bytes_s: float) -> "Machine":
+        return replace(self, link_bytes_s=bytes_s)
+
+
+def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
+    """By the roofline. Raises SetupError when the model does not fit."""
+    return Machine(
+        f"{node.model.name} on {node.gpu_count} × {node.gpu.name}",
+        {role: node.costs(role) for role in Role},
+        node.kv_bytes_per_token,
+        node.kv_pool_bytes() if kv_bytes is None else kv_bytes,
+        node.transfer_bytes_s,
+        node.host_bytes_s,
+    )
+
+
+def with_costs(machine: Machine, costs: StepCosts, name: str) -> Machine:
+    """The same, with measured costs."""
+    return replace(machine, name=name, costs=dict.fromkeys(Role, costs))
+
+
+def read_costs(path: Path) -> StepCosts:
+    """`StepCosts` as JSON, or what `baton bench engine --json` printed. Raises SetupError."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise SetupError(f"cannot read {path}: {error}") from None
+    try:
+        return msgspec.json.decode(text, type=StepCosts)
+    except msgspec.ValidationError:
+        pass
+    except msgspec.DecodeError as error:
+        raise SetupError(f"{path} is no JSON: {error}") from None
+    try:
+        return _from_bench(msgspec.json.decode(text, type=_Bench))
+    except (msgspec.ValidationError, ValueError) as error:
+        fields = ", ".join(StepCosts.__struct_fields__)
+        raise SetupError(
+            f"{path}: neither step costs ({fields}) nor the JSON of `baton bench engine`: {error}"
+        ) from None
+
+
+class _Bench(msgspec.Struct):
+    """Fields of `benchmarks.engine.EngineResult` that say what steps cost."""
+
+    prefill_tokens: int
+    prefill_s: float
+    decode_s: dict[int, float]
+    context_tokens: int
+    decode_bytes: dict[int, int]
+    read_bytes_per_s: float
+
+
+def _from_bench(bench: _Bench) -> StepCosts:
+    """Through its points: a step that decodes few, one that decodes many, one chunk of a prompt. How the cost
+    of another decode splits between itself and its context is told by the bytes that it reads."""
+    if len(bench.decode_s) < 2:
+        raise ValueError("decode steps of at least two batch sizes are needed")
+    few, many = min(bench.decode_s), max(bench.decode_s)
+    each_s = max(0.0, (bench.decode_s[many] - bench.decode_s[few]) / (many - few))
+    kv_bytes = (bench.decode_bytes[many] - bench.decode_bytes[few]) / (many - few)
+    context_s = min(each_s, kv_bytes / bench.read_bytes_per_s)
+    base_s = max(0.0, bench.decode_s[few] - few * each_s)
+    token_s = max(0.0, bench.prefill_s - base_s) / bench.prefill_tokens
+    return StepCosts(base_s, token_s, each_s - context_s, context_s / max(1, bench.context_tokens))
+
+
+def fleet_spec(
+    machine: Machine,
+    pools: Pools,
+    *,
+    block_tokens: int,
+    router: RouterConfig,
+    engine: EngineConfig,
+    slo_classes: dict[str, tuple[float, float]],
+    max_model_tokens: int | None = None,
+    heartbeat_s: float = 0.25,
+    hop_s: float = 0.0002,
+    cells: int = 1,
+    store: StoreSpec | None = None,
+    refuses_late: bool = False,
+    seed: int = 0,
+) -> FleetSpec:
+    """Raises SetupError: no pool that can serve, or memory for too few blocks."""
+    if not pools.both and not (pools.prefill and pools.decode):
+        raise SetupError("a cluster needs --both N, or --prefill N and --decode N")
+    if any(0 < pools.of(role) < cells for role in Role):
+        raise SetupError(f"{cells} cells need at least that many workers of each role in use")
+    blocks = int(machine.kv_bytes / machine.kv_token_bytes / block_tokens)
+    if blocks < 16:
+        raise SetupError(
+            f"{machine.name}: its memory holds {blocks} blocks of {block_tokens} tokens; 16 are few"
+        )
+    kinds = tuple(
+        (
+            WorkerSpec(
+                role=role,
+                costs=machine.costs[role],
+                block_tokens=block_tokens,
+                block_count=blocks,
+                kv_token_bytes=machine.kv_token_bytes,
+                max_model_tokens=int(min(max_model_tokens or inf, blocks * block_tokens)),
+                engine=engine,
+                send_bytes_s=machine.link_bytes_s,
+                receive_bytes_s=machine.link_bytes_s,
+            ),
+            pools.of(role),
+        )
+        for role in Role
+        if pools.of(role)
+    )
+    return FleetSpec(
+        kinds,
+        router,
+        heartbeat_s=heartbeat_s,
+        hop_s=hop_s,
+        cells=cells,
+        store=store or StoreSpec(),
+        seed=seed,
+        slo_classes=slo_classes,
+        refuses_late=refuses_late,
+    )

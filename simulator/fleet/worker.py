@@ -1,0 +1,461 @@
+"""A modelled worker: what it says to its router and how KV leaves and enters it, around `MacroEngine`."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from baton.core.costs import LegTimings
+from baton.core.geometry import blocks_for
+from baton.core.ids import BlockHash, BlockId, SeqKey, WorkerId
+from baton.core.messages import (
+    BlockEvents,
+    CancelSequence,
+    Leg,
+    LoadReport,
+    RefusalReason,
+    ResyncBlocks,
+    Role,
+    RouterMessage,
+    SequenceJoined,
+    SequenceOutput,
+    SequenceRefused,
+    StartSequence,
+    StepOutput,
+    WorkerHello,
+    WorkerMessage,
+)
+from baton.core.sampling import FinishReason
+from engine.block_pool import BlockPool, OutOfBlocks
+from engine.prefix_cache import PrefixCache
+from simulator.fleet.agenda import Agenda
+from simulator.fleet.engine import MacroEngine
+from simulator.fleet.interface import LoadingStore, Surroundings, Usage
+from simulator.fleet.links import Flow, Port
+from simulator.fleet.sequence import MacroSequence
+from simulator.fleet.spec import WorkerSpec
+
+TOKEN = 0
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """A decode leg whose KV is not all here."""
+
+    key: SeqKey
+    start: StartSequence
+    hashes: list[BlockHash]
+    source: WorkerId
+    reader: "MacroWorker"
+    block_ids: list[BlockId] = field(default_factory=list[BlockId])
+    held_count: int = 0
+    flow: Flow | None = None
+    last_grant_s: float = 0.0
+    is_over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """A prefill leg, from being asked for its KV to the release."""
+
+    seq: MacroSequence | None = None
+    pull: Pull | None = None
+    offered_tokens: int = 0
+    is_computed: bool = False
+
+
+class MacroWorker:
+    def __init__(
+        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+    ) -> None:
+        self.worker_id, self.spec = worker_id, spec
+        self._agenda, self._fleet, self._hop_s = agenda, fleet, hop_s
+        self.pool = BlockPool(spec.block_count, [0] * spec.block_count)
+        self.cache = PrefixCache(self.pool)
+        self.engine = MacroEngine(
+            agenda,
+            self.cache,
+            self,
+            costs=spec.costs,
+            engine=spec.engine,
+            block_tokens=spec.block_tokens,
+        )
+        self.sender, self.receiver = Port(spec.send_bytes_s), Port(spec.receive_bytes_s)
+        self.store: LoadingStore | None = None
+        self._sequences: dict[SeqKey, MacroSequence] = {}
+        """In the engine."""
+        self._handovers: dict[SeqKey, Handover] = {}
+        self._waiting: deque[Pull] = deque()
+        """Decode legs without blocks."""
+        self._pulls: dict[SeqKey, Pull] = {}
+        """Of all decode legs that have not joined."""
+        self._outputs: list[SequenceOutput] = []
+        self._event_number = 0
+        self._heartbeat_s = 0.0
+        self._is_draining = self._has_ended = False
+        self._tokens_max = min(spec.max_model_tokens, spec.block_count * spec.block_tokens)
+
+    # --- what it says of itself -----------------------------------------------------------------
+
+    def hello(self) -> WorkerHello:
+        spec = self.spec
+        return WorkerHello(
+            worker_id=self.worker_id,
+            role=spec.role,
+            fingerprint="simulated",
+            model="simulated",
+            block_tokens=spec.block_tokens,
+            block_count=spec.block_count,
+            max_model_tokens=self._tokens_max,
+            costs=spec.costs,
+            block_bytes=int(spec.kv_token_bytes * spec.block_tokens),
+            step_tokens_max=spec.engine.step_tokens_max,
+            batch_sequences_max=spec.engine.batch_sequences_max,
+            tpot_slo_s=spec.engine.tpot_slo_s,
+            chunk_tokens_min=spec.engine.chunk_tokens_min,
+            host=self.worker_id,
+        )
+
+    def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._say(self.report())
+        self.send_snapshot()
+        self._agenda.recurring |= {self._beat, self.hear}
+        self._agenda.after(phase_s, self._beat)
+
+    def _beat(self, _: object) -> None:
+        if self._has_ended:
+            return
+        self._say(self.report())
+        self._agenda.after(self._heartbeat_s, self._beat)
+
+    def usage(self) -> Usage:
+        engine = self.engine
+        return Usage(engine.busy_s, engine.waiting_tokens, engine.decoding_count, self.pool.held_count)
+
+    def report(self) -> LoadReport:
+        engine = self.engine
+        return LoadReport(
+            role=self.spec.role,
+            is_draining=self._is_draining,
+            free_blocks=self.pool.free_count,
+            running_count=engine.running_count,
+            waiting_count=engine.waiting_count + len(self._pulls),
+            waiting_tokens=engine.waiting_tokens,
+            step_s=engine.step_s,
+            costs=self.spec.costs,
+            decoding_count=engine.decoding_count,
+            context_tokens=engine.context_tokens,
+            tokens_per_step=1.0,
+            incoming_count=len(self._pulls),
+        )
+
+    def drain(self) -> None:
+        """Nothing new comes: the router hears of it."""
+        self._is_draining = True
+        self._say(self.report())
+
+    def take_role(self, role: Role) -> None:
+        """Idle after a drain: from now on it serves as `role`. Weights and cached blocks stay."""
+        assert self.is_idle, f"{self.worker_id} still has sequences"
+        self.spec = replace(self.spec, role=role)
+        self._is_draining = False
+        self._say(self.report())
+
+    def end(self) -> None:
+        self._has_ended = True
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sequences and not self._handovers and not self._pulls
+
+    # --- router ---------------------------------------------------------------------------------
+
+    def hear(self, message: RouterMessage) -> None:
+        match message:
+            case StartSequence():
+                self._start(message)
+            case CancelSequence(seq_id, epoch):
+                self._cancel(SeqKey(seq_id, epoch))
+            case ResyncBlocks():
+                self.send_snapshot()
+
+    def send_snapshot(self) -> None:
+        self.cache.collect_changes()
+        self._say(BlockEvents(self._event_number, self.cache.snapshot(), is_snapshot=True))
+        self._event_number += 1
+
+    def _say(self, message: WorkerMessage) -> None:
+        self._fleet.tell_router(self, message)
+
+    def _start(self, start: StartSequence) -> None:
+        key = SeqKey(start.seq_id, start.epoch)
+        if len(start.tokens) >= self._tokens_max:
+            self._say(SequenceRefused(*key, RefusalReason.TOO_LONG, "longer than this worker can hold"))
+        elif start.leg is Leg.DECODE:
+            self._start_pull(key, start)
+        elif self.engine.waiting_count >= self.spec.engine.waiting_sequences_max:
+            self._say(SequenceRefused(*key, RefusalReason.NO_ROOM, "too many wait"))
+            self._refuse_pull(key)
+        else:
+            seq = self._sequence(key, start)
+            self._sequences[key] = seq
+            if start.leg is Leg.PREFILL:
+                self._handovers.setdefault(key, Handover()).seq = seq
+            if self.store is not None:
+                self.store.find(seq)
+            self.engine.add(seq)
+
+    def _sequence(self, key: SeqKey, start: StartSequence) -> MacroSequence:
+        count = len(start.tokens)
+        end = min(start.prompt_token_count + start.sampling.max_tokens, self._tokens_max)
+        return MacroSequence(
+            key=key,
+            leg=start.leg,
+            start=start,
+            hashes=self._hashes_of(start),
+            known_count=count,
+            end_count=max(end, count + 1),
+            prompt_count=start.prompt_token_count,
+            priority=start.priority,
+            fairness_key=start.fairness_key,
+            tpot_slo_s=start.tpot_slo_s,
+        )
+
+    def _hashes_of(self, start: StartSequence) -> list[BlockHash]:
+        return self._fleet.hashes_of(start.seq_id)
+
+    def _cancel(self, key: SeqKey) -> None:
+        pull = self._pulls.get(key)
+        if pull is not None:
+            self._end_pull(pull)
+            self._pool_grew()
+            return
+        handover = self._handovers.pop(key, None)
+        seq = self._sequences.pop(key, None)
+        if handover is not None and handover.pull is not None and handover.pull.flow is not None:
+            handover.pull.flow.stop()
+        if seq is None:
+            return
+        if handover is not None and handover.is_computed:
+            self.pool.give_back(seq.block_ids)
+            self._pool_grew()
+        else:
+            self._count_prompt(seq)
+            self.engine.remove(seq)
+
+    def _count_prompt(self, seq: MacroSequence) -> None:
+        self._fleet.prompt_computed(seq.seq_id, seq.prompt_steps_tokens)
+        seq.prompt_steps_tokens = 0
+
+    # --- the engine -----------------------------------------------------------------------------
+
+    def admitted(self, seq: MacroSequence) -> None:
+        self.sealed(seq)
+
+    def sealed(self, seq: MacroSequence) -> None:
+        if seq.leg is Leg.PREFILL:
+            self._offer(self._handovers.get(seq.key))
+
+    def sampled(self, seq: MacroSequence) -> None:
+        is_over = seq.known_count >= seq.end_count
+        if seq.leg is Leg.PREFILL:
+            handover = self._handovers[seq.key]
+            handover.is_computed = True
+            self._emit(seq, seq.known_count, FinishReason.LENGTH if is_over else None)
+            self._offer(handover)
+            self._count_prompt(seq)
+            self._store_prompt(seq)
+            return
+        self._store_prompt(seq)
+        if not is_over:
+            self._emit(seq, seq.known_count, None)
+
+    def _store_prompt(self, seq: MacroSequence) -> None:
+        if self.store is not None:
+            self.store.sealed(seq.hashes, seq.sealed_count)
+
+    def second_token(self, seq: MacroSequence) -> None:
+        if seq.known_count + 1 < seq.end_count:
+            self._emit(seq, seq.known_count + 1, None)
+
+    def finished(self, seq: MacroSequence) -> None:
+        del self._sequences[seq.key]
+        self._count_prompt(seq)
+        self._emit(seq, seq.end_count, FinishReason.LENGTH)
+
+    def _emit(self, seq: MacroSequence, known_count: int, finish: FinishReason | None) -> None:
+        """Tells the router the tokens that it does not have."""
+        told = seq.start.generated_count if seq.told_count is None else seq.told_count
+        is_first = seq.told_count is None and seq.first_step_s is not None
+        seq.told_count = known_count - seq.prompt_count
+        self._outputs.append(
+            SequenceOutput(
+                *seq.key,
+                told,
+                (TOKEN,) * (seq.told_count - told),
+                finish,
+                cached_token_count=seq.cached_count if is_first else None,
+                timings=self._timings(seq) if is_first else None,
+            )
+        )
+
+    def _timings(self, seq: MacroSequence) -> LegTimings:
+        assert seq.first_step_s is not None
+        begun_s = seq.first_step_s
+        waited_s = max(0.0, begun_s - seq.arrived_s)
+        computing_s = self._agenda.now_s - begun_s
+        return LegTimings(waited_s, seq.load_s, max(0.0, computing_s - seq.load_s))
+
+    def step_ended(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = tuple(self._outputs), []
+            self._say(StepOutput(outputs))
+
+    def planned(self) -> None:
+        self._admit_pulls()
+        self.flush_blocks()
+
+    def flush_blocks(self) -> None:
+        changes = self.cache.collect_changes()
+        if changes is not None:
+            self._say(BlockEvents(self._event_number, changes.stored, changes.removed))
+            self._event_number += 1
+
+    # --- prefill: what others read --------------------------------------------------------------
+
+    def asked(self, pull: Pull) -> None:
+        """A decode worker reserved blocks and wants the rest."""
+        if pull.is_over:
+            return
+        handover = self._handovers.setdefault(pull.key, Handover())
+        handover.pull = pull
+        reader = pull.reader
+        pull.flow = Flow(self._agenda, self.sender, reader.receiver, lambda: reader.drained(pull))
+        self._offer(handover)
+
+    def _offer(self, handover: Handover | None) -> None:
+        """What is sealed and was not offered may be read now."""
+        if handover is None or handover.pull is None or handover.seq is None:
+            return
+        seq, pull = handover.seq, handover.pull
+        held = pull.held_count * self.spec.block_tokens
+        ready = len(pull.start.tokens) if handover.is_computed else seq.sealed_count * self.spec.block_tokens
+        before = max(handover.offered_tokens, held)
+        handover.offered_tokens = max(ready, handover.offered_tokens)
+        size = max(0, ready - before) * self.spec.kv_token_bytes
+        if size or handover.is_computed:
+            grant = (pull, size, handover.is_computed)
+            self._agenda.after(self._hop_s, pull.reader.granted, grant)
+
+    def released(self, key: SeqKey) -> None:
+        """All was read."""
+        handover = self._handovers.pop(key, None)
+        seq = self._sequences.pop(key, None)
+        if handover is None or seq is None:
+            return
+        self.pool.give_back(seq.block_ids)
+        self._pool_grew()
+
+    def _refuse_pull(self, key: SeqKey) -> None:
+        self._handovers.pop(key, None)
+
+    # --- decode: what is read -------------------------------------------------------------------
+
+    def _start_pull(self, key: SeqKey, start: StartSequence) -> None:
+        assert start.source is not None
+        pull = Pull(key, start, self._hashes_of(start), start.source.worker_id, self)
+        self._pulls[key] = pull
+        if len(self._waiting) >= self.spec.engine.waiting_sequences_max:
+            self._turn_away(pull)
+            return
+        self._waiting.append(pull)
+        self._admit_pulls()
+        if not pull.block_ids:
+            self._agenda.after(self.spec.transfer.intake_wait_s, self._lost_patience, pull)
+
+    def _lost_patience(self, pull: Pull) -> None:
+        if not pull.is_over and not pull.block_ids:
+            self._turn_away(pull)
+
+    def _turn_away(self, pull: Pull) -> None:
+        self._end_pull(pull)
+        self._say(SequenceRefused(*pull.key, RefusalReason.NO_ROOM, "no blocks for its KV"))
+
+    def _admit_pulls(self) -> None:
+        while self._waiting:
+            pull = self._waiting[0]
+            tokens = len(pull.start.tokens)
+            need = blocks_for(tokens + 1, self.spec.block_tokens)
+            hashes = pull.hashes[: tokens // self.spec.block_tokens]
+            try:
+                got = self.cache.reserve(hashes, need, keep_free=self.engine.keep_free)
+            except OutOfBlocks:
+                return
+            self._waiting.popleft()
+            pull.block_ids, pull.held_count = got.blocks, got.cached_count
+            self._agenda.after(self._hop_s, self._peer(pull.source).asked, pull)
+
+    def granted(self, grant: tuple[Pull, float, bool]) -> None:
+        """Its source lets it read so many bytes more; with the last goes the first token."""
+        pull, size, is_last = grant
+        if pull.is_over or pull.flow is None:
+            return
+        pull.last_grant_s = self._agenda.now_s
+        pull.flow.offer(size, is_last=is_last)
+
+    def drained(self, pull: Pull) -> None:
+        """All its KV is here."""
+        if pull.is_over:
+            return
+        pull.is_over = True
+        del self._pulls[pull.key]
+        self._agenda.after(self._hop_s, self._peer(pull.source).released, pull.key)
+        seq = self._sequence(pull.key, pull.start)
+        full = min(len(pull.start.tokens) // self.spec.block_tokens, len(seq.hashes))
+        for i in range(pull.held_count, full):
+            self.cache.insert(seq.hashes[i], pull.block_ids[i])
+        seq.block_ids, seq.sealed_count = pull.block_ids, full
+        seq.computed_count = seq.known_count
+        seq.known_count += 1
+        self._sequences[pull.key] = seq
+        flow = pull.flow
+        moved, busy_s = (0.0, 0.0) if flow is None else (flow.moved_bytes, flow.busy_s)
+        handover_s = self._agenda.now_s - pull.last_grant_s
+        self._say(SequenceJoined(*pull.key, int(moved), busy_s, handover_s))
+        self._emit(seq, seq.known_count, None)
+        outputs, self._outputs = tuple(self._outputs), []
+        self._say(StepOutput(outputs))
+        self.flush_blocks()
+        self.engine.join(seq)
+
+    def _end_pull(self, pull: Pull) -> None:
+        pull.is_over = True
+        del self._pulls[pull.key]
+        if pull in self._waiting:
+            self._waiting.remove(pull)
+        if pull.flow is not None:
+            pull.flow.stop()
+        if pull.block_ids:
+            self.pool.give_back(pull.block_ids)
+            self._agenda.after(self._hop_s, self._peer(pull.source).unread, pull.key)
+
+    def unread(self, key: SeqKey) -> None:
+        """The decode worker gave up. What is computed is held no longer; what is not goes on until the
+        router cancels it."""
+        handover = self._handovers.get(key)
+        if handover is None:
+            return
+        if handover.is_computed:
+            self.released(key)
+        elif handover.seq is None:
+            del self._handovers[key]
+        else:
+            handover.pull = None
+
+    def _peer(self, worker_id: WorkerId) -> "MacroWorker":
+        return cast("MacroWorker", self._fleet.worker(worker_id))
+
+    def _pool_grew(self) -> None:
+        if self.engine.is_head_blocked:
+            self.engine.look_again()
+        self._admit_pulls()

@@ -1,0 +1,78 @@
+"""What no cluster can do with less: the work of a trace, were nothing ever waited for.
+
+Every prefix that came before is taken as cached, every step as full, the goal as reached by the cheapest
+requests, and any worker as free to compute any part of any request, as the router lets it. So nothing that
+these refuse needs to be simulated.
+"""
+
+from collections.abc import Callable, Sequence
+
+from baton.core.costs import prompt_pairs
+from simulator.plan.clusters import Needs
+from simulator.plan.phases import Demand, Worker
+
+ROUNDING = 1e-9
+Cost = Callable[[Demand, Worker], float]
+"""Seconds of one request at one worker."""
+
+
+def served_alone(
+    demands: Sequence[Demand], workers: Sequence[Worker], *, ttft_s: float, tpot_s: float
+) -> int:
+    """How many of them are in time with nobody beside them, each part at the best of the workers."""
+    return sum(
+        min(_prompt_s(one, w) for w in workers) <= ttft_s + ROUNDING
+        and min(_alone_tpot_s(one, w) for w in workers) <= tpot_s + ROUNDING
+        for one in demands
+    )
+
+
+def work_needs(
+    demands: Sequence[Demand], workers: Sequence[Worker], *, goal: int, ttft_s: float, tpot_s: float
+) -> tuple[Needs, ...]:
+    """Of the prompts alone, and of prompts and answers: replicas of each worker that would have to be there,
+    were there no others, for `goal` of the requests to be in time. `demands`: in order of arrival."""
+    begins_s = demands[0].at_s
+    last_prompt_s = demands[-1].at_s + ttft_s
+    last_token_s = max(one.at_s + ttft_s + tpot_s * max(0, one.output_tokens - 1) for one in demands)
+    return (
+        _needs(demands, workers, prompt_work_s, goal=goal, span_s=last_prompt_s - begins_s),
+        _needs(demands, workers, _whole_work_s, goal=goal, span_s=last_token_s - begins_s),
+    )
+
+
+def _needs(
+    demands: Sequence[Demand], workers: Sequence[Worker], cost: Cost, *, goal: int, span_s: float
+) -> Needs:
+    """In seconds of the first worker; another does none of the requests in less than its ratio to that."""
+    first = [cost(one, workers[0]) for one in demands]
+    needed = sum(sorted(first)[:goal]) / span_s
+    ratios = (
+        min(cost(one, worker) / there for one, there in zip(demands, first, strict=True))
+        for worker in workers
+    )
+    return tuple(needed * ratio for ratio in ratios)
+
+
+def _prompt_s(one: Demand, worker: Worker) -> float:
+    return worker.costs.prompt_s(one.cached_tokens, one.input_tokens, chunk_tokens=worker.chunk_tokens)
+
+
+def _alone_tpot_s(one: Demand, worker: Worker) -> float:
+    if one.output_tokens < 2:
+        return 0.0
+    return worker.costs.step_s(decodes=1, context_tokens=one.input_tokens)
+
+
+def prompt_work_s(one: Demand, worker: Worker) -> float:
+    """Its share of steps that are full."""
+    tokens, costs = one.input_tokens - one.cached_tokens, worker.costs
+    pairs_s = costs.pair_s * prompt_pairs(one.cached_tokens, one.input_tokens)
+    return tokens * (costs.prompt_token_s + costs.base_s / worker.chunk_tokens) + pairs_s
+
+
+def _whole_work_s(one: Demand, worker: Worker) -> float:
+    """And its share of full batches, contexts as they are at the start."""
+    tokens, costs = max(0, one.output_tokens - 1), worker.costs
+    each_s = costs.base_s / worker.batch_max + costs.decode_s + costs.context_token_s * one.input_tokens
+    return prompt_work_s(one, worker) + tokens * each_s

@@ -1,0 +1,133 @@
+"""What is planned: shapes of a replica, pools of them, and clusters that differ in their counts only."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.core.messages import Role
+from simulator.hardware import Node
+
+Counts = tuple[int, ...]
+"""Replicas of each pool of a kind, in its order."""
+Needs = tuple[float, ...]
+"""Of each pool of a kind: replicas that a work takes where that pool has all of it."""
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one replica of a pool is."""
+
+    node: Node
+    price_per_gpu_hour: float
+
+    @property
+    def price_per_hour(self) -> float:
+        return self.node.gpu_count * self.price_per_gpu_hour
+
+    @property
+    def name(self) -> str:
+        parts = f"TP{self.node.tensor}"
+        parts += f" PP{self.node.pipeline}" if self.node.pipeline > 1 else ""
+        return f"{self.node.gpu_count} × {self.node.gpu.name} ({parts})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    shape: Shape
+    count: int
+
+    @property
+    def price_per_hour(self) -> float:
+        return self.count * self.shape.price_per_hour
+
+    @property
+    def gpu_count(self) -> int:
+        return self.count * self.shape.node.gpu_count
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """Either prefill and decode, or both."""
+
+    prefill: Pool | None = None
+    decode: Pool | None = None
+    both: Pool | None = None
+
+    @property
+    def pools(self) -> dict[Role, Pool]:
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
+        return {role: pool for role, pool in named.items() if pool is not None}
+
+    @property
+    def price_per_hour(self) -> float:
+        return sum(pool.price_per_hour for pool in self.pools.values())
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(pool.gpu_count for pool in self.pools.values())
+
+    @property
+    def replica_count(self) -> int:
+        return sum(pool.count for pool in self.pools.values())
+
+
+class Verdict(NamedTuple):
+    """What the simulator says of one cluster: shares of all offered requests."""
+
+    met: float
+    """Both objectives. Of a run that was given up: at most so many, had it gone on."""
+    ttft_met: float
+    tpot_met: float
+    aborted: bool = False
+    so_far: float = 1.0
+    """Of the requests whose fate was known at the end of the run: those that met both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Clusters of the same shapes."""
+
+    shapes: tuple[tuple[Role, Shape], ...]
+    """Prefill and decode, or both alone."""
+    guess: Counts
+    """What the phases alone say, and never less than the work needs."""
+    needs: tuple[Needs, ...] = ()
+    """Of each work that must be done, wherever."""
+    is_doubtful: bool = False
+    """The phases say that one of its workers serves no rate at all."""
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """Of one replica of each pool, dollars per hour."""
+        return tuple(shape.price_per_hour for _, shape in self.shapes)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{role.value} on {shape.name}" for role, shape in self.shapes)
+
+    def can_do_the_work(self, counts: Counts) -> bool:
+        """Whether it fits into the time, were nothing ever waited for."""
+        return all(
+            sum(count / max(need, ROUNDING) for count, need in zip(counts, needs, strict=True))
+            >= 1 - ROUNDING
+            for needs in self.needs
+        )
+
+    @property
+    def least_price(self) -> float:
+        """Dollars per hour; no cluster of this kind is cheaper and does the work."""
+        return max(
+            [
+                sum(self.prices),
+                *(min(n * each for n, each in zip(needs, self.prices, strict=True)) for needs in self.needs),
+            ]
+        )
+
+    def price_of(self, counts: Counts) -> float:
+        return sum(price * count for price, count in zip(self.prices, counts, strict=True))
+
+    def cluster(self, counts: Counts) -> ClusterPlan:
+        pools = {
+            role.value: Pool(shape, count) for (role, shape), count in zip(self.shapes, counts, strict=True)
+        }
+        return ClusterPlan(**pools)

@@ -1,0 +1,70 @@
+import pytest
+
+from baton.config import TlsConfig, sections
+from baton.core.errors import SetupError
+from commands.settings import knobs, load_config
+from tests.certificates import tls_environment
+
+
+def test_flags_win_over_sets_and_sets_over_the_environment(monkeypatch):
+    monkeypatch.setenv("BATON_TRANSFER__LEASE_S", "7")
+    monkeypatch.setenv("BATON_ROUTER__PORT", "1111")
+    config = load_config(
+        ["router.port=2222", "engine.block_tokens=16"], {"router.port": 3333, "model.path": None}
+    )
+    assert config.transfer.lease_s == 7
+    assert config.router.port == 3333
+    assert config.engine.block_tokens == 16
+
+
+@pytest.mark.parametrize("text", ["nixl", "tcp,nixl", '["tcp", "nixl"]'])
+def test_lists_are_json_or_separated_by_commas(text):
+    backends = load_config([f"transfer.backends={text}"]).transfer.backends
+    assert sorted(backends) in (["nixl"], ["nixl", "tcp"])
+
+
+def test_a_text_with_a_comma_stays_a_text():
+    assert load_config(["router.tenant_salt=a,b"]).router.tenant_salt == "a,b"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("engine.nonsense=1", "engine.nonsense"),
+        ("nonsense.x=1", "nonsense"),
+        ("engine.block_tokens=0", "engine.block_tokens"),
+        ("engine.block_tokens=many", "engine.block_tokens"),
+        ("engine.block_tokens", "section.field=value"),
+        ("transfer.backends=pigeon", "transfer.backends"),
+        ("transfer.backends=[", "transfer.backends"),
+        ("model.dtype=int4", "model.dtype"),
+        ("autoscale.headroom=nan", "autoscale.headroom"),
+        ("router.predictor_error_max=inf", "router.predictor_error_max"),
+        ("slo.classes.fast.ttft_s=nan", "slo.classes.fast.ttft_s"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_the_knob(text, names):
+    with pytest.raises(SetupError) as caught:
+        load_config([text])
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_environment_is_one_line_too(monkeypatch):
+    monkeypatch.setenv("BATON_ENGINE__BLOCK_TOKENS", "0")
+    with pytest.raises(SetupError, match=r"engine\.block_tokens"):
+        load_config()
+
+
+def test_every_knob_is_listed_and_can_be_set_to_its_own_default(monkeypatch):
+    for name in tls_environment(TlsConfig()):  # a run with mutual TLS has other values there
+        monkeypatch.delenv(name, raising=False)
+    listed = list(knobs())
+    assert len(listed) == 1 + sum(len(section.model_fields) for section in sections().values())
+    assert listed[0][0] == "models"  # which is made of the others
+    for name, kind, default, variable, _ in listed[1:]:
+        assert kind
+        assert variable == f"BATON_{name.replace('.', '__').upper()}"
+        text = ",".join(default) if isinstance(default, tuple) else str(default)
+        section, field = name.split(".")
+        assert getattr(getattr(load_config([f"{name}={text}"]), section), field) == default

@@ -1,0 +1,101 @@
+"""`baton status`, as people see it."""
+
+from io import StringIO
+
+import msgspec
+from rich.console import Console
+
+from baton.core.ids import WorkerId
+from baton.core.messages import Role
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    Outcome,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    Resize,
+    RoleOutlook,
+)
+from commands.show_cluster import show
+
+OUTLOOK = RoleOutlook(Role.DECODE, 1234.0, 1500.0, "tokens/s", 1.08, 3, 2)
+SCALED = AutoscaleState("on", "", (OUTLOOK,), start_s=41.0, drain_s=2.0, flip_s=0.5)
+WHY = "decode: 1.5e+03 tokens/s forecast takes 3, there are 2"
+DECISION = Decision(7, 0.0, "autoscaler", WHY, Resize({Role.DECODE: 3}), Outcome.ADVISED, "would resize")
+
+
+def shown(scaled):
+    out = StringIO()
+    state = ClusterState(
+        "x", (Pool("tiny", {Role.DECODE: 2}),), (), autoscale=scaled and (scaled,), decisions=(DECISION,)
+    )
+    show(state, Console(file=out, width=220))
+    return out.getvalue()
+
+
+def test_what_the_autoscaler_reckons_with_and_why_it_decided():
+    text = shown(SCALED)
+    assert "autoscaler orders; starts take 41 s, flips 0.5 s, drains 2.0 s" in text
+    assert "1.23e+03 tokens/s" in text
+    assert "x1.08" in text
+    assert WHY in text
+
+
+def test_why_it_decides_nothing_and_that_it_only_advises():
+    text = shown(msgspec.structs.replace(SCALED, mode="advise", text="no report from r2"))
+    assert "autoscaler only advises" in text
+    assert "decides nothing: no report from r2" in text
+
+
+def test_nothing_is_said_of_an_autoscaler_that_is_off():
+    assert "tokens/s forecast takes" in shown(())
+    assert "correction" not in shown(())
+
+
+def test_names_are_whole_on_a_narrow_terminal():
+    names = [f"prefill-{i}.12a3{i:x}" for i in range(3)]
+    why = "operator ada ordered it: the host's fans were loud all night"
+    replicas = tuple(
+        ReplicaState(name.split(".")[0], "tiny", Role.PREFILL, phase, 3.0, "1", WorkerId(name), "n1", why=why)
+        for name, phase in zip(names, ReplicaPhase, strict=False)
+    )
+    out = StringIO()
+    show(ClusterState("x", (), replicas), Console(file=out, width=80))
+    text = out.getvalue()
+    assert all(name in text for name in names)
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_pipe_gets_whole_lines_and_markup_is_no_markup(capsys):
+    decision = msgspec.structs.replace(DECISION, why="[bold]" + "x" * 150, text="would [red]")
+    show(ClusterState("x", (), (), decisions=(decision,)))
+    text = capsys.readouterr().out
+    assert "[bold]" + "x" * 150 in text
+    assert "would [red]" in text
+
+
+def test_decisions_are_whole_on_a_narrow_terminal():
+    who = "operator somebody-with-a-long-name"
+    decision = msgspec.structs.replace(DECISION, who=who, why="[bold] evening peak", text="all are there")
+    out = StringIO()
+    show(ClusterState("x", (), (), decisions=(decision,)), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    told = " ".join(" ".join(lines).split())
+    assert f"{who}: resize to 3 decode ([bold] evening peak) - advised: all are there" in told
+    assert len(lines) < 12
+
+
+def test_workers_of_models_with_names_alike_are_told_apart():
+    models = ("x/y", "x-y")
+    replicas = tuple(
+        ReplicaState(f"worker-{i}", model, Role.DECODE, ReplicaPhase.RUNNING, 3.0, "1")
+        for i, model in enumerate(models)
+    )
+    out = StringIO()
+    show(ClusterState("x", (), replicas), Console(file=out, width=80))
+    rows = [line for line in out.getvalue().splitlines() if "worker-" in line]
+    assert [model in row for model, row in zip(models, rows, strict=True)] == [True, True]

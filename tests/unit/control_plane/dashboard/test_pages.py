@@ -1,0 +1,304 @@
+"""Pages as they are built and refreshed, without a browser: in every state that a cluster can be in."""
+
+import contextlib
+import time
+
+import pytest
+from nicegui import Client, background_tasks, ui
+from nicegui.page import page
+from starlette.requests import Request
+
+from baton.config import Config, TlsConfig
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import Role
+from baton.core.operate import (
+    AutoscaleState,
+    ClusterState,
+    Decision,
+    Drain,
+    DrainNode,
+    Flip,
+    NodeState,
+    Outcome,
+    Pool,
+    ReplicaPhase,
+    ReplicaState,
+    RouterState,
+    Scale,
+)
+from baton.core.recent_requests import Moment, Story
+from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
+from baton.telemetry import catalogue as c
+from baton.telemetry.metrics import Meter
+from baton.wire.link import LinkBroken
+from baton.wire.transport import secure
+from control_plane.dashboard.actions import ask_drain, ask_flip, ask_node, ask_scale
+from control_plane.dashboard.authentication import SESSION_KEY
+from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.detail_pages import (
+    DecisionsPage,
+    RequestPage,
+    RequestsPage,
+    WorkerPage,
+    WorkersPage,
+)
+from control_plane.dashboard.pages import OverviewPage
+from control_plane.dashboard.samples import Reader, frame_of
+from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.view import Dashboard
+
+CONFIG = Config.model_validate(
+    {"slo": {"classes": {"chat": {"ttft_s": 1.0, "tpot_s": 0.1}}, "default": "chat"}}
+)
+STORY = Story(
+    "cmpl-1", 0.0, 1.0, "completed", "met", prompt_tokens=9, ttft_s=0.2, parts={"prefill": 0.1},
+    moments=(Moment(0.1, "placed", "best chance", "0", (WorkerId("prefill-0.a"),)),),
+)  # fmt: skip
+
+
+def cluster(*phases):
+    replicas = tuple(
+        ReplicaState(f"decode-{i}", "m", Role.DECODE, phase, 5.0, "1", WorkerId(f"decode-{i}.a"))
+        for i, phase in enumerate(phases)
+    )
+    return ClusterState(
+        "life",
+        (Pool("m", {Role.DECODE: 2}),),
+        replicas,
+        nodes=(NodeState("n1", "host-1"), NodeState("n2", "host-2", is_drained=True)),
+        decisions=(Decision(7, time.time(), "ada", "a fan", Scale(Role.DECODE, 2), Outcome.DONE, "there"),),
+        routers=(RouterState(RouterId("r"), "h:1", "h:2"),),
+        autoscale=(AutoscaleState("advise"),),
+    )
+
+
+def frames(count=20):
+    reader, meter = Reader(m.name for m in c.CATALOGUE), Meter()
+    before, now_s = {}, time.time()
+    for at_s in range(count):
+        meter.inc(c.SLO_REQUESTS, model="m", slo_class="chat", tenant="acme", outcome="met")
+        meter.observe(c.TTFT, 0.2, model="m")
+        meter.observe(c.TPOT, 0.01, model="m")
+        meter.observe(c.TTFT_PART, 0.1, model="m", part="prefill")
+        meter.inc(c.TRANSFER_BYTES, 1000, worker="decode-0.a", backend="cma")
+        meter.set(c.HELD_BLOCKS, 5, worker="decode-0.a")
+        meter.set(c.FREE_BLOCKS, 15, worker="decode-0.a")
+        meter.observe(c.STEP, 0.01, worker="decode-0.a")
+        table = reader.read(meter.render().decode())
+        yield frame_of(now_s - count + at_s, 1.0, [(before, table)])
+        before = table
+
+
+class World:
+    def __init__(self, scope):
+        secure(TlsConfig())
+        self.token = new_token()
+        record = TokenRecord("ada", scope, digest_of(self.token))
+        self.sessions = Sessions(lambda: TokenBook([record]), now_s=time.time)
+        self.collector = Collector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
+        now_s = time.time()  # and no later: what is drawn changes with the clock
+        self.dash = Dashboard(self.collector, self.sessions, unix_s=lambda: now_s)
+        self.session = self.sessions.of(self.sessions.sign_in(self.token))
+        self.ordered = []
+
+    def hear(self, state, *, seen=True):
+        self.collector.state, self.collector.trouble = state, ""
+        for frame in frames() if seen else ():
+            self.collector.history.add(frame)
+
+    def request(self, **cookies):
+        cookie = "; ".join(f"{name}={value}" for name, value in cookies.items()).encode()
+        scope = {"type": "http", "path": "/", "query_string": b"", "headers": [(b"cookie", cookie)]}
+        return Request({**scope, SESSION_KEY: self.session})
+
+    async def order(self, order):
+        self.ordered.append(order)
+        return Decision(8, 0.0, order.who, order.why, order.action, Outcome.ACCEPTED, "on its way")
+
+
+@pytest.fixture
+async def world():
+    world = World(Scope.OPERATE)
+    yield world
+    await world.collector._control.close()
+
+
+@pytest.fixture
+async def onlooker():
+    world = World(Scope.VIEW)
+    yield world
+    await world.collector._control.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_by_itself(monkeypatch):
+    """No server runs here; what pages would start in the background, tests do themselves."""
+    monkeypatch.setattr(background_tasks, "create", lambda coroutine: coroutine.close())
+
+
+@contextlib.contextmanager
+def opened():
+    """What the server has of one browser's page."""
+    client = Client(page("/test"))
+    try:
+        with client:
+            yield client
+    finally:
+        client.delete()
+
+
+def shown(client):
+    """All that a browser would have been sent."""
+    parts = []
+    for element in client.elements.values():
+        parts += [str(element.props.get("innerHTML", "")), str(element.props.get("label", ""))]
+    return "\n".join(parts)
+
+
+def all_pages(world):
+    return [
+        OverviewPage(world.dash, world.request()),
+        WorkersPage(world.dash, world.request()),
+        WorkerPage(world.dash, world.request(), "decode-0"),
+        RequestsPage(world.dash, world.request()),
+        RequestPage(world.dash, world.request(), "cmpl-1"),
+        DecisionsPage(world.dash, world.request()),
+    ]
+
+
+STATES = {
+    "nothing heard": None,
+    "no workers": cluster(),
+    "all well": cluster(ReplicaPhase.RUNNING, ReplicaPhase.RUNNING),
+    "one lost": cluster(ReplicaPhase.RUNNING, ReplicaPhase.WAITING),
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("seen", [True, False])
+async def test_every_page_is_built_and_refreshed_in_every_state(world, state, seen, monkeypatch):
+    with opened() as client:
+
+        async def stories(request_id=""):
+            return [STORY], []
+
+        monkeypatch.setattr(world.collector, "stories", stories)
+        if state is not None:
+            world.hear(state, seen=seen)
+        for built in all_pages(world):
+            built._shell.tick()
+            if hasattr(built, "_look"):
+                await built._look()
+        text = shown(client)
+        assert ("does not answer" in text) is (state is None)
+        assert ("decode-1 has no process" in text) is (state is STATES["one lost"])
+
+
+async def test_the_overview_says_what_was_seen(world):
+    with opened() as client:
+        world.hear(STATES["all well"])
+        overview = OverviewPage(world.dash, world.request(baton_window="5m"))
+        overview._shell.tick()
+        text = shown(client)
+        assert "<strong>2 of 2</strong>" in text
+        assert "objective 1 s" in text
+        assert ">acme<" in text
+        assert "ada: scale decode to 2" in text
+        labels = [line["name"] for line in overview._ttft.options["series"][0]["markLine"]["data"]]
+        assert labels == ["chat"]
+
+
+async def test_only_what_changed_is_sent_again(world):
+    with opened():
+        world.hear(STATES["all well"])
+        overview = OverviewPage(world.dash, world.request())
+        overview._shell.tick()
+        drawn = overview._load.options["series"]
+        overview._shell.tick()
+        assert overview._load.options["series"] is drawn
+
+
+async def test_a_session_that_ended_leaves_the_page(world, monkeypatch):
+    with opened():
+        world.hear(STATES["all well"])
+        overview = OverviewPage(world.dash, world.request())
+        gone = []
+        monkeypatch.setattr(ui.navigate, "to", gone.append)
+        world.session.began_s -= 1e9
+        overview._shell.tick()
+        assert gone == ["/login"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "action"),
+    [
+        (lambda shell, state: ask_drain(shell, state.replicas[0]), Drain("decode-0")),
+        (lambda shell, state: ask_flip(shell, state.replicas[0]), Flip("decode-0", Role.PREFILL)),
+        (lambda shell, state: ask_scale(shell, state), Scale(Role.DECODE, 2, "m")),
+        (lambda shell, state: ask_node(shell, state.nodes[0]), DrainNode("n1")),
+        (lambda shell, state: ask_node(shell, state.nodes[1]), DrainNode("n2", is_undone=True)),
+    ],
+    ids=["drain", "flip", "scale", "drain node", "use node"],
+)
+async def test_an_order_is_given_once_it_is_confirmed(world, monkeypatch, ask, action):
+    with opened() as client:
+        state = STATES["all well"]
+        world.hear(state)
+        workers = WorkersPage(world.dash, world.request())
+        monkeypatch.setattr(world.collector, "order", world.order)
+        asked = ask(workers._shell, state)
+        assert world.ordered == []
+        asked.dry.set_value(True)
+        await asked.send()
+        asked.dry.set_value(False)
+        await asked.send()
+        assert [(o.action, o.is_advice, o.who) for o in world.ordered] == [
+            (action, True, "dashboard ada"),
+            (action, False, "dashboard ada"),
+        ]
+        assert "#8 accepted: on its way" in shown(client)
+
+
+def numbers(client):
+    return [element for element in client.elements.values() if isinstance(element, ui.number)]
+
+
+async def test_what_an_order_would_cost_is_said_before_it_is_given(world):
+    with opened() as client:
+        state = STATES["all well"]
+        world.hear(state)
+        workers = WorkersPage(world.dash, world.request())
+        ask_scale(workers._shell, state)
+        assert "worker left" not in shown(client)
+        (count,) = numbers(client)
+        count.set_value(0)
+        assert "m will have no worker left" in shown(client)
+        count.set_value(1)
+        assert "worker left" not in shown(client)
+
+
+async def test_who_may_only_look_orders_nothing(onlooker, monkeypatch):
+    with opened() as client:
+        world = onlooker
+        world.hear(STATES["all well"])
+        workers = WorkersPage(world.dash, world.request())
+        workers._shell.tick()
+        assert "Scale…" not in shown(client)
+        monkeypatch.setattr(world.collector, "order", world.order)
+        asked = ask_drain(workers._shell, STATES["all well"].replicas[0])
+        await asked.send()
+        assert world.ordered == []
+        assert "may look, not operate" in shown(client)
+
+
+async def test_an_order_that_does_not_arrive_is_said(world, monkeypatch):
+    with opened() as client:
+
+        async def refuse(order):
+            raise LinkBroken("127.0.0.1:1: connection refused")
+
+        world.hear(STATES["all well"])
+        workers = WorkersPage(world.dash, world.request())
+        monkeypatch.setattr(world.collector, "order", refuse)
+        await ask_drain(workers._shell, STATES["all well"].replicas[0]).send()
+        assert "did not take it: 127.0.0.1:1: connection refused" in shown(client)

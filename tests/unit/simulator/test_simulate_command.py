@@ -1,0 +1,132 @@
+"""`baton simulate` as it is called: options, rates, time in which nothing happens."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from baton.core.messages import Role
+from commands.simulate import simulate
+from simulator.fleet.agenda import Agenda
+from simulator.fleet.fleet import Fleet
+from simulator.fleet.workload import Demand
+from tests.unit.simulator.test_fleet import assert_at_rest, ran, spec_of
+
+
+def run(tmp_path, *arguments, rows=None):
+    rows = rows or [
+        {"timestamp": 500 * i, "input_length": 64, "output_length": 4, "slo_class": "chat"} for i in range(20)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    app = typer.Typer()
+    app.command()(simulate)
+    cluster = ["--model", "llama-3-8b", "--tp", "1", "--both", "1"]
+    return CliRunner().invoke(app, [str(trace), *cluster, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--rate 5 --time-scale 2", "--rate and --time-scale say the same thing"),
+        ("--rate inf", "--rate inf: must be from"),
+        ("--rate nan", "--rate nan: must be from"),
+        ("--rate 1e300", "--rate 1e+300: must be from"),
+        ("--rate 0", "--rate 0: must be from"),
+        ("--time-scale 1e99", "is not a positive factor"),
+        ("--search --ttft-slo none --tpot-slo none", "--search needs objectives"),
+        ("--search --limit 1", "different instants"),
+        ("--advise", "--advise is of --autoscale: give --autoscale RULE, too"),
+        ("--start-up 9", "--start-up is of --autoscale"),
+        ("--hpa-target 0.5 --autoscale baton", "--hpa-target is of --autoscale: give --autoscale hpa, too"),
+        (
+            "--class-slo nosuch=1/1",
+            "--class-slo nosuch: none of the requests is of this class; they have",
+        ),
+        ("--json - --records -", "--json and --records both write -"),
+        ("--ttft-slo 0", "write seconds above 0, or none"),
+        ("--tpot-slo inf", "write seconds above 0, or none"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, arguments, complaint):
+    done = run(tmp_path, *arguments.split())
+    assert done.exit_code == 2, done.output
+    assert complaint in " ".join(done.stderr.replace("│", "").split())
+
+
+def figures(tmp_path, *arguments):
+    out = tmp_path / "out.json"
+    done = run(tmp_path, *arguments, "--json", str(out))
+    assert done.exit_code == 0, done.output
+    return json.loads(out.read_bytes()), done.stdout
+
+
+def test_the_time_scale_of_a_rate_is_told_and_met(tmp_path):
+    report, said = figures(tmp_path, "--rate", "8")
+    assert report["settings"]["time_scale"] == "1/4"
+    assert report["offered_per_s"] == pytest.approx(8)
+    assert "time scale 1/4," in said
+    report, _ = figures(tmp_path, "--rate", "8", "--copies", "2")
+    assert report["settings"]["time_scale"] == "1/2"
+    assert report["offered_per_s"] == pytest.approx(8, rel=0.1)
+
+
+def test_no_target_is_none(tmp_path):
+    report, said = figures(tmp_path, "--ttft-slo", "none", "--tpot-slo", "none")
+    assert report["settings"]["slo"] == {"ttft_s": None, "tpot_s": None}
+    assert "no targets" in said
+
+
+def test_a_class_without_targets_of_its_own_has_the_default_ones(tmp_path):
+    report, _ = figures(tmp_path, "--ttft-slo", "0.000001", "--search", "--class-slo", "chat=5/1")
+    assert report["goodput_share"] >= 0.9
+    done = run(tmp_path, "--ttft-slo", "0.000001", "--search")
+    assert "no rate attains the goal" in done.stderr
+
+
+def test_the_rate_that_a_search_found_has_its_time_scale(tmp_path):
+    report, _ = figures(tmp_path, "--ttft-slo", "0.1", "--tpot-slo", "0.05", "--search")
+    scale = float(report["settings"]["time_scale"])
+    assert report["offered_per_s"] == pytest.approx(2 / scale, rel=0.01)
+
+
+def idle_fleet(gap_s: float) -> Fleet:
+    demands = [Demand(i, i * gap_s, 600, 30, ()) for i in range(5)]
+    return ran(spec_of((Role.PREFILL, 1), (Role.DECODE, 1)), demands)
+
+
+def test_years_in_which_nothing_happens_cost_nothing():
+    day, years = idle_fleet(86_400.0), idle_fleet(3e7)
+    assert years.agenda.event_count == day.agenda.event_count < 5_000
+    assert_at_rest(years)
+    latencies = [(r.ttft_s, r.e2e_s) for r in years.tally]
+    for other in (day, idle_fleet(20.0)):  # twenty seconds are simulated
+        for mine, theirs in zip(latencies, [(r.ttft_s, r.e2e_s) for r in other.tally], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+def test_only_what_recurs_is_put_off():
+    agenda, seen = Agenda(), []
+
+    def beat(_):
+        seen.append(round(agenda.now_s, 6))
+        if len(seen) == 2:
+            agenda.leave_out(lead_s=10.0, least_s=60.0)
+        agenda.after(1.0, beat)
+
+    agenda.recurring.add(beat)
+    agenda.at(0.0, beat)
+    agenda.at(90.0, lambda _: seen.append("once"))
+    agenda.run(is_over=lambda: "once" in seen)
+    assert seen == [0, 1, *range(81, 90), "once"]
+
+
+def test_less_than_a_minute_is_not_left_out():
+    agenda, seen = Agenda(), []
+    agenda.at(69.0, seen.append)
+    agenda.leave_out(lead_s=10.0, least_s=60.0)
+    assert agenda.now_s == 0.0
+    agenda.at(0.0, lambda _: agenda.leave_out(lead_s=10.0, least_s=59.0))
+    agenda.run(is_over=lambda: agenda.now_s > 0.0)
+    assert (agenda.now_s, seen) == (59.0, [])

@@ -1,0 +1,88 @@
+"""A worker as a Ray actor: one process each, started, watched and buried by the control plane.
+
+This module and what it imports at the top run before torch is imported: pinning comes first, because
+torch counts the cores when it is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.config import Config
+from baton.telemetry.logs import configure_logs
+from baton.wire.transport import secure
+from control_plane.ray_ops import WorkerIdentity, WorkerSpec
+
+if TYPE_CHECKING:
+    from worker.process import WorkerProcess
+
+
+class WorkerActor:
+    """Async actor. `serve` runs for the life of the worker; when it ends, however it ends, the
+    control plane kills the process."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        pin_to(spec.cores)
+        self._spec, self._made_s = spec, time.monotonic()
+        self._config = Config(**spec.config)
+        self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
+        self._serving: asyncio.Task[str] | None = None
+        self._process: WorkerProcess | None = None
+        configure_logs(spec.worker_id, self._config.telemetry)
+
+    async def identity(self) -> WorkerIdentity:
+        spec = self._spec
+        role = spec.role if self._process is None else self._process.role
+        host, pid = socket.gethostname(), os.getpid()
+        age_s = time.monotonic() - self._made_s
+        return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s)
+
+    async def serve(self) -> str:
+        """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was
+        started anew calls it again, and waits for the same end."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        return await asyncio.shield(self._serving)
+
+    async def _serve(self) -> str:
+        from worker.process import WorkerProcess  # torch: after pinning
+
+        spec = self._spec
+        secure(self._config.tls, self._config.access)
+        self._process = process = WorkerProcess(
+            spec.worker_id,
+            spec.role,
+            self._config,
+            control_address=spec.control_address,
+            node=_node_id(),
+            version=spec.version,
+        )
+        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
+        return "drained"
+
+    async def drain(self) -> None:
+        """Finish what is held, then let `serve` return."""
+        self._stop.set()
+
+
+def _node_id() -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def pin_to(cores: tuple[int, ...]) -> None:
+    """All threads of this process, and so every thread they will start. Empty: nothing happens."""
+    if not cores:
+        return
+    # The call is per thread, and Ray has started some already.
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:
+            continue  # it ended meanwhile

@@ -1,0 +1,495 @@
+"""Everything a worker decides, pure: events and the time in, actions out.
+
+`WorkerCore` dispatches; the parts decide: the scheduler which tokens run, the lease book who may read
+our blocks, the intake how a decode leg's KV gets here, the outbox what routers hear.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, MutableSequence
+from typing import assert_never
+
+from baton.config import EngineConfig, StoreConfig, TransferConfig
+from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
+from baton.core.messages import (
+    AskKV,
+    CancelSequence,
+    FailureReason,
+    KVRefused,
+    KVReleased,
+    Leg,
+    LoadReport,
+    RefusalReason,
+    ResyncBlocks,
+    Role,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceRefused,
+    StartSequence,
+    WorkerHello,
+)
+from baton.core.steps import StepResult
+from decode_worker.receiver import GaveUp, Intake, IntakeAction, NoRoom, Read, Ready, Send
+from engine.block_pool import BlockPool
+from engine.prefix_cache import PrefixCache
+from engine.scheduler import Scheduler
+from engine.scheduling.sequence import Progress, Sequence
+from engine.scheduling.step_time import StepWork
+from prefill_worker.leases import LeaseBook
+from worker.core_attempts import Attempt, Attempts, Epochs
+from worker.core_progress import Legs
+from worker.core_starts import sequence_of, unfit
+from worker.core_status import WorkerStatus
+from worker.core_store import StoreClient
+from worker.events import (
+    AskerLost,
+    CopyDone,
+    Drain,
+    FromAsker,
+    FromRouter,
+    FromSource,
+    FromStore,
+    ReadDone,
+    ReadSettled,
+    RouterJoined,
+    RouterLost,
+    RunStep,
+    SetRole,
+    SourceLost,
+    StartRead,
+    StepDone,
+    StoreJoined,
+    StoreLost,
+    Tick,
+    ToAsker,
+    ToSource,
+    WorkerAction,
+    WorkerEvent,
+)
+from worker.outbox import Outbox
+from worker.phase_clock import LegClock
+
+STEP_S_SMOOTHING = 0.2
+"""Weight of the newest step in the reported step time."""
+
+
+class WorkerCore:
+    """One worker's decisions. Feed it every event, perform its actions in order, and call it again
+    (with Tick) no later than `next_tick_s`. Deterministic in its events and their times."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: WorkerId,
+        role: Role,
+        model: str,
+        fingerprint: str,
+        block_tokens: int,
+        block_bytes: int,
+        block_count: int,
+        max_model_tokens: int,
+        engine: EngineConfig,
+        transfer: TransferConfig,
+        store: StoreConfig | None = None,
+        router_grace_s: float,
+        heartbeat_s: float,
+        generations: MutableSequence[int],
+        now_s: float,
+        host: str = "",
+        measured: Iterable[tuple[StepWork, float]] = (),
+    ) -> None:
+        """`measured`: what steps cost when the worker timed itself."""
+        self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
+        self._role = role
+        self._is_draining = False
+        self._block_tokens, self._block_bytes, self._host = block_tokens, block_bytes, host
+        self._engine = engine
+        # A sequence that fills the pool ends there as it would at the end of the context.
+        self._max_tokens = min(max_model_tokens, block_count * block_tokens)
+        self._waiting_max = engine.waiting_sequences_max
+        self._router_grace_s, self._heartbeat_s = router_grace_s, heartbeat_s
+        self._heartbeat_at_s = now_s
+        self._step_s = 0.0
+        self._pool = BlockPool(block_count, generations)
+        self._cache = PrefixCache(self._pool)
+        self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
+        for work, elapsed_s in measured:
+            self._scheduler.times.saw(work, elapsed_s)
+        self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_asks_max=self._waiting_max)
+        self._intake = Intake(
+            self._cache,
+            transfer,
+            block_tokens=block_tokens,
+            block_bytes=block_bytes,
+            waiting_max=self._waiting_max,
+            keep_free=lambda: self._scheduler.keep_free,
+        )
+        self._attempts = Attempts()
+        self._epochs = Epochs()
+        self._grace_end_s: dict[RouterId, float] = {}
+        self._out = Outbox(self._cache)
+        self._legs = Legs(self._attempts, self._scheduler, self._leases, self._out)
+        self._store = StoreClient(
+            self._cache, self._scheduler, store or StoreConfig(), block_tokens=block_tokens
+        )
+
+    # --- what others may know -------------------------------------------------------------------
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When `handle` wants to be called at the latest; None: only when something happens."""
+        heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
+        parts = (self._leases, self._intake, self._store)
+        due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
+        known = [at_s for at_s in due if at_s is not None]
+        return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
+
+    @property
+    def is_idle(self) -> bool:
+        """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
+        nothing_runs = self._scheduler.is_empty and self._intake.is_idle and self._store.is_idle
+        return nothing_runs and self._leases.count == 0 and not len(self._attempts)
+
+    def adapters_in_use(self) -> set[str]:
+        """Of live attempts, and of cancelled ones that a step under way still computes."""
+        of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
+        return self._attempts.adapters() | of_steps
+
+    @property
+    def waiting_keys(self) -> frozenset[SeqKey]:
+        """Accepted, and waiting for a seat or for blocks."""
+        return self._scheduler.waiting_keys
+
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(
+            role=self._role,
+            is_draining=self._is_draining,
+            free_blocks=self._pool.free_count,
+            held_blocks=self._pool.held_count,
+            quarantined_blocks=self._intake.quarantined_count,
+            running_count=self._scheduler.running_count,
+            waiting_count=self._scheduler.waiting_count,
+            attempt_count=len(self._attempts),
+            lease_count=self._leases.count,
+            intake_count=self._intake.count,
+            reads_in_flight=self._intake.reads_in_flight,
+            router_count=self._out.router_count,
+            preemption_count=self._scheduler.preemption_count,
+            swap_count=self._scheduler.swap_count,
+            drafted_count=self._scheduler.drafted_count,
+            accepted_count=self._scheduler.accepted_count,
+            expired_lease_count=self._leases.expired_count,
+            store=self._store.status(),
+        )
+
+    def check(self) -> None:
+        """Asserts that every account balances: each share in the pool has exactly one holder."""
+        for part in (self._pool, self._cache, self._scheduler, self._leases, self._intake, self._store):
+            part.check()
+        shares: Counter[BlockId] = Counter(self._leases.held_blocks())
+        shares.update(self._intake.held_blocks())
+        shares.update(self._scheduler.held_blocks())
+        shares.update(self._store.held_blocks())
+        assert len(shares) == self._pool.held_count, "blocks held by nobody"
+        assert all(self._pool.shares(block) == count for block, count in shares.items())
+        live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
+        assert live + self._intake.count == len(self._attempts)
+        assert not self.is_idle or self._pool.held_count == 0
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def handle(self, event: WorkerEvent, *, now_s: float) -> list[WorkerAction]:
+        """What falls due by `now_s` happens first, then the event, then whatever can start now."""
+        if isinstance(event, RouterJoined):
+            self._out.leave(event.router_id)  # its old session; nothing may go out before the new hello
+        self._store.at(now_s)
+        self._on_time(now_s)
+        self._dispatch(event, now_s)
+        self._out.flush_outputs()
+        self._start_work(now_s)
+        if not self._scheduler.is_stepping:
+            self._out.flush_blocks()
+        return self._out.collect()
+
+    def _dispatch(self, event: WorkerEvent, now_s: float) -> None:
+        match event:
+            case StepDone(result):
+                self._on_step(result, now_s)
+            case FromRouter(router_id, message):
+                if self._out.has(router_id):  # else it came from a session that broke
+                    self._on_router(router_id, message, now_s)
+            case FromAsker(asker, message):
+                self._on_asker(asker, message, now_s)
+            case FromSource(source, message):
+                self._do_intake(self._intake.heard(source, message, now_s=now_s), now_s=now_s)
+            case SourceLost(source, message):
+                self._do_intake(self._intake.source_lost(source, message), now_s=now_s)
+            case ReadDone(read_id, error, is_settled, is_stale):
+                done = self._intake.read_done(
+                    read_id, error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
+                )
+                self._do_intake(done, now_s=now_s)
+            case ReadSettled(read_id):
+                self._do_intake(self._intake.read_settled(read_id), now_s=now_s)
+            case RouterJoined(router_id):
+                self._on_router_joined(router_id, now_s)
+            case RouterLost(router_id):
+                if self._out.has(router_id):
+                    self._out.leave(router_id)
+                    self._grace_end_s[router_id] = now_s + self._router_grace_s
+            case SetRole(role, resumes):
+                self._role, self._is_draining = role, self._is_draining and not resumes
+                self._out.tell_all(self._report())
+            case Drain():
+                self._is_draining = True
+                self._out.tell_all(self._report())
+            case StoreJoined(welcome):
+                self._store.joined(welcome)
+            case StoreLost():
+                self._store.lost()
+            case FromStore(message):
+                self._out.extend(self._store.heard(message))
+            case CopyDone():
+                self._out.extend(self._store.copied(event))
+            case AskerLost() | Tick():
+                pass  # a lost asker's leases run on: a one-sided read may still be under way
+            case _:
+                assert_never(event)
+
+    def _on_time(self, now_s: float) -> None:
+        next_s = self.next_tick_s
+        if next_s is None or next_s > now_s:
+            return
+        for router_id in [r for r, end_s in self._grace_end_s.items() if end_s <= now_s]:
+            del self._grace_end_s[router_id]
+            self._cancel_all_of(router_id, "its router is lost", now_s)
+        for attempt in self._attempts.overdue(now_s):
+            self._cancel(attempt.key, "deadline over", now_s)
+            self._legs.fail(attempt, FailureReason.DEADLINE, "the request's time is up")
+        self._legs.tell_askers(self._leases.tick(now_s=now_s))
+        self._do_intake(self._intake.tick(now_s=now_s), now_s=now_s)
+        if self._heartbeat_at_s <= now_s:
+            self._heartbeat_at_s = now_s + self._heartbeat_s
+            self._out.tell_all(self._report())
+
+    def _start_work(self, now_s: float) -> None:
+        """The scheduler first: what it lacks the intake must leave free."""
+        self._advance_loads(now_s)
+        while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
+            for item in plan.items:  # blocks found in the cache at admission can be read at once
+                attempt = self._attempts.get(item.key)
+                if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
+                    self._legs.announce(attempt.sequence, now_s)
+            self._out.flush_blocks()
+            self._out.add(RunStep(plan))
+        self._look_again()
+        self._advance_loads(now_s)  # of those just admitted
+        self._out.extend(self._store.flush())
+        self._do_intake(self._intake.admit(now_s=now_s), now_s=now_s)
+        self._legs.look_at_loads(now_s)
+
+    def _advance_loads(self, now_s: float) -> None:
+        self._out.extend(self._store.advance())
+        for seq in self._store.take_arrived():
+            if seq.leg is Leg.PREFILL:
+                self._legs.announce(seq, now_s)
+
+    def _look_again(self) -> None:
+        """What a preempted sequence computed may have been stored meanwhile."""
+        for seq in self._scheduler.take_preempted():
+            if not seq.block_ids and not seq.swap_slots:
+                self._out.extend(self._store.find(seq))
+
+    # --- routers --------------------------------------------------------------------------------
+
+    def _on_router_joined(self, router_id: RouterId, now_s: float) -> None:
+        # A router takes what ran under its old session as lost, and sends it again with a higher epoch.
+        self._cancel_all_of(router_id, "its router joined anew", now_s)
+        self._grace_end_s.pop(router_id, None)
+        if self._out.router_count == 0:
+            self._heartbeat_at_s = now_s + self._heartbeat_s
+        hello = WorkerHello(
+            worker_id=self._worker_id,
+            role=self._role,
+            fingerprint=self._fingerprint,
+            model=self._model,
+            block_tokens=self._block_tokens,
+            block_count=self._pool.block_count,
+            max_model_tokens=self._max_tokens,
+            costs=self._scheduler.times.seen_costs,
+            block_bytes=self._block_bytes,
+            step_tokens_max=self._engine.step_tokens_max,
+            batch_sequences_max=self._engine.batch_sequences_max,
+            tpot_slo_s=self._engine.tpot_slo_s,
+            chunk_tokens_min=self._engine.chunk_tokens_min,
+            host=self._host,
+        )
+        self._out.join(router_id, hello, self._report())
+
+    def _on_router(
+        self, router_id: RouterId, message: StartSequence | CancelSequence | ResyncBlocks, now_s: float
+    ) -> None:
+        match message:
+            case StartSequence():
+                self._on_start(router_id, message, now_s)
+            case CancelSequence(seq_id, epoch):
+                self._cancel(SeqKey(seq_id, epoch), "cancelled", now_s)
+            case ResyncBlocks():
+                self._out.send_snapshot(router_id)
+            case _:
+                assert_never(message)
+
+    def _on_start(self, router_id: RouterId, start: StartSequence, now_s: float) -> None:
+        key = SeqKey(start.seq_id, start.epoch)
+        if key.epoch < self._epochs.highest(key.seq_id):
+            why = f"epoch {self._epochs.highest(key.seq_id)} is known"
+            self._out.tell(router_id, SequenceRefused(*key, RefusalReason.STALE_EPOCH, why))
+            return
+        if self._epochs.was_started(key) or self._leases.knows(key):
+            return
+        self._see(key, is_start=True, now_s=now_s)
+        refusal = self._refusal_of(start)
+        if refusal is not None:
+            self._out.tell(router_id, refusal)
+            self._legs.tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
+            return
+        attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s, clock=LegClock(now_s))
+        self._attempts.add(attempt)
+        if start.leg is Leg.DECODE:
+            assert start.source is not None
+            self._do_intake(
+                self._intake.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
+                now_s=now_s,
+            )
+            return
+        attempt.sequence = self._sequence(start, list(start.tokens))
+        self._scheduler.add(attempt.sequence, now_s=now_s)
+        self._out.extend(self._store.find(attempt.sequence))
+        self._legs.watch(attempt)
+        if start.leg is Leg.PREFILL:
+            self._legs.tell_askers(self._leases.open(key, now_s=now_s))
+
+    def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
+        key = (start.seq_id, start.epoch)
+        if self._is_draining:
+            return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
+        if (never := unfit(start, tokens_max=self._max_tokens)) is not None:
+            return never
+        if start.leg is not Leg.DECODE and self._scheduler.waiting_count >= self._waiting_max:
+            why = f"{self._waiting_max} sequences are waiting"
+            return SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+        return None
+
+    def _see(self, key: SeqKey, *, is_start: bool, now_s: float) -> None:
+        """A higher epoch ends the attempt before it."""
+        known = self._epochs.highest(key.seq_id)
+        if 0 <= known < key.epoch:
+            self._cancel(SeqKey(key.seq_id, known), f"epoch {key.epoch} came", now_s)
+        self._epochs.saw(key, is_start=is_start)
+
+    # --- ways out -------------------------------------------------------------------------------
+
+    def _cancel(self, key: SeqKey, why: str, now_s: float) -> None:
+        """Frees everything of an attempt, as far as no reader, no read and no running step needs it.
+        Unknown or ended: nothing happens."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._attempts.pop(key)
+            if attempt.sequence is not None:
+                self._scheduler.remove(attempt.sequence)
+            self._do_intake(self._intake.cancel(key), now_s=now_s)
+        self._legs.tell_askers(self._leases.close(key, why, now_s=now_s))
+
+    def _cancel_all_of(self, router_id: RouterId, why: str, now_s: float) -> None:
+        for attempt in self._attempts.of(router_id):
+            self._cancel(attempt.key, why, now_s)
+
+    # --- prefill: who reads from us -------------------------------------------------------------
+
+    def _on_asker(self, asker: WorkerId, message: AskKV | KVReleased, now_s: float) -> None:
+        key = SeqKey(message.seq_id, message.epoch)
+        match message:
+            case AskKV():
+                self._on_ask(asker, key, message, now_s)
+            case KVReleased():
+                self._leases.released(asker, key, now_s=now_s)
+            case _:
+                assert_never(message)
+
+    def _on_ask(self, asker: WorkerId, key: SeqKey, ask: AskKV, now_s: float) -> None:
+        if key.epoch < self._epochs.highest(key.seq_id):
+            refused = KVRefused(*key, f"epoch {self._epochs.highest(key.seq_id)} is known")
+            self._out.add(ToAsker(asker, refused))
+            return
+        self._see(key, is_start=False, now_s=now_s)
+        if self._leases.knows(key):
+            self._legs.tell_askers(self._leases.ask(asker, ask, now_s=now_s))
+        elif self._epochs.was_started(key):
+            self._out.add(ToAsker(asker, KVRefused(*key, "over, or not a prefill leg")))
+        else:
+            self._legs.tell_askers(self._leases.ask_early(asker, ask, now_s=now_s))
+
+    # --- decode: what we read -------------------------------------------------------------------
+
+    def _do_intake(self, actions: list[IntakeAction], *, now_s: float) -> None:
+        for action in actions:
+            match action:
+                case Send(source, message):
+                    self._out.add(ToSource(source, message))
+                case Read():
+                    self._out.add(StartRead(*action))
+                case Ready():
+                    self._on_ready(action, now_s)
+                case GaveUp(key, reason, why):
+                    self._legs.fail(self._attempts.pop(key), reason, why)
+                case NoRoom(key, why):
+                    attempt = self._attempts.pop(key)
+                    refused = SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+                    self._out.tell(attempt.router_id, refused)
+                case _:
+                    assert_never(action)
+
+    def _on_ready(self, ready: Ready, now_s: float) -> None:
+        """Joins the running batch. The router hears the first token from here too: it drops what it
+        has, so nothing is missing whichever of the two workers it hears first."""
+        attempt = self._attempts.get(ready.key)
+        assert attempt is not None
+        seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))
+        seq.block_ids, seq.hashes = ready.block_ids, ready.hashes
+        seq.computed_count = len(seq.tokens)
+        seq.sealed_count = len(ready.hashes)
+        tokens = seq.extend((ready.first_token,))
+        joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)
+        self._out.tell(attempt.router_id, joined)
+        self._scheduler.join(seq, now_s=now_s)
+        logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
+        self._legs.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs, now_s)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _on_step(self, result: StepResult, now_s: float) -> None:
+        weight = STEP_S_SMOOTHING if self._step_s else 1.0
+        self._step_s += weight * (result.elapsed_s - self._step_s)
+        for done in self._scheduler.finish_step(result):
+            self._legs.progressed(done, now_s, step_s=result.elapsed_s)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _sequence(self, start: StartSequence, tokens: list[int]) -> Sequence:
+        return sequence_of(start, tokens, block_tokens=self._block_tokens, tokens_max=self._max_tokens)
+
+    def _report(self) -> LoadReport:
+        decoding = self._scheduler.decoding()
+        return LoadReport(
+            role=self._role,
+            is_draining=self._is_draining,
+            free_blocks=self._pool.free_count,
+            running_count=self._scheduler.running_count,
+            waiting_count=self._scheduler.waiting_count + self._intake.count,
+            waiting_tokens=self._scheduler.waiting_token_count(),
+            step_s=self._step_s,
+            costs=self._scheduler.times.seen_costs,
+            decoding_count=len(decoding),
+            context_tokens=sum(seq.computed_count for seq in decoding),
+            tokens_per_step=self._scheduler.tokens_per_step,
+            incoming_count=self._intake.count,
+        )

@@ -1,0 +1,102 @@
+"""What a worker remembers of sequence attempts: those it runs, and which epochs it has seen."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton.core.ids import RouterId, SeqKey, SequenceId
+from baton.core.messages import StartSequence
+from engine.scheduling.sequence import Sequence
+from worker.phase_clock import LegClock
+
+EPOCHS_REMEMBERED_MAX = 16_384
+"""Sequences whose highest epoch is remembered after they ended, so that late messages are refused."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An accepted attempt that the router has not had its terminal answer for."""
+
+    key: SeqKey
+    router_id: RouterId
+    start: StartSequence
+    deadline_s: float
+    clock: LegClock
+    sequence: Sequence | None = None
+    """None while a decode leg's KV is on its way."""
+    has_output: bool = False
+
+
+class Attempts:
+    """Live attempts by key, in order of arrival, with their deadlines."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[SeqKey, Attempt] = {}
+        self._deadlines: list[tuple[float, SeqKey]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._by_key.values())
+
+    def get(self, key: SeqKey) -> Attempt | None:
+        return self._by_key.get(key)
+
+    def add(self, attempt: Attempt) -> None:
+        assert attempt.key not in self._by_key
+        self._by_key[attempt.key] = attempt
+        heapq.heappush(self._deadlines, (attempt.deadline_s, attempt.key))
+
+    def pop(self, key: SeqKey) -> Attempt:
+        return self._by_key.pop(key)
+
+    def adapters(self) -> set[str]:
+        """`AdapterRef.key` of those that live attempts name."""
+        return {a.start.adapter.key for a in self._by_key.values() if a.start.adapter is not None}
+
+    def of(self, router_id: RouterId) -> list[Attempt]:
+        return [attempt for attempt in self._by_key.values() if attempt.router_id == router_id]
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self._by_key:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def overdue(self, now_s: float) -> list[Attempt]:
+        """Those whose deadline is over, earliest first."""
+        found: list[Attempt] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            attempt = self._by_key.get(heapq.heappop(self._deadlines)[1])
+            if attempt is not None:
+                found.append(attempt)
+        return found
+
+
+class Epochs:
+    """The highest epoch seen of each sequence, and whether it was started here.
+
+    An ask may name an epoch before its StartSequence arrives. Bounded: of sequences that were not heard
+    of for longest the memory fades; a worker keeps what it runs in `Attempts`, so nothing live is lost.
+    """
+
+    def __init__(self, count_max: int = EPOCHS_REMEMBERED_MAX) -> None:
+        self._count_max = count_max
+        self._seen: OrderedDict[SequenceId, tuple[int, bool]] = OrderedDict()
+
+    def highest(self, seq_id: SequenceId) -> int:
+        """-1: never heard of it."""
+        return self._seen.get(seq_id, (-1, False))[0]
+
+    def was_started(self, key: SeqKey) -> bool:
+        return self._seen.get(key.seq_id) == (key.epoch, True)
+
+    def saw(self, key: SeqKey, *, is_start: bool) -> None:
+        """`key` has the highest epoch of its sequence."""
+        assert key.epoch >= self.highest(key.seq_id)
+        self._seen[key.seq_id] = (key.epoch, is_start or self.was_started(key))
+        self._seen.move_to_end(key.seq_id)
+        if len(self._seen) > self._count_max:
+            self._seen.popitem(last=False)

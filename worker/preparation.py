@@ -1,0 +1,185 @@
+"""What a sequence needs before the core may hear of it: its grammar compiled, its adapter loaded.
+
+Both take from a millisecond to seconds, elsewhere than on the event loop. What the core is told is
+therefore always ready to run, and a step never waits for a compiler.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.core.ids import RouterId, SeqKey, SequenceId
+from baton.core.messages import (
+    CancelSequence,
+    FailureReason,
+    RefusalReason,
+    RouterMessage,
+    SequenceFailed,
+    SequenceRefused,
+    StartSequence,
+    WorkerMessage,
+)
+from worker.service import RouterSink
+
+log = logging.getLogger(__name__)
+
+
+class NotPrepared(Exception):
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Preparer(Protocol):
+    """One thing that sequences need."""
+
+    def is_ready(self, start: StartSequence) -> bool:
+        """It needs none of it, or it is there."""
+        ...
+
+    async def prepare(self, start: StartSequence, claimed: Callable[[], Collection[str]]) -> None:
+        """claimed: `AdapterRef.key` of everything under preparation. Raises NotPrepared."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    router_id: RouterId
+    start: StartSequence
+    task: asyncio.Task[None]
+
+
+class Preparation:
+    """Between the routers' sessions and the core. Implements `RouterSink`.
+
+    While a sequence is prepared the core does not know it: a cancel, a higher epoch and the loss of its
+    router end the preparation here, and its deadline runs here.
+    """
+
+    def __init__(
+        self,
+        core: RouterSink,
+        preparers: Sequence[Preparer],
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        prepare_s: float,
+        pending_max: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core, self._preparers = core, tuple(preparers)
+        self._spawn, self._now = spawn, now
+        self._prepare_s, self._pending_max = prepare_s, pending_max
+        self._pending: dict[SequenceId, _Pending] = {}
+        self.answer: Callable[[RouterId, WorkerMessage], None] = lambda router_id, message: None
+        """Where refusals go; set before the first message."""
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def router_joined(self, router_id: RouterId) -> None:
+        self._drop_all_of(router_id)
+        self._core.router_joined(router_id)
+
+    def router_lost(self, router_id: RouterId) -> None:
+        # It is new to a router that comes back what never started here.
+        self._drop_all_of(router_id)
+        self._core.router_lost(router_id)
+
+    def drain(self) -> None:
+        self._core.drain()
+
+    def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
+        match message:
+            case StartSequence():
+                self._on_start(router_id, message)
+            case CancelSequence(seq_id, epoch):
+                pending = self._pending.get(seq_id)
+                if pending is not None and pending.start.epoch <= epoch:
+                    self._drop(seq_id)
+                self._core.from_router(router_id, message)
+            case _:
+                self._core.from_router(router_id, message)
+
+    def _on_start(self, router_id: RouterId, start: StartSequence) -> None:
+        pending = self._pending.get(start.seq_id)
+        if pending is not None:
+            if start.epoch == pending.start.epoch:
+                return
+            if start.epoch < pending.start.epoch:
+                why = f"epoch {pending.start.epoch} is known"
+                self._refuse(router_id, start, RefusalReason.STALE_EPOCH, why)
+                return
+            self._drop(start.seq_id)
+        if all(preparer.is_ready(start) for preparer in self._preparers):
+            self._core.from_router(router_id, start)
+        elif len(self._pending) >= self._pending_max:
+            why = f"{self._pending_max} sequences wait for their grammar or adapter"
+            self._refuse(router_id, start, RefusalReason.NO_ROOM, why)
+        else:
+            # The core ends the epoch before at once, not when the new one is ready.
+            if start.epoch:
+                self._core.from_router(router_id, CancelSequence(start.seq_id, start.epoch - 1))
+            task = self._spawn(self._prepare(router_id, start))
+            self._pending[start.seq_id] = _Pending(router_id, start, task)
+
+    async def _prepare(self, router_id: RouterId, start: StartSequence) -> None:
+        began_s = self._now()
+        try:
+            async with asyncio.timeout(min(self._prepare_s, start.time_left_s)):
+                for preparer in self._preparers:
+                    await preparer.prepare(start, self._claimed)
+        except NotPrepared as error:
+            self._forget(start)
+            self._refuse(router_id, start, error.reason, str(error))
+        except TimeoutError:
+            self._forget(start)
+            self._time_is_up(router_id, start)
+        except Exception as error:  # of this request alone, whatever it is
+            log.exception("sequence %s cannot be prepared", start.seq_id)
+            self._forget(start)
+            failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, str(error))
+            self.answer(router_id, failed)
+        else:
+            self._forget(start)
+            time_left_s = start.time_left_s - (self._now() - began_s)
+            self._core.from_router(router_id, msgspec.structs.replace(start, time_left_s=time_left_s))
+
+    def _time_is_up(self, router_id: RouterId, start: StartSequence) -> None:
+        if start.time_left_s <= self._prepare_s:
+            key = SeqKey(start.seq_id, start.epoch)
+            why = "the request's time is up, and its grammar or adapter not ready"
+            self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, why))
+            return
+        if start.epoch:
+            # An earlier worker may have been ready in time: it is this one that is slow, not the request.
+            why = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
+            self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, why))
+            return
+        what = "grammar takes longer to compile" if start.sampling.grammar else "adapter takes longer to load"
+        why = f"the {what} than {self._prepare_s:g} s (engine.prepare_s)"
+        self._refuse(router_id, start, RefusalReason.UNSUPPORTED, why)
+
+    def _claimed(self) -> set[str]:
+        starts = (pending.start for pending in self._pending.values())
+        return {start.adapter.key for start in starts if start.adapter is not None}
+
+    def _refuse(self, router_id: RouterId, start: StartSequence, reason: RefusalReason, why: str) -> None:
+        self.answer(router_id, SequenceRefused(start.seq_id, start.epoch, reason, why))
+
+    def _forget(self, start: StartSequence) -> None:
+        pending = self._pending.get(start.seq_id)
+        if pending is not None and pending.start is start:
+            del self._pending[start.seq_id]
+
+    def _drop(self, seq_id: SequenceId) -> None:
+        self._pending.pop(seq_id).task.cancel()
+
+    def _drop_all_of(self, router_id: RouterId) -> None:
+        for seq_id in [s for s, pending in self._pending.items() if pending.router_id == router_id]:
+            self._drop(seq_id)

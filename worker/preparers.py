@@ -1,0 +1,154 @@
+"""How grammars are compiled and adapters loaded for sequences, see `worker.preparation`."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from baton.core.errors import SetupError
+from baton.core.messages import AdapterRef, RefusalReason, StartSequence
+from baton.core.sampling import Grammar
+from engine.executor import Executor
+from engine.grammar import GrammarError
+from worker.engine_thread import EngineThread
+from worker.preparation import NotPrepared
+
+log = logging.getLogger(__name__)
+
+THREADS = 4
+"""That read adapters."""
+COMPILING_NICENESS = 10
+"""Compiling must not take the processor from those who compute or answer."""
+
+
+def compiling_threads() -> ThreadPoolExecutor:
+    """One that gives way to all others: what waits for it and is given up is never begun."""
+    return ThreadPoolExecutor(1, thread_name_prefix="compile", initializer=_give_way)
+
+
+def _give_way() -> None:
+    # Niceness is each thread's own on Linux, see sched(7), "The nice value".
+    thread = threading.get_native_id()
+    wanted = os.getpriority(os.PRIO_PROCESS, thread) + COMPILING_NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, wanted))
+
+
+class GrammarCompiler(Protocol):
+    """`engine.grammar.GrammarStore`"""
+
+    def has(self, grammar: Grammar) -> bool: ...
+
+    def prepare(self, grammar: Grammar) -> None: ...
+
+
+class Grammars:
+    """Implements `worker.preparation.Preparer`."""
+
+    def __init__(self, store: GrammarCompiler, threads: ThreadPoolExecutor) -> None:
+        self._store, self._threads = store, threads
+
+    def is_ready(self, start: StartSequence) -> bool:
+        grammar = start.sampling.grammar
+        return grammar is None or self._store.has(grammar)
+
+    async def prepare(self, start: StartSequence, claimed: Callable[[], Collection[str]]) -> None:
+        grammar = start.sampling.grammar
+        if grammar is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, self._store.prepare, grammar)
+        except GrammarError as error:
+            raise NotPrepared(RefusalReason.UNSUPPORTED, str(error)) from error
+
+
+class AdapterLoader(Protocol):
+    """How adapters come and go. `read` runs in a thread and raises SetupError; the others wait for the
+    engine's thread."""
+
+    def read(self, ref: AdapterRef) -> Any: ...
+
+    async def install(self, adapter: Any) -> None: ...
+
+    async def drop(self, key: str) -> None: ...
+
+
+class EngineAdapters:
+    """Implements AdapterLoader."""
+
+    def __init__(self, executor: Executor, engine: EngineThread) -> None:
+        self._slots, self._engine = executor.adapters, engine
+
+    def read(self, ref: AdapterRef) -> Any:
+        return self._slots.read(ref)
+
+    async def install(self, adapter: Any) -> None:
+        await self._engine.run(self._slots.install, adapter)
+
+    async def drop(self, key: str) -> None:
+        await self._engine.run(self._slots.drop, key)
+
+
+class Adapters:
+    """Of the adapters loaded, the least recently started one that nobody uses makes room. Implements
+    `worker.preparation.Preparer`."""
+
+    def __init__(
+        self,
+        loader: AdapterLoader,
+        threads: ThreadPoolExecutor,
+        *,
+        count_max: int,
+        in_use: Callable[[], Collection[str]],
+    ) -> None:
+        """`in_use`: keys that the core's sequences name."""
+        self._loader, self._threads, self._count_max, self._in_use = loader, threads, count_max, in_use
+        self._loaded: OrderedDict[str, None] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[NotPrepared | None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def is_ready(self, start: StartSequence) -> bool:
+        if start.adapter is None:
+            return True
+        if start.adapter.key not in self._loaded:
+            return False
+        self._loaded.move_to_end(start.adapter.key)
+        return True
+
+    async def prepare(self, start: StartSequence, claimed: Callable[[], Collection[str]]) -> None:
+        ref = start.adapter
+        if ref is None or ref.key in self._loaded:
+            return
+        task = self._loading.get(ref.key)
+        if task is None:
+            task = asyncio.create_task(self._load(ref, claimed))
+            self._loading[ref.key] = task
+            task.add_done_callback(lambda _: self._loading.pop(ref.key))
+        # What began is finished, whoever loses interest: engine and book must agree.
+        refusal = await asyncio.shield(task)
+        if refusal is not None:
+            raise refusal
+
+    async def _load(self, ref: AdapterRef, claimed: Callable[[], Collection[str]]) -> NotPrepared | None:
+        async with self._one_at_a_time:
+            loop = asyncio.get_running_loop()
+            try:
+                adapter = await loop.run_in_executor(self._threads, self._loader.read, ref)
+            except SetupError as error:
+                return NotPrepared(RefusalReason.UNSUPPORTED, str(error))
+            if len(self._loaded) >= self._count_max:
+                needed = {*self._in_use(), *claimed()}
+                victim = next((key for key in self._loaded if key not in needed), None)
+                if victim is None:
+                    why = f"all {self._count_max} adapters of this worker are in use (engine.adapters_max)"
+                    return NotPrepared(RefusalReason.NO_ROOM, why)
+                del self._loaded[victim]
+                log.info("adapter %s makes room", victim)
+                await self._loader.drop(victim)
+            await self._loader.install(adapter)
+            self._loaded[ref.key] = None
+            return None

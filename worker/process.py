@@ -1,0 +1,387 @@
+"""A whole worker in one process: engine, KV pool, transfer, sessions, heartbeats, metrics."""
+
+import asyncio
+import logging
+import os
+import socket
+import textwrap
+import time
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import grpc.aio
+import msgspec
+
+from baton.config import Config
+from baton.core import garbage
+from baton.core.ids import RouterId, WorkerId, replica_name
+from baton.core.messages import (
+    AskerMessage,
+    Member,
+    PeerHello,
+    PeerRef,
+    Role,
+    SourceMessage,
+    WorkerMessage,
+)
+from baton.core.steps import StepPlan, StepResult
+from baton.core.store import StoreHello, WorkerToStore
+from baton.telemetry.exporter import MetricsServer
+from baton.telemetry.tracing import spans_for
+from baton.wire.address import host_port, reachable_host
+from baton.wire.background import Background
+from baton.wire.client import WorkerStatusReply
+from baton.wire.link import FLUSH_S
+from baton.wire.server import start_server
+from decode_worker.reader import Puller, Read
+from engine.executor import Executor
+from kv_transfer.manager import TransferManager
+from prefill_worker.service import AskerSessions
+from worker import events as e
+from worker.core import WorkerCore
+from worker.driver import CoreDriver, CoreSink
+from worker.engine_thread import EngineThread
+from worker.expert_watch import ExpertWatch
+from worker.grant_checksums import Send
+from worker.metrics import WorkerMetrics
+from worker.preparation import Preparation
+from worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
+from worker.registration import Registration
+from worker.role_switch import RoleFlip
+from worker.service import RouterSessions
+from worker.spans import LegSpans
+from worker.store import WorkerStore
+from worker.store_pool import copies_of
+from worker.transfer import grant_sender, transfer_manager
+
+log = logging.getLogger(__name__)
+
+LAST_STEP_S = 10.0
+"""At the end, for the step under way."""
+
+
+NOTE_CHARS_MAX = 400
+"""What a compiler or a library has to say can be a page; the whole of it is in the worker's log."""
+
+
+def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
+    """`Member.notes`: the engine's, and the transfer backends (name -> why) that do not work here."""
+    lines = [*engine, *(f"KV transfer without {name}: {why}" for name, why in left_out.items())]
+    return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
+
+
+class WorkerCrashed(Exception):
+    """A bug, or a broken device: the process must end. The cause is chained."""
+
+
+class WorkerProcess:
+    """`run` once. The clock of all decisions is `time.monotonic`."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        role: Role,
+        config: Config,
+        *,
+        control_address: str = "",
+        port: int = 0,
+        node: str = "",
+        version: str = "",
+    ) -> None:
+        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`. `node`,
+        `version`: as `Member` tells them."""
+        self._worker_id, self._role, self._config = worker_id, role, config
+        self._node, self._version = node, version
+        self._control_address, self._port = control_address, port or config.cluster.worker_port
+        self._background = Background(self._broke)
+        self._engine = EngineThread()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        self._compiling = compiling_threads()
+        self._role_now: Callable[[], Role] = lambda: role
+
+    @property
+    def role(self) -> Role:
+        """The one it has now."""
+        return self._role_now()
+
+    async def run(
+        self, *, stop: asyncio.Event, stop_now: asyncio.Event, on_ready: Callable[[Member], None]
+    ) -> None:
+        """Serve until `stop` is set, drain for at most `drain_timeout_s` or until `stop_now`, clean up.
+
+        Raises SetupError (model, device, port, transfer) before `on_ready`; WorkerCrashed afterwards.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_engine)
+            stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
+            model, engine = self._config.model, self._config.engine
+            executor = await self._engine.run(Executor.load, model, engine)
+            await self._engine.run(executor.warm_up)
+            self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
+            self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
+            transfer = transfer_manager(self._worker_id, executor.kv, self._config, host=self._host)
+            stack.push_async_callback(transfer.close)
+            await transfer.start()
+            self._spans = spans_for(self._worker_id, self._config.telemetry)
+            stack.push_async_callback(asyncio.to_thread, self._spans.shutdown)
+            self._assemble(executor, transfer)
+            stack.callback(self._store.close)
+            stack.push_async_callback(self._background.cancel)
+            stack.callback(self._driver.close)
+            stack.callback(self._puller.close)
+            garbage.spare_what_stays()
+            member = await self._open_doors(stack, executor)
+            on_ready(member)
+            await self._serve(stop, stop_now)
+
+    def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
+        self._executor, self._transfer = executor, transfer
+        self._metrics = WorkerMetrics(self._worker_id)
+        counts = executor.expert_counts
+        self._experts = ExpertWatch(counts, self._engine) if counts is not None else None
+        core = self._core = self._make_core(executor)
+        self._role_now = lambda: core.status().role
+        self._driver = CoreDriver(
+            self._core,
+            step=self._step,
+            spawn=self._background.spawn,
+            step_timeout_s=self._config.engine.step_timeout_s,
+            observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
+        )
+        sink = CoreSink(self._driver.post, on_read=self._metrics.read)
+        preparation = self._make_preparation(executor, sink)
+        self._role_flip = RoleFlip(self._driver.post, self._driver.idle, spawn=self._background.spawn)
+        self._routers = RouterSessions(sink=preparation, status=self._status, set_role=self._role_flip.ask)
+        preparation.answer = self._routers.send
+        self._askers = AskerSessions(hello=self._hello, sink=sink)
+        self._puller = Puller(
+            hello=self._hello,
+            transfer=transfer,
+            sink=sink,
+            spawn=self._background.spawn,
+            connect_timeout_s=self._config.transfer.read_timeout_s,
+        )
+        self._store = self._make_store(executor)
+        to_asker = grant_sender(executor.kv, self._config, self._askers.send, spawn=self._background.spawn)
+        self._driver.ports = _Ports(self._routers, to_asker, self._puller, self._store)
+
+    def _make_store(self, executor: Executor) -> WorkerStore:
+        kv = executor.kv
+        return WorkerStore(
+            self._config.store.socket,
+            hello=StoreHello(self._worker_id, executor.fingerprint, kv.block_bytes),
+            open_copies=copies_of(kv),
+            block_count=kv.block_count,
+            post=self._driver.post,
+        )
+
+    def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
+        engine = self._config.engine
+        loader = EngineAdapters(executor, self._engine)
+        adapters = Adapters(
+            loader, self._threads, count_max=engine.adapters_max, in_use=self._core.adapters_in_use
+        )
+        return Preparation(
+            core,
+            (Grammars(executor.grammars, self._compiling), adapters),
+            spawn=self._background.spawn,
+            prepare_s=engine.prepare_s,
+            pending_max=engine.waiting_sequences_max,
+        )
+
+    def _make_core(self, executor: Executor) -> WorkerCore:
+        cluster = self._config.cluster
+        return WorkerCore(
+            worker_id=self._worker_id,
+            role=self._role,
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            block_tokens=executor.geometry.block_tokens,
+            block_bytes=executor.geometry.block_bytes,
+            block_count=executor.kv.block_count,
+            max_model_tokens=executor.max_model_tokens,
+            engine=self._config.engine,
+            transfer=self._config.transfer,
+            store=self._config.store,
+            router_grace_s=cluster.router_grace_s,
+            heartbeat_s=cluster.heartbeat_s,
+            generations=cast(MutableSequence[int], executor.kv.generations),
+            now_s=time.monotonic(),
+            host=socket.gethostname(),
+            measured=self._measured,
+        )
+
+    async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
+        host = self._config.cluster.worker_host
+        server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
+        stack.push_async_callback(self._stop_server, server)
+        metrics = MetricsServer(render=self._render_metrics, health=self._health)
+        await metrics.start(host, self._config.cluster.worker_metrics_port)
+        stack.push_async_callback(metrics.close)
+        self._member = Member(
+            worker_id=self._worker_id,
+            role=self._role,
+            address=host_port(self._host, port),
+            model=executor.model_name,
+            fingerprint=executor.fingerprint,
+            metrics_address=host_port(self._host, metrics.port),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            notes=self._notes(),
+            node=self._node,
+            version=self._version,
+        )
+        if self._control_address:
+            registration = Registration(
+                self._control_address, self._current_member, period_s=self._config.cluster.heartbeat_s
+            )
+            stack.push_async_callback(registration.leave)
+            stack.callback(self._background.spawn(registration.run()).cancel)
+        if self._store.is_configured:
+            self._background.spawn(self._store.run())
+        if self._experts is not None:
+            self._background.spawn(self._experts.run())
+        return self._member
+
+    async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+        await self._until(stop)
+        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        self._role_flip.close()
+        self._driver.post(e.Drain())
+        try:
+            async with asyncio.timeout(self._config.cluster.drain_timeout_s):
+                await self._until(self._driver.idle, stop_now)
+        except TimeoutError:
+            log.warning("not drained in time: %s", self._core.status())
+
+    async def _until(self, *events: asyncio.Event) -> None:
+        """Raises WorkerCrashed, with its cause, as soon as core, engine or a task fails."""
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        try:
+            await asyncio.wait([*waits, self._driver.crashed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._driver.crashed.done():
+            cause = self._driver.crashed.result()
+            raise WorkerCrashed(f"{type(cause).__name__}: {cause}") from cause
+
+    async def _step(self, plan: StepPlan) -> StepResult:
+        result = await self._engine.run(self._executor.execute, plan)
+        self._metrics.step(plan, result)
+        return result
+
+    # --- what others ask --------------------------------------------------------------------------
+
+    def _hello(self) -> PeerHello:
+        return PeerHello(self._worker_id, self._executor.fingerprint, self._transfer.offers())
+
+    def _current_member(self) -> Member:
+        status = self._core.status()
+        return msgspec.structs.replace(
+            self._member, role=status.role, is_draining=status.is_draining, notes=self._notes()
+        )
+
+    def _status(self) -> WorkerStatusReply:
+        status = self._core.status()
+        return WorkerStatusReply(
+            worker_id=self._worker_id,
+            role=status.role,
+            is_draining=status.is_draining,
+            fingerprint=self._executor.fingerprint,
+            accounts=self._accounts(),
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        engine = (*self._executor.notes, *self._store.notes())
+        return member_notes(engine, self._transfer.left_out)
+
+    def _accounts(self) -> dict[str, float]:
+        status = self._core.status()
+        facts: dict[str, Any] = msgspec.structs.asdict(status)
+        accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
+        accounts["pid"] = os.getpid()
+        accounts["weight_loads"] = Executor.load_count
+        accounts["block_count"] = self._executor.kv.block_count
+        accounts["block_bytes"] = self._executor.kv.block_bytes
+        accounts["source_count"] = self._puller.source_count
+        accounts["asker_count"] = self._askers.asker_count
+        accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
+        if self._experts is not None:
+            accounts |= self._experts.load.accounts()
+        for backend, counters in self._transfer.counters.items():
+            accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
+            accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok
+            accounts[f"transfer.{backend}.reads_failed"] = counters.reads_failed + counters.reads_stale
+            accounts[f"transfer.{backend}.reads_corrupt"] = counters.reads_corrupt
+        for backend, count in self._transfer.peer_counts.items():
+            accounts[f"transfer.{backend}.peers"] = count
+        return accounts
+
+    def _render_metrics(self) -> bytes:
+        self._metrics.accounts(self._accounts(), self._transfer.counters)
+        if self._experts is not None:
+            self._metrics.experts(self._experts.load)
+        return self._metrics.meter.render()
+
+    def _health(self) -> dict[str, object]:
+        status = self._core.status()
+        return {"status": "draining" if status.is_draining else "ok", "worker_id": self._worker_id}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _broke(self, error: BaseException) -> None:
+        self._driver.crash(error)
+
+    async def _stop_server(self, server: grpc.aio.Server) -> None:
+        """What was said last is still delivered, for at most FLUSH_S."""
+        self._routers.hang_up()
+        self._askers.hang_up()
+        await server.stop(FLUSH_S)
+
+    async def _close_engine(self) -> None:
+        if not await self._engine.close(timeout_s=LAST_STEP_S):
+            log.error("the engine thread hangs and is left behind")
+
+
+class _Ports:
+    """`driver.Ports` over the sessions."""
+
+    def __init__(self, routers: RouterSessions, to_asker: Send, puller: Puller, store: WorkerStore) -> None:
+        self._routers, self._to_asker, self._puller = routers, to_asker, puller
+        self._store = store
+
+    def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
+        self._routers.send(router_id, message)
+
+    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None:
+        self._to_asker(asker, message)
+
+    def to_source(self, source: PeerRef, message: AskerMessage) -> None:
+        self._puller.send(source, message)
+
+    def start_read(self, read: e.StartRead) -> None:
+        self._puller.start_read(
+            Read(
+                read.read_id,
+                read.source,
+                read.source_blocks,
+                read.local_blocks,
+                read.generations,
+                read.timeout_s,
+                read.checksums,
+            )
+        )
+
+    def to_store(self, message: WorkerToStore) -> None:
+        self._store.send(message)
+
+    def copy_to_store(self, copy: e.CopyToStore) -> None:
+        self._store.copy_to_store(copy)
+
+    def copy_from_store(self, copy: e.CopyFromStore) -> None:
+        self._store.copy_from_store(copy)

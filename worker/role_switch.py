@@ -1,0 +1,58 @@
+"""A running worker takes another role: weights, adapters and KV pool stay where they are."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from baton.core.messages import Role
+from worker import events as e
+
+log = logging.getLogger(__name__)
+
+
+class RoleFlip:
+    """One at a time; the one asked for last counts."""
+
+    def __init__(
+        self,
+        post: Callable[[e.WorkerEvent], None],
+        idle: asyncio.Event,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        """`idle`: set while the worker holds nothing."""
+        self._post, self._idle, self._spawn = post, idle, spawn
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def ask(self, role: Role, drain_s: float) -> None:
+        """Returns at once. With `drain_s` 0 the role changes at once too, and what runs goes on beside it."""
+        if self._is_closed:
+            return  # the worker is leaving
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if drain_s <= 0:
+            self._post(e.SetRole(role, resumes=True))
+            return
+        self._task = self._spawn(self._flip(role, drain_s))
+
+    async def _flip(self, role: Role, drain_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._post(e.Drain())
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("not idle within %g s: what is left runs beside the new role", drain_s)
+        drained_s = loop.time()
+        self._post(e.SetRole(role, resumes=True))
+        log.info("a %s worker from now on; drained for %.3f s", role, drained_s - began_s)
+
+    def close(self) -> None:
+        """No role changes any more; the worker may be drained for good now."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,64 @@
+"""Which transfer backends a worker has, over its own KV pool, and whether what it sends is checksummed."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from baton.config import Config
+from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
+from engine.kv_pairs import TorchPairs
+from engine.kv_pool import KVPool
+from kv_transfer.backend import KVMemory, TransferBackend
+from kv_transfer.backends.cma import CmaBackend
+from kv_transfer.backends.nccl import NcclBackend
+from kv_transfer.backends.nixl import NixlBackend
+from kv_transfer.backends.tcp import TcpBackend
+from kv_transfer.checksums import checksum_blocks
+from kv_transfer.manager import TransferManager
+from worker.grant_checksums import GrantChecksums, Send
+
+
+def kv_memory(pool: KVPool) -> KVMemory:
+    return KVMemory(
+        base_address=pool.base_address,
+        block_bytes=pool.block_bytes,
+        block_count=pool.block_count,
+        generations=pool.generations,
+        device=str(pool.device),
+    )
+
+
+def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host: str) -> TransferManager:
+    """Not started yet. `host`: this machine, as peers reach it. Raises SetupError: checksums of blocks that
+    are not in host memory."""
+    memory = kv_memory(pool)
+    if config.transfer.checksums and not memory.is_host:
+        raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
+    backends: list[TransferBackend] = []
+    for name in config.transfer.backends:
+        match name:
+            case "cma":
+                backends.append(CmaBackend(worker_id, memory))
+            case "nixl":
+                backends.append(NixlBackend(worker_id, memory, host=host))
+            case "nccl":
+                pairs = TorchPairs(pool.memory, host=host)
+                backends.append(NcclBackend(worker_id, memory, pairs, host=host))
+            case "tcp":
+                backends.append(TcpBackend(worker_id, memory, host=host))
+    return TransferManager(backends, block_bytes=pool.block_bytes, memory=memory)
+
+
+def grant_sender(
+    pool: KVPool,
+    config: Config,
+    send: Send,
+    *,
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+) -> Send:
+    """`send`, with checksums filled into grants on the way if so configured."""
+    if not config.transfer.checksums:
+        return send
+    return GrantChecksums(functools.partial(checksum_blocks, kv_memory(pool)), send, spawn=spawn).send
