@@ -64,14 +64,14 @@ class WorkerMetrics:
         }
         return {**totals, "prefix_hit_tokens": value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)}
 
-    def saw(self, event: WorkerEvent) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         if isinstance(event, CopyDone) and (copy := self._copies.pop(event.copy_id, None)):
             direction, block_count = copy
             labels = {"worker": self._worker, "direction": direction}
             self.meter.observe(catalogue.STORE_COPY, event.seconds, **labels)
             self.meter.inc(catalogue.STORE_COPIED_BLOCKS, 0 if event.error else block_count, **labels)
 
-    def did(self, action: WorkerAction) -> None:
+    def on_action(self, action: WorkerAction) -> None:
         match action:
             case CopyToStore(copy_id, blocks):
                 self._copies[copy_id] = ("in", len(blocks))

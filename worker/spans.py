@@ -27,7 +27,7 @@ class LegSpans:
         self._spans, self._worker = spans, worker
         self._prefills: set[SeqKey] = set()
 
-    def saw(self, event: WorkerEvent) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         match event:
             case FromRouter(_, StartSequence() as start) if start.traceparent:
                 key = SeqKey(start.seq_id, start.epoch)
@@ -47,7 +47,7 @@ class LegSpans:
             case _:
                 pass
 
-    def did(self, action: WorkerAction) -> None:
+    def on_action(self, action: WorkerAction) -> None:
         if isinstance(action, ToRouter):
             self._told(action.message)
 

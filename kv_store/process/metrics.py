@@ -30,7 +30,7 @@ class StoreMetrics:
 
     # --- observer ---------------------------------------------------------------------------------
 
-    def saw(self, event: e.NodeEvent) -> None:
+    def on_event(self, event: e.NodeEvent) -> None:
         match event:
             case e.FromWorker(worker_id, LoadBlocks() as load) if len(self._loads) < LOADS_MAX:
                 self._loads[worker_id, load.load_id] = (time.monotonic(), len(load.hashes))
@@ -45,7 +45,7 @@ class StoreMetrics:
             case _:
                 pass
 
-    def did(self, action: e.NodeAction) -> None:
+    def on_action(self, action: e.NodeAction) -> None:
         match action:
             case e.ReadSsd(op_id):
                 self._paths[op_id] = "ssd_read"
