@@ -9,8 +9,7 @@ from worker import events as e
 
 
 class CoreSink:
-    """Turns what sessions and reads report into events. Implements `RouterSink`, `AskerSink` and
-    `PullerSink`."""
+    """Turns what sessions and reads report into events."""
 
     def __init__(
         self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadOutcome], None]

@@ -57,25 +57,27 @@ from worker.transfer import grant_sender, transfer_manager
 log = logging.getLogger(__name__)
 
 LAST_STEP_S = 10.0
-"""At the end, for the step under way."""
+"""The time at the end for the step under way."""
 
 
 NOTE_CHARS_MAX = 400
-"""What a compiler or a library has to say can be a page; the whole of it is in the worker's log."""
+"""The length of one note. A compiler or a library may fill a page, and the whole of it is in the worker's
+log."""
 
 
 def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
-    """`Member.notes`: the engine's, and the transfer backends (name -> why) that do not work here."""
+    """Notes for `Member.notes`: the engine's, and the transfer backends (name -> reason) that do not work
+    here."""
     lines = [*engine, *(f"KV transfer without {name}: {why}" for name, why in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
 class WorkerCrashed(Exception):
-    """A bug, or a broken device: the process must end. The cause is chained."""
+    """A bug or a broken device: the process must end. The cause is chained."""
 
 
 class WorkerProcess:
-    """`run` once. The clock of all decisions is `time.monotonic`."""
+    """A worker. Call `run` once. The clock of all decisions is `time.monotonic`."""
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class WorkerProcess:
         node: str = "",
         version: str = "",
     ) -> None:
-        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`. `node`,
-        `version`: as `Member` tells them."""
+        """An empty `control_address` means that there is no directory. `port` 0 stands for
+        `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
         self._worker_id, self._role, self._config = worker_id, role, config
         self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
@@ -104,7 +106,7 @@ class WorkerProcess:
 
     @property
     def role(self) -> Role:
-        """The one it has now."""
+        """The role that the worker has now."""
         return self._role_now()
 
     async def run(
@@ -369,7 +371,7 @@ class WorkerProcess:
     # --- tasks ------------------------------------------------------------------------------------
 
     async def _stop_server(self, server: grpc.aio.Server) -> None:
-        """What was said last is still delivered, for at most FLUSH_S."""
+        """Stop the server. Messages sent last are still delivered, for at most FLUSH_S."""
         self._routers.hang_up()
         self._askers.hang_up()
         await server.stop(FLUSH_S)

@@ -1,7 +1,7 @@
-"""Spans of the legs a worker runs, from what its core is told and what it does.
+"""Spans of the phases a worker runs, from the events and actions of its core.
 
 router `request` → `prefill` (accepted … first token), `decode` (accepted … last token) with its
-`kv.transfer`, or `whole`. The core knows nothing of this: the driver shows events and actions here.
+`kv.transfer`, or `aggregated`. The core knows nothing of this: its driver shows events and actions here.
 """
 
 from typing import Any

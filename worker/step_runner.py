@@ -34,8 +34,8 @@ class StepRunner:
         self._spawn(self._run(action.plan))
 
     async def _run(self, plan: StepPlan) -> None:
-        # Heartbeats go on while the device hangs, and so would everybody's trust in this worker. A step
-        # that was planned ahead waits for the one before it.
+        # Heartbeats go on while the device hangs, and so would everybody's trust in this worker. A step that
+        # was planned ahead waits for the one before it.
         limit = asyncio.timeout(2 * self._timeout_s if self._running_count else self._timeout_s)
         self._running_count += 1
         try:

@@ -1,5 +1,5 @@
 """The directory in one process's memory: the control plane's. A restart forgets everything, and the nodes
-tell it again."""
+publish it again."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from baton.wire.core_driver import PAUSE_S, Timer
 from kv_store.directory.book import BookChange, DirectoryBook
 
 HEARD_AGAIN_S = 1.5
-"""After that, nodes whose calls failed meanwhile have tried again (`registration.RETRY_S`)."""
+"""The time after which nodes whose calls failed have tried again (`registration.RETRY_S`)."""
 
 
 class MemoryDirectory:
     """Implements `kv_store.directory.interface.Directory`; never raises DirectoryLost.
 
-    `on_change` is told who joined, left and lapsed. `clock` gives seconds that never go back.
+    `on_change` gets each node that joined, left or lapsed. `clock` gives seconds that never go back.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MemoryDirectory:
         self._timer.close()
 
     def tick(self) -> None:
-        """Ends the leases that are over; a timer of its own calls it."""
+        """End the leases that are over. The directory's own timer calls it."""
         self._tell(self.book.tick(now_s=self._clock()))
 
     def _tell(self, changes: Sequence[BookChange]) -> None:

@@ -1,4 +1,5 @@
-"""A store node in one process: spaces, local socket, peers, directory and metrics around the pure core."""
+"""A store node in one process: size classes, local socket, peers, directory and metrics around the pure
+core."""
 
 import asyncio
 import logging
@@ -56,13 +57,13 @@ log = logging.getLogger(__name__)
 PEERS_OPEN_MAX = 8
 """Sessions with so many peers are kept open; with others they are opened at need."""
 DIAL_S = 3.0
-"""Between attempts at those that are not open."""
+"""The time between attempts at sessions that are not open."""
 CLEAR_S = 4.0
-"""For the disk, when an operator clears; then the answer says that it goes on."""
+"""The time that the disk has when an operator clears; then the answer says that it goes on."""
 DIRECTORY_STARTS_S = 60.0
 """A control plane may be started together with its stores, and takes longer."""
 DRAIN_LOOK_S = 0.1
-"""Between two looks whether the peers have taken what they want."""
+"""The time between two looks whether the peers have taken what they want."""
 
 
 class StoreCrashed(Exception):
@@ -70,12 +71,12 @@ class StoreCrashed(Exception):
 
 
 class StoreProcess:
-    """`run` once. The clock of all decisions is `time.monotonic`."""
+    """A store node. Call `run` once. The clock of all decisions is `time.monotonic`."""
 
     def __init__(
         self, node_id: NodeId, config: Config, *, directory: Directory | None, towards: str = ""
     ) -> None:
-        """`towards`: host:port of the directory, by which the address for peers is chosen."""
+        """`towards` is the host:port of the directory, by which the address for peers is chosen."""
         self._node_id, self._config, self._directory = node_id, config, directory
         self._towards = towards
         self._began_s = time.monotonic()
@@ -124,7 +125,7 @@ class StoreProcess:
             self._workers.hang_up()
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
-        """gRPC and metrics: their ports are known before anything else is told of this node."""
+        """Open gRPC and metrics, so that their ports are known before anything else is told of this node."""
         cluster = self._config.cluster
         self._host = reachable_host(cluster.worker_host, towards=self._towards)
         ports = self._config.store
@@ -182,7 +183,7 @@ class StoreProcess:
         )
 
     async def _keep_peers_open(self) -> None:
-        """So that the first fetch from a peer is as quick as the next."""
+        """Keep sessions open, so that the first fetch from a peer is as quick as the next."""
         while True:
             for space in list(self._spaces):
                 for peer in self._registration.peers[:PEERS_OPEN_MAX]:
@@ -325,7 +326,8 @@ class StoreProcess:
         )
 
     async def _clear(self, asked: AskClear) -> StoreReply:
-        """Waits for files that are still being read, and for what is forgotten to be erased."""
+        """Clear a tier. It waits for files that are still being read, and for what is forgotten to be
+        erased."""
         gone = 0
         try:
             async with asyncio.timeout(CLEAR_S):
