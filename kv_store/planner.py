@@ -1,7 +1,7 @@
-"""Load, fetch or recompute: the blocks of a cached prefix that are worth loading, in predicted seconds. Pure.
+"""Load, fetch or recompute: the blocks of a cached prefix that are worth loading, by predicted time. Pure.
 
-The first `held_count` blocks of a chain are in the worker's pool, and the next are on paths with a queue and a
-speed each. Loading blocks [m, n) while [held, m) are computed, then computing the rest, takes
+The first `held_count` blocks of a chain are in the worker's pool, and the next are on paths with a queue and
+a speed each. Loading blocks [m, n) while [held, m) are computed, then computing the rest, takes
 
     max(queue + compute(held, m), load(m, n), queue + copy(m, n)) + compute(n, end)
 

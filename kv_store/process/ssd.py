@@ -59,11 +59,6 @@ class Disks:
         self._last: dict[Slot, asyncio.Task[None]] = {}
         """The latest call for each slot, under way or waiting."""
 
-    @property
-    def file_count(self) -> int:
-        """Open files."""
-        return len(self._files)
-
     def notes(self) -> tuple[str, ...]:
         return tuple(note for file in self._files.values() for note in file.notes)
 

@@ -6,7 +6,6 @@ device's cache: what a crash leaves is either the block or nothing (docs/decisio
 """
 
 import itertools
-import os
 import threading
 from pathlib import Path
 from typing import Literal
@@ -159,11 +158,6 @@ class BlockFile:
             self._device.sync()
         finally:
             self._file.close()
-
-    def allocated_bytes(self) -> int:
-        """The disk space that the file takes now. Its length means nothing, as it is sparse."""
-        with self._calls:
-            return os.fstat(self._device.fd).st_blocks * 512
 
     def _allocate_ahead(self, slot: int) -> None:
         """Take disk space in long pieces: writes into a new file are half as fast again.

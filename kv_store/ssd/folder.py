@@ -54,20 +54,6 @@ def spaces_in(directory: str | Path) -> dict[int, int]:
     return {int(match[1]): entry.stat().st_blocks * 512 for match, entry in matches}
 
 
-def remove_space(directory: str | Path, space: int) -> None:
-    """Deletes the file of a space that is not open. Raises SetupError if another process uses the folder, or
-    the file is not ours."""
-    lock = FolderLock(Path(directory))
-    try:
-        path = space_path(Path(directory), space)
-        _read_title(path)
-        path.unlink()
-    except OSError as error:
-        raise SetupError(f"store.ssd_dir: {error.filename}: {error.strerror}") from error
-    finally:
-        lock.release()
-
-
 def own_folder(directory: str | Path) -> FolderLock:
     """Make the folder if it is not there, and lock it. Raises SetupError if it cannot be used, or another
     process uses it."""

@@ -4,7 +4,8 @@ A page is 4096 bytes. The file begins with its title page; then slots follow, ea
 and one label page. The label comes last, so that a process that dies while it writes leaves no label without
 its payload. All numbers are little endian:
 
-    title   magic 8s, version u32, zero u32, file id 16s, block bytes u64, slot_bytes u64, …0, XXH3-64 of all before
+    title   magic 8s, version u32, zero u32, file id 16s, block bytes u64, slot bytes u64, …0, XXH3-64 of all
+            before
     label   magic 8s, version u32, facts length u32, file id 16s, slot u64, sequence u64, payload bytes u64,
             XXH3-64 of the payload u64, facts (MessagePack), …0, XXH3-64 of all before
 """
@@ -57,11 +58,6 @@ def slot_disk_bytes(slot_bytes: int) -> int:
 
 def file_bytes(slot_bytes: int, slot_count: int) -> int:
     return PAGE_BYTES + slot_count * slot_disk_bytes(slot_bytes)
-
-
-def slots_within(disk_bytes: int, slot_bytes: int) -> int:
-    """How many slots a file may have that takes at most so much disk."""
-    return max(0, (disk_bytes - PAGE_BYTES) // slot_disk_bytes(slot_bytes))
 
 
 def payload_offset(slot: int, slot_bytes: int) -> int:
