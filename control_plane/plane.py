@@ -38,7 +38,7 @@ from control_plane import reconcile_events as ev
 from control_plane.autoscaler.values import Memory
 from control_plane.desired import describe
 from control_plane.orders import Orders, Record
-from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
+from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Replicas(Protocol):
 
     def start(self, start: ev.StartReplica) -> None: ...
 
-    async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
+    async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """Finish what it holds, then take the role."""
         ...
 
@@ -141,7 +141,7 @@ class ControlPlane:
             performers=performers(
                 ev.ReconcileAction,
                 performer(ev.StartReplica, self._start),
-                performer(ev.FlipReplica, self._flip),
+                performer(ev.SwitchReplicaRole, self._switch_role),
                 performer(ev.DrainReplica, self._drain),
                 performer(ev.KillReplica, self._kill),
             ),
@@ -201,9 +201,9 @@ class ControlPlane:
     def order(self, order: Order) -> Decision:
         decision, events = self._decide(order)
         level = logging.WARNING if decision.outcome is Outcome.REFUSED else logging.INFO
-        why = f" ({order.why})" if order.why else ""
+        reason = f" ({order.reason})" if order.reason else ""
         words = describe(order.action)
-        log.log(level, "%s%s: %s - %s: %s", order.who, why, words, decision.outcome, decision.text)
+        log.log(level, "%s%s: %s - %s: %s", order.who, reason, words, decision.outcome, decision.text)
         for event in events:
             self._replica_event(event)
         self._remember(self.orders.record())
@@ -320,24 +320,24 @@ class ControlPlane:
             self._remember(self.orders.record())
 
     def _start(self, action: ev.StartReplica) -> None:
-        worker_id, because = action.worker_id, action.because
-        if because != "wanted":
-            log.info("starting %s: %s", worker_id, because)
+        worker_id, reason = action.worker_id, action.reason
+        if reason != "wanted":
+            log.info("starting %s: %s", worker_id, reason)
             replica = replica_name(worker_id)
-            self.meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
+            self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])
         self._replicas.start(action)
 
-    def _flip(self, action: ev.FlipReplica) -> None:
-        log.info("%s becomes a %s worker: %s", action.worker_id, action.role, action.because)
+    def _switch_role(self, action: ev.SwitchReplicaRole) -> None:
+        log.info("%s becomes a %s worker: %s", action.worker_id, action.role, action.reason)
         address = self._address_of(action.worker_id)
-        self._spawn(self._replicas.flip(action.worker_id, action.role, address))
+        self._spawn(self._replicas.switch_role(action.worker_id, action.role, address))
 
     def _drain(self, action: ev.DrainReplica) -> None:
-        log.info("draining %s: %s", action.worker_id, action.because)
+        log.info("draining %s: %s", action.worker_id, action.reason)
         self._spawn(self._replicas.drain(action.worker_id))
 
     def _kill(self, action: ev.KillReplica) -> None:
-        log.warning("killing %s: %s", action.worker_id, action.because)
+        log.warning("killing %s: %s", action.worker_id, action.reason)
         # Nobody should use it any more, and what it still says does not bring it back.
         self._member_event(mb.Left(action.worker_id))
         self._spawn(self._replicas.kill(action.worker_id))
@@ -351,8 +351,8 @@ class ControlPlane:
         self._changed = asyncio.Event()
 
     def _count(self) -> None:
-        counts = Counter((s.model, s.role, s.phase) for s in self.reconciler.status())
+        counts = Counter((s.model, s.role, s.state) for s in self.reconciler.status())
         models = {pool.model for pool in self.orders.pools} | {model for model, _, _ in counts}
-        for model, role, phase in product(sorted(models), Role, ReplicaPhase):
-            count = counts[model, role, phase]
-            self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=phase)
+        for model, role, state in product(sorted(models), Role, ReplicaState):
+            count = counts[model, role, state]
+            self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=state)

@@ -75,7 +75,7 @@ class Plan:
 class Recompute:
     """Load nothing."""
 
-    because: str
+    reason: str
     computing_s: float
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.core.ids import RouterId, SeqKey, SequenceId
 from baton.core.messages import StartSequence
 from engine.scheduling.sequence import Sequence
-from worker.phase_clock import LegClock
+from worker.phase_clock import PhaseClock
 
 EPOCHS_REMEMBERED_MAX = 16_384
 """The number of sequences whose highest epoch is remembered after they ended, so that late messages are
@@ -23,7 +23,7 @@ class Attempt:
     router_id: RouterId
     start: StartSequence
     deadline_s: float
-    clock: LegClock
+    clock: PhaseClock
     sequence: Sequence | None = None
     """The scheduler's sequence; None while the KV of a decode phase is on its way."""
     has_output: bool = False

@@ -79,7 +79,7 @@ class Offers:
         self._queue.clear()
         self._in_flight_count = 0
 
-    def sealed(self, facts: BlockFacts, *, now_s: float) -> None:
+    def committed(self, facts: BlockFacts, *, now_s: float) -> None:
         self._known[facts.block_hash] = facts
         self._known.move_to_end(facts.block_hash)
         if len(self._known) > self._queue_max:
@@ -91,9 +91,9 @@ class Offers:
         """Offer whole batches, and whatever has waited for long enough."""
         actions: list[WorkerAction] = []
         while self._queue and (room := self._in_flight_max - self._in_flight_count) > 0:
-            sealed_s = next(iter(self._queue.values()))[1]
+            committed_s = next(iter(self._queue.values()))[1]
             size = min(BATCH_BLOCKS, self._in_flight_max)
-            if now_s < sealed_s + GATHER_S and min(len(self._queue), room) < size:
+            if now_s < committed_s + GATHER_S and min(len(self._queue), room) < size:
                 break
             count = min(len(self._queue), size, room)
             actions.append(self._offer([self._queue.popitem(last=False)[1][0] for _ in range(count)]))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from baton.core.ids import ReadId, RouterId, WorkerId
-from baton.core.messages import AskerMessage, RouterMessage, SourceMessage
+from baton.core.messages import ReaderMessage, RouterMessage, SourceMessage
 from kv_transfer.manager import ReadOutcome
 from worker import events as e
 
@@ -28,11 +28,11 @@ class CoreSink:
     def drain(self) -> None:
         self._post(e.Drain())
 
-    def from_asker(self, asker: WorkerId, message: AskerMessage) -> None:
-        self._post(e.FromAsker(asker, message))
+    def from_reader(self, reader: WorkerId, message: ReaderMessage) -> None:
+        self._post(e.FromReader(reader, message))
 
-    def asker_lost(self, asker: WorkerId) -> None:
-        self._post(e.AskerLost(asker))
+    def reader_lost(self, reader: WorkerId) -> None:
+        self._post(e.ReaderLost(reader))
 
     def from_source(self, source: WorkerId, message: SourceMessage) -> None:
         self._post(e.FromSource(source, message))

@@ -81,7 +81,7 @@ class StoreClient:
         self._copies = Copies(cache.pool)
         self._offers = Offers(cache, self._copies)
         self._loads = Loads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
-        scheduler.when_sealed(self._sealed)
+        scheduler.when_committed(self._committed)
 
     @property
     def is_idle(self) -> bool:
@@ -110,7 +110,7 @@ class StoreClient:
             skipped_blocks=offers.skipped_count,
             loads_started=loads.counts.started_count,
             loaded_blocks={str(tier): count for tier, count in loads.counts.loaded.items()},
-            recomputed_blocks={str(why): count for why, count in loads.counts.recomputed.items()},
+            recomputed_blocks={str(reason): count for reason, count in loads.counts.recomputed.items()},
             predicted_load_s=loads.times.predicted_s,
             actual_load_s=loads.times.actual_s,
         )
@@ -179,7 +179,7 @@ class StoreClient:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _sealed(self, seq: Sequence, first: int, end: int) -> None:
+    def _committed(self, seq: Sequence, first: int, end: int) -> None:
         size = self._block_tokens
         for i in range(first, end):
             facts = BlockFacts(
@@ -190,4 +190,4 @@ class StoreClient:
                 tenant=tenant_of(seq.fairness_key),
                 is_generated=(i + 1) * size > seq.prompt_token_count,
             )
-            self._offers.sealed(facts, now_s=self._now_s)
+            self._offers.committed(facts, now_s=self._now_s)

@@ -36,23 +36,23 @@ class GrantChecksums:
         """Messages that wait, by reader. The queues are as short as leases are: a grant answers a KV request
         or a computed chunk."""
 
-    def send(self, asker: WorkerId, message: SourceMessage) -> None:
-        line = self._lines.get(asker)
+    def send(self, reader: WorkerId, message: SourceMessage) -> None:
+        line = self._lines.get(reader)
         if line is not None:
             line.append(message)
         elif isinstance(message, KVGrant) and message.source_blocks:
-            self._lines[asker] = deque([message])
-            self._spawn(self._run(asker))
+            self._lines[reader] = deque([message])
+            self._spawn(self._run(reader))
         else:
-            self._send(asker, message)
+            self._send(reader, message)
 
-    async def _run(self, asker: WorkerId) -> None:
-        line = self._lines[asker]
+    async def _run(self, reader: WorkerId) -> None:
+        line = self._lines[reader]
         while line:
             message = line[0]
             if isinstance(message, KVGrant) and message.source_blocks:
                 sums = await asyncio.to_thread(self._checksums, message.source_blocks)
                 message = msgspec.structs.replace(message, checksums=tuple(sums))
             line.popleft()
-            self._send(asker, message)
-        del self._lines[asker]
+            self._send(reader, message)
+        del self._lines[reader]

@@ -33,10 +33,10 @@ from baton.wire.core_driver import CoreDriver, Performers, performer, performers
 from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
-from decode_worker.reader import Puller, Read
+from decode_worker.reader import KVReader, Read
 from engine.executor import Executor
 from kv_transfer.manager import TransferManager
-from prefill_worker.service import AskerSessions
+from prefill_worker.service import ReaderSessions
 from worker import events as e
 from worker.core import WorkerCore
 from worker.core_sink import CoreSink
@@ -46,9 +46,9 @@ from worker.metrics import WorkerMetrics
 from worker.preparation import Preparation
 from worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
 from worker.registration import Registration
-from worker.role_switch import RoleFlip
+from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
-from worker.spans import LegSpans
+from worker.spans import PhaseSpans
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
 from worker.store_pool import copies_of
@@ -68,7 +68,7 @@ log."""
 def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
     """Notes for `Member.notes`: the engine's, and the transfer backends (name -> reason) that do not work
     here."""
-    lines = [*engine, *(f"KV transfer without {name}: {why}" for name, why in left_out.items())]
+    lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
@@ -134,7 +134,7 @@ class WorkerProcess:
             stack.callback(self._store.close)
             stack.push_async_callback(self._background.cancel)
             stack.callback(self._driver.close)
-            stack.callback(self._puller.close)
+            stack.callback(self._kv_reader.close)
             garbage.spare_what_stays()
             member = await self._open_doors(stack, executor)
             on_ready(member)
@@ -152,12 +152,12 @@ class WorkerProcess:
             tick=e.Tick(),
             performers=self._performers(),
             crash=self._crash,
-            observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
+            observers=(PhaseSpans(self._spans, replica_name(self._worker_id)), self._metrics),
             on_handled=self._note_idle,
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
-        self._role_flip = RoleFlip(self._driver.post, self._idle, spawn=self._background.spawn)
+        self._role_switcher = RoleSwitcher(self._driver.post, self._idle, spawn=self._background.spawn)
         self._steps = StepRunner(
             self._step,
             post=self._driver.post,
@@ -165,10 +165,12 @@ class WorkerProcess:
             crash=self._crash,
             timeout_s=self._config.engine.step_timeout_s,
         )
-        self._routers = RouterSessions(sink=preparation, status=self._status, set_role=self._role_flip.ask)
+        self._routers = RouterSessions(
+            sink=preparation, status=self._status, set_role=self._role_switcher.ask
+        )
         preparation.answer = self._routers.send
-        self._askers = AskerSessions(hello=self._hello, sink=sink)
-        self._puller = Puller(
+        self._readers = ReaderSessions(hello=self._hello, sink=sink)
+        self._kv_reader = KVReader(
             hello=self._hello,
             transfer=transfer,
             sink=sink,
@@ -176,16 +178,16 @@ class WorkerProcess:
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._store = self._make_store(executor)
-        self._to_asker = grant_sender(
-            executor.kv, self._config, self._askers.send, spawn=self._background.spawn
+        self._to_reader = grant_sender(
+            executor.kv, self._config, self._readers.send, spawn=self._background.spawn
         )
 
     def _performers(self) -> Performers:
         return performers(
             e.WorkerAction,
             performer(e.ToRouter, lambda a: self._routers.send(a.router_id, a.message)),
-            performer(e.ToAsker, lambda a: self._to_asker(a.asker, a.message)),
-            performer(e.ToSource, lambda a: self._puller.send(a.source, a.message)),
+            performer(e.ToReader, lambda a: self._to_reader(a.reader, a.message)),
+            performer(e.ToSource, lambda a: self._kv_reader.send(a.source, a.message)),
             performer(e.StartRead, self._start_read),
             performer(e.RunStep, lambda a: self._steps.start(a)),
             performer(e.ToStore, lambda a: self._store.send(a.message)),
@@ -194,7 +196,7 @@ class WorkerProcess:
         )
 
     def _start_read(self, read: e.StartRead) -> None:
-        self._puller.start_read(
+        self._kv_reader.start_read(
             Read(
                 read.read_id,
                 read.source,
@@ -257,7 +259,7 @@ class WorkerProcess:
 
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
         host = self._config.cluster.worker_host
-        server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
+        server, port = await start_server(host, self._port, worker=self._routers, peer=self._readers)
         stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
         await metrics.start(host, self._config.cluster.worker_metrics_port)
@@ -290,7 +292,7 @@ class WorkerProcess:
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
         log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
-        self._role_flip.close()
+        self._role_switcher.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
@@ -344,8 +346,8 @@ class WorkerProcess:
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
-        accounts["source_count"] = self._puller.source_count
-        accounts["asker_count"] = self._askers.asker_count
+        accounts["source_count"] = self._kv_reader.source_count
+        accounts["reader_count"] = self._readers.reader_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:
             accounts |= self._experts.load.accounts()
@@ -373,7 +375,7 @@ class WorkerProcess:
     async def _stop_server(self, server: grpc.aio.Server) -> None:
         """Stop the server. Messages sent last are still delivered, for at most FLUSH_S."""
         self._routers.hang_up()
-        self._askers.hang_up()
+        self._readers.hang_up()
         await server.stop(FLUSH_S)
 
     async def _close_engine(self) -> None:

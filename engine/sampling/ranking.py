@@ -30,7 +30,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         keys = _keys_on_host(values)
         if count < size:
             keys.partition(size - count, axis=-1)
-        top = torch.from_numpy(np.sort(keys[:, size - count :], axis=-1)).flip(-1)
+        top = torch.from_numpy(np.sort(keys[:, size - count :], axis=-1)).switch_role(-1)
     ids = (size - 1) - (top & 0xFFFF_FFFF)
     return ids, values.gather(-1, ids)
 
@@ -76,8 +76,8 @@ def _keys_on_host(values: Tensor) -> npt.NDArray[np.int64]:
     shape = (values.shape[0], values.shape[1])
     bits = _scratch.array("bits", shape, np.int32)
     np.add(values.numpy(), np.float32(0), out=bits.view(np.float32))
-    flips = np.right_shift(bits, 31, out=_scratch.array("flips", shape, np.int32))
-    np.bitwise_and(flips, 0x7FFF_FFFF, out=flips)
-    np.bitwise_xor(bits, flips, out=bits)
+    switches = np.right_shift(bits, 31, out=_scratch.array("switches", shape, np.int32))
+    np.bitwise_and(switches, 0x7FFF_FFFF, out=switches)
+    np.bitwise_xor(bits, switches, out=bits)
     keys = np.left_shift(bits, 32, out=_scratch.array("keys", shape, np.int64), dtype=np.int64)
     return np.bitwise_or(keys, _falling(shape[1]), out=keys)

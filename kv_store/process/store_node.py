@@ -44,7 +44,7 @@ from kv_store.node import events as e
 from kv_store.node.core import NodeCore
 from kv_store.process.local import LocalServer, WorkerSessions
 from kv_store.process.metrics import StoreMetrics, accounts
-from kv_store.process.peers import ASKER_MESSAGES, Answering, Asking, PeerReads
+from kv_store.process.peers import READER_MESSAGES, Answering, Asking, PeerReads
 from kv_store.process.size_class import Space
 from kv_store.process.ssd import Disks, within_disk
 from kv_store.process.transfer import transfer_manager
@@ -255,7 +255,7 @@ class StoreProcess:
         self._workers.send(action.worker_id, action.message)
 
     def _to_peer(self, action: e.ToPeer) -> None:
-        if isinstance(action.message, ASKER_MESSAGES):
+        if isinstance(action.message, READER_MESSAGES):
             self._asking.send(action.space, action.peer, action.message)
         else:
             self._answering.send(action.space, action.peer.node_id, action.message)

@@ -35,6 +35,7 @@ from router.decisions.events import (
     FailureKind,
     Finished,
     FromWorker,
+    LatencyBreakdown,
     Note,
     RouterAction,
     RouterEvent,
@@ -42,7 +43,6 @@ from router.decisions.events import (
     Submit,
     Tick,
     ToWorker,
-    Waterfall,
     WorkerJoined,
     WorkerLost,
 )
@@ -178,7 +178,7 @@ class Driver:
         if self._forget(seq_id) is not None:
             self.feed(ClientGone(seq_id))
 
-    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+    def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
         """Where the sequence's time went so far, and who serves it."""
         return self._core.progress_of(seq_id)
 
