@@ -51,12 +51,12 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def _pools(prefill: int | None, decode: int | None, aggregated: int | None) -> dict[str, int | None]:
     """`--aggregated 2` alone means two workers, not two beside the default pools."""
-    if both and prefill is None and decode is None:
+    if aggregated and prefill is None and decode is None:
         prefill = decode = 0
     return {
         "cluster.prefill_workers": prefill,
         "cluster.decode_workers": decode,
-        "cluster.both_workers": aggregated,
+        "cluster.aggregated_workers": aggregated,
     }
 
 

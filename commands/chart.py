@@ -38,7 +38,7 @@ OWNED = {
         *("keep_workers", "record"),
     },
 }
-"""Settings that follow from other values of the chart, or that may hold a password: those come from Secrets."""
+"""Settings that follow from other values of the chart, or that hold a password and come from Secrets."""
 
 
 def text(description: str = "", *, pattern: str = "", choices: tuple[str, ...] = ()) -> Schema:

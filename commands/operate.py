@@ -87,7 +87,7 @@ def scale(
 ) -> None:
     """So many workers of a role. What is too many is drained, what is missing is started.
 
-    Example: baton scale decode 3 --why "evening peak"
+    Example: baton scale decode 3 --reason "evening peak"
     """
     action = Scale(_role(role), count, model)
     _order(control, lambda state: action, _How(reason, advise, wait, yes))
@@ -131,7 +131,7 @@ def drain(
     """Empty a worker, or all workers of a node: they get nothing new, and streams finish or go on elsewhere.
     Waits until those started in their place serve.
 
-    Example: baton drain decode-1 --why "it is slow"
+    Example: baton drain decode-1 --reason "it is slow"
     """
 
     def action(state: ClusterState) -> Action:

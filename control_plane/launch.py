@@ -15,6 +15,7 @@ import psutil
 from baton.config import ClusterConfig, Config
 from baton.config.operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
+from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
@@ -99,7 +100,8 @@ def _has_chat_template(path: str) -> bool:
 
 
 def _pools_text(cluster: ClusterConfig) -> str:
-    return f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.aggregated_workers} both"
+    counts = (cluster.prefill_workers, cluster.decode_workers, cluster.aggregated_workers)
+    return ", ".join(f"{n} {role}" for n, role in zip(counts, Role, strict=True))
 
 
 def _check_port(host: str, port: int, *, setting: str) -> None:

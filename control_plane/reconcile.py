@@ -117,7 +117,7 @@ class Reconciler:
         return [self._state(r, now_s) for _, r in sorted(self._replicas.items())]
 
     def _state(self, r: _Replica, now_s: float) -> ReplicaStatus:
-        since_s, _, reason = r.life.record[-1]
+        since_s, _, reason = r.life.history[-1]
         if r.state is _P.RUNNING and r.adopted_since_s is not None:
             since_s = r.adopted_since_s
         return ReplicaStatus(
@@ -339,5 +339,5 @@ class Reconciler:
         return KillReplica(self._id(replica), reason)
 
     def _id(self, replica: _Replica) -> WorkerId:
-        assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.record)}"
+        assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.history)}"
         return replica.worker_id

@@ -54,8 +54,8 @@ def scaled_roles(config: Config) -> set[Role]:
     has_pairs = bool(cluster.prefill_workers or cluster.decode_workers)
     if has_pairs and cluster.aggregated_workers:
         raise SetupError(
-            "autoscale.mode works with prefill and decode workers, or with those of role aggregated alone: set "
-            "cluster.both_workers=0, or autoscale.mode=off"
+            "autoscale.mode works with prefill and decode workers, or with aggregated workers alone: set "
+            "cluster.aggregated_workers=0, or autoscale.mode=off"
         )
     return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.AGGREGATED}
 

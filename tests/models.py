@@ -50,7 +50,7 @@ CHAT_TEMPLATE = (
 CORPUS = (
     "The runner in front holds the baton until the runner behind has it, and both hold it for a moment.",
     "A request arrives, waits in a queue, is computed in chunks; its keys and values move to another worker.",
-    "What is the capital of France? Paris is the capital of France. How many phases does a spider have? Eight.",
+    "What is the capital of France? Paris is the capital of France. How many legs does a spider have? Eight.",
     "def add(left: int, right: int) -> int:\n    return left + right\n\nprint(add(1, 2))\n",
     "Once upon a time there was a small model that lived on one core and answered every question at once.",
     "Grüße aus Köln! Ça va très bien, señor. Привет, мир. 你好,世界。 こんにちは。 🙂🚀 naïve café.",

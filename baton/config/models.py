@@ -32,13 +32,13 @@ class ModelEntry(Section):
     engine: dict[str, Any] = {}
     """Settings of `engine`."""
     cluster: dict[str, Any] = {}
-    """Its pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `node_labels`, `node_resources`. With
-    `aggregated_workers` alone the other two are 0."""
+    """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `node_labels`,
+    `node_resources`. With `aggregated_workers` alone the other two are 0."""
     slo: dict[str, Any] = {}
     """Settings of `slo`: its service classes."""
     autoscale: dict[str, Any] = {}
-    """Settings of `autoscale`: its bounds. `workers_max` here is of this model; in the section itself it is of
-    all models together."""
+    """Settings of `autoscale`: its bounds. `workers_max` bounds this model here, and all models together in
+    the section itself."""
 
     def own(self, section: str) -> dict[str, Any]:
         """What it says of a section. Raises ValueError for what is not its own to say."""

@@ -30,7 +30,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         keys = _keys_on_host(values)
         if count < size:
             keys.partition(size - count, axis=-1)
-        top = torch.from_numpy(np.sort(keys[:, size - count :], axis=-1)).switch_role(-1)
+        top = torch.from_numpy(np.sort(keys[:, size - count :], axis=-1)).flip(-1)
     ids = (size - 1) - (top & 0xFFFF_FFFF)
     return ids, values.gather(-1, ids)
 

@@ -126,7 +126,7 @@ def stages(report: Report, run: int) -> Markup:
                     _number(getattr(figures, n)),
                     seconds,
                     run=run,
-                    path=f"latency breakdown.stages.{stage}.{n}",
+                    path=f"latency_breakdown.stages.{stage}.{n}",
                 )
                 for n in names
             ),

@@ -1,8 +1,8 @@
 """The workers as one router knows them: who they are, what they last reported, what was sent to them.
 
 Load is counted by tickets. A ticket is issued for each phase when it is placed and taken back exactly
-once. What a report may not show yet is added to it: a report that arrives after a placement can have
-left the worker before, so a ticket counts on top of reports until the second one after it was issued.
+once. A report that arrives after a placement may have left the worker before it, so a ticket counts on top
+of reports until the second one after it was issued.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from router.decisions.prediction.speed import Speed
 
 REPORTS_UNTIL_SEEN = 2
 RHO_S = 10.0
-"""Over how long the share of time that goes to prompts is averaged."""
+"""Seconds over which the share of time that prompts take is averaged."""
 RHO_MAX = 0.95
 USUAL_S = 20.0
 """Over how long the number of sequences that decode is averaged."""
@@ -243,9 +243,8 @@ class Worker:
         now_s: float = 0.0,
     ) -> None:
         assert seq_id not in self.tickets, f"{seq_id} is at {self.worker_id} already"
-        ticket = Ticket(
-            phase=phase, tokens=tokens, blocks=blocks, load=load, report_number=self._report_number
-        )
+        number = self._report_number
+        ticket = Ticket(phase=phase, tokens=tokens, blocks=blocks, load=load, report_number=number)
         self.tickets[seq_id] = ticket
         self._count(ticket, sequences=1, tokens=tokens, blocks=blocks)
         if tokens:
@@ -341,7 +340,7 @@ class _Pools(NamedTuple):
     usable: list[Worker]
     prefill: list[Worker]
     decode: list[Worker]
-    both: list[Worker]
+    aggregated: list[Worker]
     has_pairs: bool
     kinds: list[tuple[str, int]]
 
@@ -414,11 +413,11 @@ class ClusterView:
 
     @property
     def aggregated_pool(self) -> list[Worker]:
-        return self._pools.both
+        return self._pools.aggregated
 
     @property
-    def is_all_both(self) -> bool:
-        return len(self._pools.both) == len(self._pools.usable)
+    def is_all_aggregated(self) -> bool:
+        return len(self._pools.aggregated) == len(self._pools.usable)
 
     @property
     def has_pairs(self) -> bool:
@@ -478,8 +477,7 @@ class ClusterView:
         self, worker: Worker, token_count: int, avoid: frozenset[WorkerId], fingerprint: str, now_s: float
     ) -> WorkerView:
         hello = worker.hello
-        # One more than known: the place of the token that is sampled next.
-        blocks = blocks_for(token_count + 1, hello.block_tokens)
+        blocks = blocks_for(token_count + 1, hello.block_tokens)  # one more: the token sampled next
         return WorkerView(
             worker_id=hello.worker_id,
             role=worker.role,

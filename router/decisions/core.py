@@ -86,7 +86,7 @@ class RouterCore:
         )
         self._timers = Timers()
         self._arrivals = 0
-        self._arrivals = ArrivalCounters()
+        self._arrival_counters = ArrivalCounters()
         self._now_s = self._began_s = now_s
 
     # --- the outside ------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class RouterCore:
     def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
         """For whoever decides how many workers there shall be."""
         flows, up_s = self._flows.values(), now_s - self._began_s
-        return demand_of(router_id, self._arrivals, self._cluster, flows, up_s=up_s, now_s=now_s)
+        return demand_of(router_id, self._arrival_counters, self._cluster, flows, up_s=up_s, now_s=now_s)
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
@@ -204,7 +204,7 @@ class RouterCore:
         seq_id = submit.seq_id
         assert seq_id not in self._flows, f"{seq_id} was submitted twice"
         self._arrivals += 1
-        self._arrivals.arrived(submit.slo_class, len(submit.prompt))
+        self._arrival_counters.arrived(submit.slo_class, len(submit.prompt))
         flow = Flow(
             submit,
             arrival=self._arrivals,
@@ -292,7 +292,7 @@ class RouterCore:
         actions = flow.on_output(worker_id, output, now_s=self._now_s)
         self._waiting.generated(flow, len(flow.generated) - count)
         if not count and flow.generated:
-            count_first_token(self._arrivals, flow, now_s=self._now_s)
+            count_first_token(self._arrival_counters, flow, now_s=self._now_s)
         if flow.state not in (state, RequestState.QUEUED):
             self._failures.moved_on(flow, worker_id, state, now_s=self._now_s)
         if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
@@ -353,7 +353,7 @@ class RouterCore:
         self._failures.breakers.left(seq_id, flow.phases)
         self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
-            count_over(self._arrivals, flow, now_s=self._now_s)
+            count_over(self._arrival_counters, flow, now_s=self._now_s)
             self._timers.drop(seq_id)
             del self._flows[seq_id]
             if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:

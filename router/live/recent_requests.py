@@ -1,6 +1,6 @@
 """The latest requests of a router, in memory and bounded: who did what to each, and how long it took.
 
-What is kept of a request while it runs is references to what is there anyway. It becomes a `RecentRequest` when
+While a request runs, only references to what is there anyway are kept. They become a `RecentRequest` when
 somebody asks, which is seldom.
 """
 

@@ -120,7 +120,7 @@ class SloPlacer:
             found = self._pair_or_one(request, look, cluster)
             if isinstance(found, Placement) or any(map(look.fits, cluster.prefill_pool)):
                 return found
-        elif cluster.is_all_both:
+        elif cluster.is_all_aggregated:
             return self._choose(look, look.wholes(everyone), "no worker has room")
         if not self._fallback:
             lacking = "decode" if cluster.prefill_pool else "prefill"

@@ -18,7 +18,7 @@ models:
     slo: {classes: {fast: {ttft_s: 0.5}}, default: fast}
   small:
     model: {path: a/small}
-    cluster: {both_workers: 1}
+    cluster: {aggregated_workers: 1}
     engine: {block_tokens: 64}
 """
 

@@ -106,7 +106,7 @@ def run(*args):
     ],
 )
 def test_words_become_orders_and_their_end_is_awaited(control, words, action):
-    result = run(*words, "--why", "a reason", *([] if words[0] == "rollout" else ["--yes"]))
+    result = run(*words, "--reason", "a reason", *([] if words[0] == "rollout" else ["--yes"]))
     assert result.exit_code == 0, result.output
     (order,) = control.orders
     assert (order.action, order.reason, order.is_advice) == (action, "a reason", False)

@@ -203,7 +203,7 @@ def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
     (found,) = live_settings(config(aggregated_workers=2)).values()
     assert set(found.bounds) == {Role.AGGREGATED}
     assert found.is_advice
-    with pytest.raises(SetupError, match="both_workers=0"):
+    with pytest.raises(SetupError, match="aggregated_workers=0"):
         scaled_roles(config(prefill_workers=1, aggregated_workers=1))
 
 

@@ -64,10 +64,10 @@ def test_what_cannot_be_done_says_what_could(action, words):
 
 
 def test_who_is_on_its_way_is_neither_switched_nor_drained():
-    for state in set(ReplicaState) - {ReplicaState.RUNNING, ReplicaState.SUSPECT}:
-        busy = state(replicas=(replica("decode-0", Role.DECODE, state),))
+    for replica_state in set(ReplicaState) - {ReplicaState.RUNNING, ReplicaState.SUSPECT}:
+        busy = state(replicas=(replica("decode-0", Role.DECODE, replica_state),))
         for action in (d.SwitchRole("decode-0", Role.PREFILL), d.Drain("decode-0")):
-            with pytest.raises(d.Refused, match=str(state)):
+            with pytest.raises(d.Refused, match=str(replica_state)):
                 d.pool_after(action, busy)
 
 

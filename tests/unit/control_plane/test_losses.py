@@ -44,7 +44,7 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
         (
             SwitchRole("decode-0", Role.AGGREGATED),
             True,
-            "no decode worker left: its prefill and both workers",
+            "no decode worker left: its prefill and aggregated workers",
         ),
         (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
         (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),

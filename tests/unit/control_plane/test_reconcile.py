@@ -258,8 +258,8 @@ def test_models_have_pools_and_names_of_their_own():
     )
     first, second = r.handle(SetDesired(pools), now_s=0.0)
     assert [(replica_name(a.worker_id), a.model) for a in (first, second)] == [
-        ("m-both-0", "m"),
-        ("org-other-v2-both-0", "org/other.v2"),
+        ("m-aggregated-0", "m"),
+        ("org-other-v2-aggregated-0", "org/other.v2"),
     ]
     assert second.version.sets == ("model.path=o",)
     for a in (first, second):

@@ -51,7 +51,7 @@ def test_every_model_has_its_pool_and_its_workers_know_nothing_of_others():
     version = Version("2", ("engine.block_tokens=64",))
     for name, model, role in (
         ("chat-decode-0", "chat", Role.DECODE),
-        ("small-both-0", "small", Role.AGGREGATED),
+        ("small-aggregated-0", "small", Role.AGGREGATED),
     ):
         workers.start(StartReplica(WorkerId(f"{name}.1"), role, "wanted", model, version))
     (chat, threads), (small, _) = ray.specs

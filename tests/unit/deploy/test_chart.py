@@ -129,7 +129,7 @@ NEGATIVE = {
     'pools.prefill.memory="much"': "memory",
     "pools.decode.tensorParallelSize=4": "one GPU per worker",
     'pools.decode.gpu="abacus"': "gpuTypes.abacus",
-    'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"both":{"replicas":0}}': "no replicas",
+    'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"aggregated":{"replicas":0}}': "no replicas",
     'model.path=""': "model.path",
     'model.cache.type="floppy"': "must be one of",
     'accelerator="tpu"': "must be one of",
@@ -182,7 +182,7 @@ def test_several_models_are_what_processes_read(monkeypatch):
     assert not [
         word for word in control["args"] if word.startswith(("--prefill", "--decode", "--aggregated"))
     ]
-    one = f"pools={json.dumps(pools | {'both': {'replicas': 0}})}"
+    one = f"pools={json.dumps(pools | {'aggregated': {'replicas': 0}})}"
     assert "2 pods in all, and models want 3 workers" in refusal("gpu-one-node", *sets[:2], one)
 
 
@@ -244,7 +244,9 @@ def test_a_plans_values_install_with_the_chart(tmp_path):
 def test_a_plan_of_several_gpus_per_worker_is_refused_in_words(tmp_path):
     shape = Shape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
     path = tmp_path / "plan.yaml"
-    path.write_text(helm_values(ClusterPlan(both=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0}))
+    path.write_text(
+        helm_values(ClusterPlan(aggregated=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0})
+    )
     status, _, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
     assert status != 0
     assert "one GPU per worker" in err

@@ -156,10 +156,10 @@ def test_kinds_whose_work_costs_more_are_not_simulated():
     ]
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search(kinds, verify_with(truth, 4), attain=ATTAIN, simulations_max=3)
-    assert found.best.plan.both.count == 2
+    assert found.best.plan.aggregated.count == 2
     assert found.is_complete
     assert [k.least_price for k in found.left_out] in ([], [6.0])
-    assert all(one.plan.both or one is found.tried[-1] for one in found.tried)
+    assert all(one.plan.aggregated or one is found.tried[-1] for one in found.tried)
 
 
 def test_work_that_does_not_fit_rules_clusters_out():
@@ -204,8 +204,8 @@ def test_what_a_faster_kind_could_not_do_is_not_tried_with_a_slower_one():
 
     def counts_tried(**options):
         found = search([fast, slow], verify_with(truth, 2.0), attain=ATTAIN, simulations_max=99, **options)
-        assert found.best.plan.both.shape.node.tensor == 2
-        return [p.both.count for p, *_ in found.tried if p.both.shape.node.tensor == 1]
+        assert found.best.plan.aggregated.shape.node.tensor == 2
+        return [p.aggregated.count for p, *_ in found.tried if p.aggregated.shape.node.tensor == 1]
 
     assert 3 in counts_tried()
     assert 3 not in counts_tried(is_slower=lambda one, other: (one, other) == (slow, fast))
@@ -216,8 +216,8 @@ def test_kinds_that_phases_doubt_come_last():
     sound = Kind(((Role.AGGREGATED, Shape(NODES[1], 1.0)),), (2,))
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search([cheap, sound], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=50)
-    assert found.tried[0].plan.both.shape == sound.shapes[0][1]
-    assert found.best.plan.both.shape == cheap.shapes[0][1]  # and still it is found
+    assert found.tried[0].plan.aggregated.shape == sound.shapes[0][1]
+    assert found.best.plan.aggregated.shape == cheap.shapes[0][1]  # and still it is found
 
 
 def test_prices_add_up():

@@ -21,8 +21,8 @@ child.wait()
 PARENT = f"""
 import subprocess, sys
 from pathlib import Path
-from control_plane.reaper import Undertaker
-reaper = Undertaker(Path(sys.argv[1]))
+from control_plane.reaper import Reaper
+reaper = Reaper(Path(sys.argv[1]))
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 child = subprocess.Popen([sys.executable, "-c", {WAITS!r}], **pipes)
 print(reaper.pid, child.pid, flush=True)
