@@ -19,10 +19,11 @@ from baton.core.operate import NodeState
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, is_loopback, reachable_host
 from baton.wire.background import Background
+from baton.wire.crash import Crash
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
-from control_plane.ray_cluster import RayHome
+from control_plane.ray_cluster import RayCluster
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
@@ -48,14 +49,14 @@ class Control:
         """`config.cluster.ray_address` is set. `is_local`: Ray is on this machine and all ours. `record`:
         where orders are remembered; None: nowhere."""
         self._config = config
-        self._home = RayHome(config.cluster.ray_address)
+        self._home = RayCluster(config.cluster.ray_address)
         self._ray = RayReplicas(
             actor_class, config=config, home=self._home, is_local=is_local, on_exit=self._on_exit
         )
         self._workers = RayWorkers(self._ray, config, overlay=overlay)
         self._record = RecordFile(record)
-        self._background = Background(self._broke)
-        self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._crash = Crash()
+        self._background = Background(self._crash.report)
         self._plane = ControlPlane(
             config.cluster,
             life=secrets.token_hex(2),
@@ -63,6 +64,7 @@ class Control:
             spawn=self._background.spawn,
             remember=self._record.write,
             check=self._workers.check,
+            crash=self._crash,
         )
         self._scaling = Scaling(live_settings(config), self._plane, workers_max=config.autoscale.workers_max)
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
@@ -138,22 +140,23 @@ class Control:
     async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:
         asked = asyncio.create_task(shutdown.asked.wait())
         all_there = asyncio.create_task(self._plane.until_settled())
-        waits: set[asyncio.Future[Any]] = {asked, all_there, self._crash}
+        crashed = asyncio.create_task(self._crash.wait())
+        waits: set[asyncio.Future[Any]] = {asked, all_there, crashed}
         if self._is_first_life:  # else other workers serve, of other models maybe
             waits.add(self._plane.setup_error)
         try:
             while not asked.done():
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if self._crash.done():
-                    self._crash.result()
+                if self._crash.error is not None:
+                    raise self._crash.error
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
                     settled()  # later on, workers that cannot start are tried again, and told
                 elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())
         finally:
-            asked.cancel()
-            all_there.cancel()
+            for wait in (asked, all_there, crashed):
+                wait.cancel()
 
     async def _follow_nodes(self) -> None:
         while True:
@@ -186,18 +189,14 @@ class Control:
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         self._plane.exited(worker_id, reason)
 
-    def _broke(self, error: BaseException) -> None:
-        if not self._crash.done():
-            self._crash.set_exception(error)
-
 
 def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:
     """That workers on Ray's other hosts reach the control plane, and are reached. `listed`: `ray.nodes()`;
     `here`: our own address there. Raises SetupError."""
     if cluster.node_labels:
         return  # who knows where workers may run
-    knobs = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
-    if not (closed := [f"cluster.{name}={host}" for name, host in knobs.items() if is_loopback(host)]):
+    settings = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
+    if not (closed := [f"cluster.{name}={host}" for name, host in settings.items() if is_loopback(host)]):
         return
     found = {str(node.get("NodeManagerAddress", "")) for node in listed if node.get("Alive")} - {here}
     if others := sorted(address for address in found if address and not is_loopback(address)):

@@ -58,10 +58,6 @@ class GrammarStore:
         self._compiler: Any = None
         self._compiler_lock = threading.Lock()
 
-    @property
-    def cached_bytes(self) -> int:
-        return self._bytes
-
     def has(self, grammar: Grammar) -> bool:
         with self._lock:
             return (grammar.kind, grammar.text) in self._compiled

@@ -1,7 +1,7 @@
-"""What routers hear of a sequence's progress."""
+"""What routers are told of a sequence's progress."""
 
-from baton.core.costs import LegTimings
-from baton.core.messages import Leg, SequenceOutput
+from baton.core.costs import PhaseTimings
+from baton.core.messages import Phase, SequenceOutput
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
 from engine.scheduling.sequence import Progress, Sequence
@@ -13,9 +13,9 @@ PromptLogprobs = tuple[TokenLogprobs, ...] | None
 def token_output(
     attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
 ) -> SequenceOutput:
-    """Of the sequence's newest tokens, `done.tokens`."""
+    """The message with the sequence's newest tokens, `done.tokens`."""
     seq = done.sequence
-    is_first_here = not attempt.has_output and attempt.start.leg is not Leg.DECODE
+    is_first_here = not attempt.has_output and attempt.start.phase is not Phase.DECODE
     return SequenceOutput(
         *seq.key,
         first_index=seq.generated_count - len(done.tokens),
@@ -28,7 +28,7 @@ def token_output(
     )
 
 
-def embedding_output(done: Progress, timings: LegTimings) -> SequenceOutput:
+def embedding_output(done: Progress, timings: PhaseTimings) -> SequenceOutput:
     return SequenceOutput(
         *done.sequence.key,
         first_index=0,
@@ -41,7 +41,7 @@ def embedding_output(done: Progress, timings: LegTimings) -> SequenceOutput:
 
 
 def prompt_logprobs_of(attempt: Attempt, seq: Sequence) -> PromptLogprobs:
-    """With the attempt's first token, and only if they were asked for."""
+    """The prompt's logprobs, which go with the attempt's first token if they were asked for."""
     if attempt.has_output or not seq.wants_prompt_logprobs:
         return None
     return tuple(seq.prompt_logprobs)

@@ -1,19 +1,20 @@
-"""What a leg's progress means to others: tokens for its router, blocks for who reads them, and its end."""
+"""What the progress of a phase means to others: tokens for its router, blocks for its readers, and its
+end."""
 
-from baton.core.messages import FailureReason, Leg, SequenceFailed, Task
+from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
 from engine.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from prefill_worker.leases import LeaseBook, Tell
 from worker.core_attempts import Attempt, Attempts
 from worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
-from worker.events import ToAsker
+from worker.events import ToReader
 from worker.outbox import Outbox
 from worker.phase_clock import waits_for_store
 
 
-class Legs:
-    """Of one worker's live attempts."""
+class Phases:
+    """The progress of one worker's live attempts."""
 
     def __init__(self, attempts: Attempts, scheduler: Scheduler, leases: LeaseBook, out: Outbox) -> None:
         self._attempts = attempts
@@ -21,15 +22,15 @@ class Legs:
         self._leases = leases
         self._out = out
         self._loading: list[Attempt] = []
-        """Those for which the store is, or was, asked."""
+        """Attempts for which the store is, or was, asked."""
 
     def watch(self, attempt: Attempt) -> None:
-        """It may wait for blocks of the store."""
+        """Follow an attempt that may wait for blocks of the store."""
         if attempt.sequence is not None and attempt.sequence.incoming is not None:
             self._loading.append(attempt)
 
     def look_at_loads(self, now_s: float) -> None:
-        """At the end of every event: who waits for the store from now on."""
+        """Note who waits for the store from now on, at the end of every event."""
         if not self._loading:
             return
         for attempt in self._loading:
@@ -40,13 +41,13 @@ class Legs:
         ]
 
     def progressed(self, done: Progress, now_s: float, *, step_s: float) -> None:
-        """A step that took `step_s` computed some of it."""
+        """Take in what a step that took `step_s` computed of an attempt."""
         attempt = self._attempts.get(done.sequence.key)
         assert attempt is not None, "cancelled sequences make no progress"
         attempt.clock.stepped(now_s - step_s)
         if attempt.start.task is Task.EMBED:
             self._on_embedded(attempt, done, now_s)
-        elif attempt.start.leg is Leg.PREFILL:
+        elif attempt.start.phase is Phase.PREFILL:
             self._on_prefilled(attempt, done, now_s)
         elif done.tokens:
             self.emit(attempt, done, prompt_logprobs_of(attempt, done.sequence), now_s)
@@ -76,15 +77,15 @@ class Legs:
                 cached_token_count=seq.cached_token_count or 0,
                 now_s=now_s,
             )
-            self.tell_askers(told)
+            self.tell_readers(told)
             self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
         else:
-            self.tell_askers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
+            self.tell_readers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
 
     def emit(
         self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
     ) -> FinishReason | None:
-        """Tells the router the sequence's newest tokens, and ends the sequence if they are the last."""
+        """Send the sequence's newest tokens to its router, and end the sequence if they are the last."""
         self._out.add_output(attempt.router_id, token_output(attempt, done, prompt_logprobs, now_s))
         attempt.has_output = True
         if done.sequence.finish is not None:
@@ -96,12 +97,12 @@ class Legs:
         self._scheduler.remove(seq)
 
     def announce(self, seq: Sequence, now_s: float) -> None:
-        sealed = seq.block_ids[: seq.sealed_count]
-        self.tell_askers(self._leases.sealed(seq.key, sealed, now_s=now_s))
+        committed = seq.block_ids[: seq.committed_count]
+        self.tell_readers(self._leases.committed(seq.key, committed, now_s=now_s))
 
-    def tell_askers(self, told: list[Tell]) -> None:
+    def tell_readers(self, told: list[Tell]) -> None:
         for tell in told:
-            self._out.add(ToAsker(tell.asker, tell.message))
+            self._out.add(ToReader(tell.reader, tell.message))
 
     def fail(self, attempt: Attempt, reason: FailureReason, message: str) -> None:
         self._out.tell(attempt.router_id, SequenceFailed(*attempt.key, reason, message))

@@ -11,8 +11,8 @@ from worker import events as e
 log = logging.getLogger(__name__)
 
 
-class RoleFlip:
-    """One at a time; the one asked for last counts."""
+class RoleSwitcher:
+    """Switches the worker's role, one change at a time. The change that was asked for last counts."""
 
     def __init__(
         self,
@@ -21,13 +21,14 @@ class RoleFlip:
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`idle`: set while the worker holds nothing."""
+        """`idle` is set while the worker holds nothing."""
         self._post, self._idle, self._spawn = post, idle, spawn
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def ask(self, role: Role, drain_s: float) -> None:
-        """Returns at once. With `drain_s` 0 the role changes at once too, and what runs goes on beside it."""
+        """Change the role, and return at once. With `drain_s` 0 the role changes at once too, and what runs
+        goes on beside it."""
         if self._is_closed:
             return  # the worker is leaving
         if self._task is not None:
@@ -36,9 +37,9 @@ class RoleFlip:
         if drain_s <= 0:
             self._post(e.SetRole(role, resumes=True))
             return
-        self._task = self._spawn(self._flip(role, drain_s))
+        self._task = self._spawn(self._switch_role(role, drain_s))
 
-    async def _flip(self, role: Role, drain_s: float) -> None:
+    async def _switch_role(self, role: Role, drain_s: float) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         self._post(e.Drain())
@@ -52,7 +53,7 @@ class RoleFlip:
         log.info("a %s worker from now on; drained for %.3f s", role, drained_s - began_s)
 
     def close(self) -> None:
-        """No role changes any more; the worker may be drained for good now."""
+        """Change no role any more; the worker may be drained for good now."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,7 @@
-"""Spans of the legs a worker runs, from what its core is told and what it does.
+"""Spans of the phases a worker runs, from the events and actions of its core.
 
 router `request` → `prefill` (accepted … first token), `decode` (accepted … last token) with its
-`kv.transfer`, or `whole`. The core knows nothing of this: the driver shows events and actions here.
+`kv.transfer`, or `aggregated`. The core knows nothing of this: its driver shows events and actions here.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     CancelSequence,
-    Leg,
+    Phase,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
@@ -22,20 +22,20 @@ from baton.telemetry.tracing import Spans
 from worker.events import FromRouter, ToRouter, WorkerAction, WorkerEvent
 
 
-class LegSpans:
+class PhaseSpans:
     def __init__(self, spans: Spans, worker: str) -> None:
         self._spans, self._worker = spans, worker
         self._prefills: set[SeqKey] = set()
 
-    def saw(self, event: WorkerEvent) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         match event:
             case FromRouter(_, StartSequence() as start) if start.traceparent:
                 key = SeqKey(start.seq_id, start.epoch)
-                if start.leg is Leg.PREFILL:
+                if start.phase is Phase.PREFILL:
                     self._prefills.add(key)
                 self._spans.open(
                     key,
-                    str(start.leg),
+                    str(start.phase),
                     parent=start.traceparent,
                     worker=self._worker,
                     sequence=start.seq_id,
@@ -47,7 +47,7 @@ class LegSpans:
             case _:
                 pass
 
-    def did(self, action: WorkerAction) -> None:
+    def on_action(self, action: WorkerAction) -> None:
         if isinstance(action, ToRouter):
             self._told(action.message)
 

@@ -14,7 +14,7 @@ from enum import StrEnum, auto
 
 import msgspec
 
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.sharing import RouterMember
@@ -27,7 +27,7 @@ WIRE_VERSION = 2
 class Role(StrEnum):
     PREFILL = auto()
     DECODE = auto()
-    BOTH = auto()
+    AGGREGATED = auto()
 
     @property
     def prefills(self) -> bool:
@@ -38,14 +38,14 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
-class Leg(StrEnum):
+class Phase(StrEnum):
     """Which part of a sequence a worker is asked for."""
 
     PREFILL = auto()
     """Compute the KV, sample one token, hold the blocks for the decode worker that asks."""
     DECODE = auto()
     """Pull the KV from `source`, then generate from the second token on."""
-    WHOLE = auto()
+    AGGREGATED = auto()
     """Both on this worker, nothing is handed over."""
 
 
@@ -60,7 +60,7 @@ class PeerRef(msgspec.Struct, frozen=True):
 class Task(StrEnum):
     GENERATE = auto()
     EMBED = auto()
-    """Leg WHOLE only: one vector for the prompt, no token."""
+    """Phase WHOLE only: one vector for the prompt, no token."""
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
 
     seq_id: SequenceId
     epoch: int
-    leg: Leg
+    phase: Phase
     tokens: Sequence[int]
     """Prompt, then the generated tokens that the client already has."""
     prompt_token_count: int
@@ -178,7 +178,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """Of the prompt tokens from the second on; set with the first token, if asked for."""
     embedding: tuple[float, ...] = ()
     """Task EMBED; comes with finish STOP and no tokens."""
-    timings: LegTimings | None = None
+    timings: PhaseTimings | None = None
     """Set on an attempt's first output by the worker that prefilled."""
 
 
@@ -189,7 +189,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
 
 
 class SequenceJoined(msgspec.Struct, frozen=True, tag=True):
-    """DECODE leg: all KV has arrived and the sequence is in the running batch."""
+    """DECODE phase: all KV has arrived and the sequence is in the running batch."""
 
     seq_id: SequenceId
     epoch: int
@@ -272,7 +272,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     tokens_per_step: float = 1.0
     """Smoothed: tokens that a decoding sequence gains in one step, more than 1 where guesses are right."""
     incoming_count: int = 0
-    """Decode legs accepted whose KV has not all arrived."""
+    """Decode phases accepted whose KV has not all arrived."""
 
 
 WorkerMessage = (
@@ -283,19 +283,19 @@ WorkerMessage = (
 # --- decode worker -> prefill worker --------------------------------------------------------------
 
 
-class AskKV(msgspec.Struct, frozen=True, tag=True):
-    """ "I run the decode leg of this attempt: grant me its blocks from `first_block` on."
+class KVRequest(msgspec.Struct, frozen=True, tag=True):
+    """ "I run the decode phase of this attempt: grant me its blocks from `first_block` on."
 
-    The asker has already reserved the blocks that the KV will go to. Safe to receive twice. May
+    The reader has already reserved the blocks that the KV will go to. Safe to receive twice. May
     arrive before the prefill worker has heard of the sequence: it waits there for one lease.
     """
 
     seq_id: SequenceId
     epoch: int
     first_block: int
-    """Position in the sequence's block table; earlier blocks the asker holds already."""
-    ask_number: int = 0
-    """Rises with every renewal. The asker asks again well before its lease ends; the source answers
+    """Position in the sequence's block table; earlier blocks the reader holds already."""
+    request_number: int = 0
+    """Rises with every renewal. The reader asks again well before its lease ends; the source answers
     each ask with a grant (of nothing, if there is nothing new), which starts the lease anew."""
 
 
@@ -310,19 +310,19 @@ class KVReleased(msgspec.Struct, frozen=True, tag=True):
     taken: bool
 
 
-AskerMessage = AskKV | KVReleased
+ReaderMessage = KVRequest | KVReleased
 
 
 # --- prefill worker -> decode worker --------------------------------------------------------------
 
 
 class KVGrant(msgspec.Struct, frozen=True, tag=True):
-    """ "Read these sealed blocks, for this long." One per computed chunk, in order, and one per ask.
+    """ "Read these full blocks, for this long." One per computed chunk, in order, and one per ask.
 
     Source blocks: held by the prefill worker until KVReleased arrives or the lease runs out; every
     grant of an attempt starts the lease of all its blocks anew. Durations cross the wire, instants do
     not: the source counts `lease_s` from when it granted, the reader from when it *sent* the ask that
-    the grant names in `answers_ask`, which is earlier, so the reader stops first whatever the clocks
+    the grant names in `answers_request`, which is earlier, so the reader stops first whatever the clocks
     and the network do. `generations[i]` is the generation of `source_blocks[i]`: the reader compares
     it with the source's own table after the read, since a one-sided read that ended late may have
     copied somebody else's block.
@@ -334,8 +334,8 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     source_blocks: tuple[int, ...]
     generations: tuple[int, ...]
     lease_s: float
-    answers_ask: int = 0
-    """`ask_number` of the latest ask the source had received when it granted."""
+    answers_request: int = 0
+    """`request_number` of the latest ask the source had received when it granted."""
     is_last: bool = False
     """All prompt positions are covered; `first_token` is set."""
     first_token: int | None = None
@@ -349,7 +349,7 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
 
 
 class KVRefused(msgspec.Struct, frozen=True, tag=True):
-    """No (more) grants for this attempt. The asker answers with KVReleased if it was granted any."""
+    """No (more) grants for this attempt. The reader answers with KVReleased if it was granted any."""
 
     seq_id: SequenceId
     epoch: int
@@ -365,7 +365,7 @@ class PeerHello(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     fingerprint: str
     transfer_offers: dict[str, bytes]
-    """Backend name -> what that backend's `add_peer` needs; the asker picks the first of its own
+    """Backend name -> what that backend's `add_peer` needs; the reader picks the first of its own
     preference list that both have."""
     wire_version: int = WIRE_VERSION
 

@@ -1,6 +1,6 @@
 """What operators, the autoscaler and the dashboard say to the control plane, and what it answers.
 
-Three things are told apart everywhere: what is *desired* (`Pool`), what is *actual* (`ReplicaState`,
+Three things are told apart everywhere: what is *desired* (`Pool`), what is *actual* (`ReplicaStatus`,
 `NodeState`), and what somebody *ordered* (`Order`), which changes the desired and is kept as a `Decision`.
 Durations cross the wire, instants do not, but for `Decision.at_s`, which is for people.
 """
@@ -49,27 +49,27 @@ class Pool(msgspec.Struct, frozen=True):
 # --- actual ---------------------------------------------------------------------------------------
 
 
-class ReplicaPhase(StrEnum):
+class ReplicaState(StrEnum):
     WAITING = auto()
     """No process; one will be started (backoff after a death, or no node has room)."""
     STARTING = auto()
     RUNNING = auto()
     SUSPECT = auto()
     """It missed heartbeats: nothing new is placed there. It runs again, or its lease lapses."""
-    FLIPPING = auto()
+    SWITCHING = auto()
     """It finishes what it holds, then takes another role. Weights stay loaded."""
     DRAINING = auto()
     """It finishes what it holds, then ends."""
     KILLING = auto()
 
 
-class ReplicaState(msgspec.Struct, frozen=True):
+class ReplicaStatus(msgspec.Struct, frozen=True):
     name: str
     """Stable over restarts. Says the role it was first started in, not the one it has."""
     model: str
     role: Role
     """The one it has, or is started in; of a flipping one, the one that it will have."""
-    phase: ReplicaPhase
+    state: ReplicaState
     for_s: float
     """In this phase."""
     version: str
@@ -79,7 +79,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     """Where it runs; empty: not known yet."""
     deaths_in_a_row: int = 0
     last_exit: str = ""
-    why: str = ""
+    reason: str = ""
     """The cause of the last change of phase."""
     address: str = ""
     """gRPC."""
@@ -118,7 +118,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
-class Flip(msgspec.Struct, frozen=True, tag=True):
+class SwitchRole(msgspec.Struct, frozen=True, tag=True):
     """This worker shall have this role; one replica fewer is wanted of its old role, one more of the new."""
 
     worker: str
@@ -154,14 +154,14 @@ class RollOut(msgspec.Struct, frozen=True, tag=True):
     unavailable_max: int = 0
 
 
-Action = Scale | Resize | Flip | Drain | DrainNode | RollOut
+Action = Scale | Resize | SwitchRole | Drain | DrainNode | RollOut
 
 
 class Order(msgspec.Struct, frozen=True):
     action: Action
     who: str
     """"operator NAME", "autoscaler", "dashboard NAME"."""
-    why: str = ""
+    reason: str = ""
     is_advice: bool = False
     """Say what would happen, and change nothing."""
 
@@ -183,7 +183,7 @@ class Decision(msgspec.Struct, frozen=True):
     at_s: float
     """Unix time."""
     who: str
-    why: str
+    reason: str
     action: Action
     outcome: Outcome
     text: str
@@ -217,7 +217,7 @@ class AutoscaleState(msgspec.Struct, frozen=True):
     start_s: float = 0.0
     """As learnt, or as configured before any was seen; so for the other two."""
     drain_s: float = 0.0
-    flip_s: float = 0.0
+    switch_s: float = 0.0
     model: str = ""
 
 
@@ -237,7 +237,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     life: str
     """Of the control plane: another one means that it was started anew."""
     pools: tuple[Pool, ...]
-    replicas: tuple[ReplicaState, ...]
+    replicas: tuple[ReplicaStatus, ...]
     nodes: tuple[NodeState, ...] = ()
     decisions: tuple[Decision, ...] = ()
     """The latest, oldest first."""
@@ -251,7 +251,7 @@ class ClusterState(msgspec.Struct, frozen=True):
         """Of this model, or of the only one."""
         return pool_of(self.pools, model)
 
-    def replica(self, worker: str, *, model: str = "") -> ReplicaState | None:
+    def replica(self, worker: str, *, model: str = "") -> ReplicaStatus | None:
         """By worker id or replica name; of one model also without the model's part of the name."""
         mine = [r for r in self.replicas if model in ("", r.model)]
         prefix = replica_prefix(model, (pool.model for pool in self.pools))

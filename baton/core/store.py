@@ -77,7 +77,7 @@ class StoreHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class OfferBlocks(msgspec.Struct, frozen=True, tag=True):
-    """ "I have these sealed blocks." Answered by one TakeBlocks. `offer_id` rises within a session."""
+    """ "I have these full blocks." Answered by one TakeBlocks. `offer_id` rises within a session."""
 
     offer_id: int
     blocks: tuple[BlockFacts, ...]

@@ -18,7 +18,7 @@ from baton.wire.step_codec import step_from_pb, step_to_pb
 from baton.wire.vocabulary import WireError
 
 _ROLE = v.numbers(m.Role)
-_LEG = v.numbers(m.Leg)
+_PHASE = v.numbers(m.Phase)
 _TASK = v.numbers(m.Task)
 _REFUSAL = v.numbers(m.RefusalReason)
 _FAILURE = v.numbers(m.FailureReason)
@@ -32,7 +32,7 @@ def _start_to_pb(start: m.StartSequence) -> pb.StartSequence:
     return pb.StartSequence(
         seq_id=start.seq_id,
         epoch=start.epoch,
-        leg=v.number(_LEG, start.leg),
+        phase=v.number(_PHASE, start.phase),
         tokens=start.tokens,
         prompt_token_count=start.prompt_token_count,
         sampling=v.sampling_to_pb(start.sampling),
@@ -53,7 +53,7 @@ def _start_from_pb(start: pb.StartSequence) -> m.StartSequence:
     return m.StartSequence(
         seq_id=SequenceId(start.seq_id),
         epoch=start.epoch,
-        leg=v.member(_LEG, start.leg),
+        phase=v.member(_PHASE, start.phase),
         tokens=tuple(start.tokens),
         prompt_token_count=start.prompt_token_count,
         sampling=v.sampling_from_pb(start.sampling),
@@ -289,28 +289,30 @@ def peer_hello_from_pb(h: pb.PeerHello) -> m.PeerHello:
     )
 
 
-def asker_to_pb(message: m.AskerMessage) -> pb.AskerEnvelope:
+def reader_to_pb(message: m.ReaderMessage) -> pb.ReaderEnvelope:
     match message:
-        case m.AskKV(seq_id, epoch, first_block, ask_number):
-            ask = pb.AskKV(seq_id=seq_id, epoch=epoch, first_block=first_block, ask_number=ask_number)
-            return pb.AskerEnvelope(ask=ask)
+        case m.KVRequest(seq_id, epoch, first_block, request_number):
+            ask = pb.KVRequest(
+                seq_id=seq_id, epoch=epoch, first_block=first_block, request_number=request_number
+            )
+            return pb.ReaderEnvelope(ask=ask)
         case m.KVReleased(seq_id, epoch, taken):
             released = pb.KVReleased(seq_id=seq_id, epoch=epoch, taken=taken)
-            return pb.AskerEnvelope(released=released)
+            return pb.ReaderEnvelope(released=released)
         case _:
             assert_never(message)
 
 
-def asker_from_pb(envelope: pb.AskerEnvelope) -> m.AskerMessage:
+def reader_from_pb(envelope: pb.ReaderEnvelope) -> m.ReaderMessage:
     match envelope.WhichOneof("message"):
         case "ask":
             a = envelope.ask
-            return m.AskKV(SequenceId(a.seq_id), a.epoch, a.first_block, a.ask_number)
+            return m.KVRequest(SequenceId(a.seq_id), a.epoch, a.first_block, a.request_number)
         case "released":
             r = envelope.released
             return m.KVReleased(SequenceId(r.seq_id), r.epoch, r.taken)
         case other:
-            raise WireError(f"asker message {other!r} is not allowed here")
+            raise WireError(f"reader message {other!r} is not allowed here")
 
 
 def _grant_to_pb(g: m.KVGrant) -> pb.KVGrant:
@@ -321,7 +323,7 @@ def _grant_to_pb(g: m.KVGrant) -> pb.KVGrant:
         source_blocks=g.source_blocks,
         generations=g.generations,
         lease_s=g.lease_s,
-        answers_ask=g.answers_ask,
+        answers_request=g.answers_request,
         is_last=g.is_last,
         first_token=g.first_token,
         cached_token_count=g.cached_token_count,
@@ -341,7 +343,7 @@ def _grant_from_pb(g: pb.KVGrant) -> m.KVGrant:
         source_blocks=tuple(g.source_blocks),
         generations=tuple(g.generations),
         lease_s=g.lease_s,
-        answers_ask=g.answers_ask,
+        answers_request=g.answers_request,
         is_last=g.is_last,
         first_token=g.first_token if g.HasField("first_token") else None,
         cached_token_count=g.cached_token_count,

@@ -8,7 +8,7 @@ import msgspec
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
-from baton.core.recent_requests import StoriesTold, StoriesWanted
+from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
 from baton.core.sharing import RouterUpdate
 from baton.wire.client import hung_up
 from baton.wire.link import LinkBroken, describe
@@ -18,13 +18,13 @@ from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.sharing_codec import router_update_from_pb, router_update_to_pb
 from baton.wire.transport import channel_to, chosen, require_operator
 
-STORIES_S = 5.0
+RECENT_REQUESTS_S = 5.0
 """One call."""
 
-_STORIES = f"{PACKAGE}Router/Stories"
+_RECENT_REQUESTS = f"{PACKAGE}Router/Stories"
 _encode = msgspec.msgpack.Encoder().encode
-_wanted = msgspec.msgpack.Decoder(StoriesWanted)
-_told = msgspec.msgpack.Decoder(StoriesTold)
+_wanted = msgspec.msgpack.Decoder(RecentRequestsQuery)
+_told = msgspec.msgpack.Decoder(RecentRequestsReply)
 
 
 class RouterHandler(Protocol):
@@ -32,7 +32,7 @@ class RouterHandler(Protocol):
         """A snapshot, then changes. It ends when the follower is too slow. Closed when it is lost."""
         ...
 
-    def stories(self, wanted: StoriesWanted) -> StoriesTold: ...
+    def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply: ...
 
 
 class _RouterServicer(pb_grpc.RouterServicer):
@@ -46,14 +46,14 @@ class _RouterServicer(pb_grpc.RouterServicer):
         async for update in self._handler.follow(RouterId(request.router_id)):
             yield router_update_to_pb(update)
 
-    async def Stories(self, request: Any, context: Any) -> pb.OperateFrame:
+    async def RecentRequests(self, request: Any, context: Any) -> pb.OperateFrame:
         await require_operator(context)
         try:
             wanted = _wanted.decode(request.payload)
         except msgspec.MsgspecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        return pb.OperateFrame(payload=_encode(self._handler.stories(wanted)))
+        return pb.OperateFrame(payload=_encode(self._handler.recent_requests(wanted)))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -75,13 +75,13 @@ async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUp
         await channel.close(None)
 
 
-async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
+async def recent_requests_of(address: str, wanted: RecentRequestsQuery) -> RecentRequestsReply:
     """What the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
-        frame, metadata = pb.OperateFrame(payload=_encode(wanted)), chosen().metadata(_STORIES)
+        frame, metadata = pb.OperateFrame(payload=_encode(wanted)), chosen().metadata(_RECENT_REQUESTS)
         stub = pb_grpc.RouterStub(channel)
-        reply = await stub.Stories(frame, timeout=STORIES_S, metadata=metadata)
+        reply = await stub.RecentRequests(frame, timeout=RECENT_REQUESTS_S, metadata=metadata)
         return _told.decode(reply.payload)
     except (grpc.RpcError, msgspec.MsgspecError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None

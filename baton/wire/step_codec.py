@@ -5,7 +5,7 @@ from itertools import accumulate
 import msgspec
 
 from baton.core import messages as m
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.ids import SequenceId
 from baton.core.sampling import FinishReason
 from baton.wire import vocabulary as v
@@ -26,7 +26,7 @@ def _output_to_pb(o: m.SequenceOutput) -> pb.SequenceOutput:
         logprobs=[v.logprobs_to_pb(x) for x in o.logprobs],
         prompt_logprobs=v.prompt_logprobs_to_pb(o.prompt_logprobs),
         embedding=o.embedding,
-        timings=None if o.timings is None else pb.LegTimings(**msgspec.structs.asdict(o.timings)),
+        timings=None if o.timings is None else pb.PhaseTimings(**msgspec.structs.asdict(o.timings)),
     )
 
 
@@ -87,5 +87,5 @@ def step_from_pb(step: pb.StepOutput) -> m.StepOutput:
     return m.StepOutput((*outputs, *map(_output_from_pb, step.outputs)))
 
 
-def _timings_from_pb(t: pb.LegTimings) -> LegTimings:
-    return LegTimings(t.wait_s, t.load_s, t.compute_s)
+def _timings_from_pb(t: pb.PhaseTimings) -> PhaseTimings:
+    return PhaseTimings(t.wait_s, t.load_s, t.compute_s)

@@ -16,30 +16,30 @@ from kv_store.node.workers import ProtocolError, Worker
 
 
 class Loads:
-    """From LoadBlocks to EndLoad, or to the worker's end."""
+    """Loads, from LoadBlocks to EndLoad or to the worker's end."""
 
     def __init__(self, context: Context, bringer: Bringer) -> None:
         self._context = context
         self._bringer = bringer
         self.is_draining = False
-        """What is here can still be loaded; nothing is fetched."""
+        """Blocks that are here can still be loaded; nothing is fetched."""
 
     def load(self, worker: Worker, load: LoadBlocks) -> StoreToWorker | None:
-        """An answer now is a refusal."""
+        """Start a load. An answer now is a refusal."""
         load_id = load.load_id
         if load_id in worker.loads:
             raise ProtocolError(f"load {load_id} twice")
         if len(set(load.hashes)) != len(load.hashes):
             raise ProtocolError(f"load {load_id} wants a block twice")
         limit_s = min(load.time_left_s, self._context.config.load_timeout_s)
-        why = ""
+        reason = ""
         if len(worker.loads) >= LOADS_OPEN_MAX:
-            why = "too many loads are open"
+            reason = "too many loads are open"
         elif not self._context.ends_later(limit_s):
-            why = LATE
-        if why:
-            self._context.counts.loads_failed[why] += 1
-            return LoadFailed(load_id, 0, why)
+            reason = LATE
+        if reason:
+            self._context.counts.loads_failed[reason] += 1
+            return LoadFailed(load_id, 0, reason)
 
         def tell_ready(demand: Demand, first: int, copies: list[HostCopy], tiers: list[Tier]) -> None:
             self._ready(worker, load_id, demand, first, copies, tiers)

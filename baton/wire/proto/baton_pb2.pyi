@@ -12,14 +12,14 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
-    ROLE_BOTH: _ClassVar[Role]
+    ROLE_AGGREGATED: _ClassVar[Role]
 
-class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    LEG_UNSPECIFIED: _ClassVar[Leg]
-    LEG_PREFILL: _ClassVar[Leg]
-    LEG_DECODE: _ClassVar[Leg]
-    LEG_WHOLE: _ClassVar[Leg]
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+    PHASE_AGGREGATED: _ClassVar[Phase]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,11 +70,11 @@ class StoreTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
-ROLE_BOTH: Role
-LEG_UNSPECIFIED: Leg
-LEG_PREFILL: Leg
-LEG_DECODE: Leg
-LEG_WHOLE: Leg
+ROLE_AGGREGATED: Role
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+PHASE_AGGREGATED: Phase
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -202,10 +202,10 @@ class RouterHello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class StartSequence(_message.Message):
-    __slots__ = ("seq_id", "epoch", "leg", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent", "task", "adapter", "priority", "tpot_slo_s", "fairness_key")
+    __slots__ = ("seq_id", "epoch", "phase", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent", "task", "adapter", "priority", "tpot_slo_s", "fairness_key")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    LEG_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -220,7 +220,7 @@ class StartSequence(_message.Message):
     FAIRNESS_KEY_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
-    leg: Leg
+    phase: Phase
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_token_count: int
     sampling: SamplingParams
@@ -233,7 +233,7 @@ class StartSequence(_message.Message):
     priority: int
     tpot_slo_s: float
     fairness_key: str
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
 
 class CancelSequence(_message.Message):
     __slots__ = ("seq_id", "epoch")
@@ -273,7 +273,7 @@ class StepCosts(_message.Message):
     pair_s: float
     def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...
 
-class LegTimings(_message.Message):
+class PhaseTimings(_message.Message):
     __slots__ = ("wait_s", "load_s", "compute_s")
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
@@ -338,8 +338,8 @@ class SequenceOutput(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: PromptLogprobs
     embedding: _containers.RepeatedScalarFieldContainer[float]
-    timings: LegTimings
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+    timings: PhaseTimings
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[PhaseTimings, _Mapping]] = ...) -> None: ...
 
 class PlainOutputs(_message.Message):
     __slots__ = ("seq_ids", "epochs", "first_indices", "token_counts", "tokens")
@@ -525,17 +525,17 @@ class PeerHello(_message.Message):
     wire_version: int
     def __init__(self, worker_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., transfer_offers: _Optional[_Mapping[str, bytes]] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
-class AskKV(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "ask_number")
+class KVRequest(_message.Message):
+    __slots__ = ("seq_id", "epoch", "first_block", "request_number")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    ASK_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_block: int
-    ask_number: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., ask_number: _Optional[int] = ...) -> None: ...
+    request_number: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class KVReleased(_message.Message):
     __slots__ = ("seq_id", "epoch", "taken")
@@ -547,25 +547,25 @@ class KVReleased(_message.Message):
     taken: bool
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
 
-class AskerEnvelope(_message.Message):
+class ReaderEnvelope(_message.Message):
     __slots__ = ("hello", "ask", "released")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
-    ask: AskKV
+    ask: KVRequest
     released: KVReleased
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[KVRequest, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_request", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_ASK_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -578,14 +578,14 @@ class KVGrant(_message.Message):
     source_blocks: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     lease_s: float
-    answers_ask: int
+    answers_request: int
     is_last: bool
     first_token: int
     cached_token_count: int
     first_logprobs: TokenLogprobs
     prompt_logprobs: PromptLogprobs
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_request: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")

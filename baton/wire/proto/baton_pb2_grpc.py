@@ -247,7 +247,7 @@ class PeerStub:
         """
         self.Session = channel.stream_stream(
                 '/baton.v1.Peer/Session',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.SerializeToString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
                 _registered_method=True)
 
@@ -270,7 +270,7 @@ def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.FromString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.SerializeToString,
             ),
     }
@@ -301,7 +301,7 @@ class Peer:
             request_iterator,
             target,
             '/baton.v1.Peer/Session',
-            baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
             options,
             channel_credentials,
@@ -621,8 +621,8 @@ class RouterStub:
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
                 _registered_method=True)
-        self.Stories = channel.unary_unary(
-                '/baton.v1.Router/Stories',
+        self.RecentRequests = channel.unary_unary(
+                '/baton.v1.Router/RecentRequests',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
                 _registered_method=True)
@@ -641,8 +641,8 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stories(self, request, context):
-        """StoriesWanted, answered by StoriesTold: what became of single requests. For operators.
+    def RecentRequests(self, request, context):
+        """RecentRequestsQuery, answered by RecentRequestsReply: what became of single requests. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -656,8 +656,8 @@ def add_RouterServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.SerializeToString,
             ),
-            'Stories': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stories,
+            'RecentRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecentRequests,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
             ),
@@ -703,7 +703,7 @@ class Router:
             _registered_method=True)
 
     @staticmethod
-    def Stories(request,
+    def RecentRequests(request,
             target,
             options=(),
             channel_credentials=None,
@@ -716,7 +716,7 @@ class Router:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.Router/Stories',
+            '/baton.v1.Router/RecentRequests',
             baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
             options,

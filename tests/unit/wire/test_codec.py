@@ -83,12 +83,12 @@ def over_the_wire(to_pb, from_pb, value):
 
 ROUTER = (codec.router_to_pb, codec.router_from_pb)
 WORKER = (codec.worker_to_pb, codec.worker_from_pb)
-ASKER = (codec.asker_to_pb, codec.asker_from_pb)
+READER = (codec.reader_to_pb, codec.reader_from_pb)
 SOURCE = (codec.source_to_pb, codec.source_from_pb)
 WAYS = {
     **dict.fromkeys(m.RouterMessage.__args__, ROUTER),
     **dict.fromkeys(m.WorkerMessage.__args__, WORKER),
-    **dict.fromkeys(m.AskerMessage.__args__, ASKER),
+    **dict.fromkeys(m.ReaderMessage.__args__, READER),
     **dict.fromkeys(m.SourceMessage.__args__, SOURCE),
     m.PeerHello: (codec.peer_hello_to_pb, codec.peer_hello_from_pb),
     m.MembershipView: (codec.view_to_pb, codec.view_from_pb),
@@ -145,7 +145,7 @@ def test_none_and_empty_differ():
         assert step.outputs[0].prompt_logprobs == prompt_logprobs
     for wanted in (None, 0):
         params = SamplingParams(1, logprobs=wanted, prompt_logprobs=wanted)
-        start = m.StartSequence("s", 1, m.Leg.WHOLE, (1,), 1, params, b"h" * HASH_BYTES, 1.0)
+        start = m.StartSequence("s", 1, m.Phase.AGGREGATED, (1,), 1, params, b"h" * HASH_BYTES, 1.0)
         assert over_the_wire(*ROUTER, start).sampling == params
 
 
@@ -157,9 +157,9 @@ def test_an_empty_envelope_is_refused():
 
 
 def test_what_a_correct_peer_never_sends_is_refused():
-    start = m.StartSequence("s", 1, m.Leg.WHOLE, (1,), 1, SamplingParams(1), b"h" * HASH_BYTES, 1.0)
+    start = m.StartSequence("s", 1, m.Phase.AGGREGATED, (1,), 1, SamplingParams(1), b"h" * HASH_BYTES, 1.0)
     envelope = codec.router_to_pb(start)
-    envelope.start.leg = 0
+    envelope.start.phase = 0
     with pytest.raises(codec.WireError):
         codec.router_from_pb(envelope)
     short = msgspec.structs.replace(start, cache_root=b"short")
