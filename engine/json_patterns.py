@@ -70,9 +70,10 @@ class JsonPatterns:
 
 
 def exact_escapes(token: str) -> str:
-    """A class or a literal as xgrammar prints it, in a form that xgrammar reads as it was meant.
+    """A class or a literal that xgrammar printed, in a form that xgrammar reads as it was meant.
 
-    It prints `\\xdf` and reads as many hexadecimal digits as follow, so that `ße` would become another character.
+    It prints `\\xdf`, and reads as many hexadecimal digits as follow, so that `ße` would become one
+    other character.
     """
     return _TWO_DIGITS.sub(lambda found: rf"\u00{found[1]}" if found[1] else found[0], token)
 

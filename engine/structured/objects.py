@@ -198,6 +198,6 @@ def _check_counts(schema: Schema, path: str) -> None:
     elif not is_closed and least > (max(1, needed) if patterns else needed + 1):
         # Of the names that are not declared, one may come twice, which counts once when it is read.
         raise refuse(
-            path, "minProperties", f"of {least} cannot be enforced here, since a name may come twice; require "
-            "more names, or set additionalProperties to false",
+            path, "minProperties", f"of {least} cannot be enforced here, since a name may come twice; "
+            "require more names, or set additionalProperties to false",
         )  # fmt: skip

@@ -231,7 +231,7 @@ def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
 
 @pytest.mark.parametrize("is_tag", [False, True], ids=["schema", "tag"])
 def test_white_space_in_json_is_bounded(store, tokenizer, is_tag):
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, "{}")
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
     if is_tag:
         form = {"type": "json_schema", "json_schema": {"type": "object"}}
         tag = json.dumps({"type": "structural_tag", "format": form})
