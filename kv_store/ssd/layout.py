@@ -36,7 +36,7 @@ _decoder = msgspec.msgpack.Decoder(BlockFacts)
 @dataclass(frozen=True, slots=True)
 class Title:
     file_id: bytes
-    space: int
+    block_bytes: int
     slot_bytes: int
     version: int = VERSION
 
@@ -70,7 +70,7 @@ def label_offset(slot: int, slot_bytes: int) -> int:
 
 def encode_title(title: Title) -> bytes:
     return _with_checksum(
-        _TITLE.pack(_TITLE_MAGIC, title.version, 0, title.file_id, title.space, title.slot_bytes)
+        _TITLE.pack(_TITLE_MAGIC, title.version, 0, title.file_id, title.block_bytes, title.slot_bytes)
     )
 
 
@@ -79,8 +79,8 @@ def decode_title(page: bytes | bytearray | memoryview) -> Title | None:
     of another version."""
     if len(page) < PAGE_BYTES or not _has_checksum(page):
         return None
-    magic, version, _, file_id, space, slot_bytes = _TITLE.unpack_from(page)
-    return Title(file_id, space, slot_bytes, version) if magic == _TITLE_MAGIC else None
+    magic, version, _, file_id, block_bytes, slot_bytes = _TITLE.unpack_from(page)
+    return Title(file_id, block_bytes, slot_bytes, version) if magic == _TITLE_MAGIC else None
 
 
 def encode_label(label: Label, file_id: bytes) -> bytes:
