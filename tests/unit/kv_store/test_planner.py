@@ -20,7 +20,7 @@ def prompt(blocks, *, held=0, token_s=1e-3, context_s=0.0, step_s=0.0, queue_s=0
 
 
 def seconds(spans, ask, times, first, end):
-    """Of one way, in the words of the module's docstring."""
+    """The duration of one way, by the formula in the module's docstring."""
     at, slowest = ask.held_count, {}
     for span in spans:
         count = len(range(max(first, at), min(end, at + span.block_count)))
