@@ -11,16 +11,18 @@ Token indices count *generated* tokens of a sequence from 0, over all its attemp
 
 from collections.abc import Sequence
 from enum import StrEnum, auto
+from typing import Annotated
 
 import msgspec
 
 from baton.core.costs import LegTimings, StepCosts
-from baton.core.ids import BlockHash, SequenceId, WorkerId
+from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.sharing import RouterMember
 from baton.core.steps import TokenLogprobs
+from baton.core.wire_types import Fixed64, Float32, OneFor, SInt32, UInt64
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised when a field changes meaning; a new field with a default does not raise it."""
 
 
@@ -83,6 +85,13 @@ class AdapterRef(msgspec.Struct, frozen=True):
 # --- router -> worker -----------------------------------------------------------------------------
 
 
+class RouterHello(msgspec.Struct, frozen=True, tag=True):
+    """First message of a session."""
+
+    router_id: RouterId
+    wire_version: int = WIRE_VERSION
+
+
 class StartSequence(msgspec.Struct, frozen=True, tag=True):
     """Safe to receive twice: the second changes nothing. A lower epoch than known is refused."""
 
@@ -103,7 +112,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
     """W3C trace context of the router's span; empty when not traced."""
     task: Task = Task.GENERATE
     adapter: AdapterRef | None = None
-    priority: int = 0
+    priority: SInt32 = 0
     """Lower runs first (vLLM's convention); waiting raises it, so nobody starves."""
     tpot_slo_s: float = 0.0
     """Objective of the time per output token, 0: none. Chunks of prompts that run beside this sequence
@@ -147,7 +156,7 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     wire_version: int = WIRE_VERSION
     costs: StepCosts | None = None
     """As it timed itself when it started; None: it did not."""
-    block_bytes: int = 0
+    block_bytes: UInt64 = 0
     """Of one KV block; 0: not told."""
     step_tokens_max: int = 512
     """Token budget of one step: the longest chunk of a prompt."""
@@ -176,7 +185,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """One per token, if asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of the prompt tokens from the second on; set with the first token, if asked for."""
-    embedding: tuple[float, ...] = ()
+    embedding: tuple[Float32, ...] = ()
     """Task EMBED; comes with finish STOP and no tokens."""
     timings: LegTimings | None = None
     """Set on an attempt's first output by the worker that prefilled."""
@@ -193,7 +202,7 @@ class SequenceJoined(msgspec.Struct, frozen=True, tag=True):
 
     seq_id: SequenceId
     epoch: int
-    transferred_bytes: int
+    transferred_bytes: UInt64
     transfer_s: float
     """Time spent in reads."""
     handover_s: float
@@ -244,7 +253,7 @@ class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes to the worker's prefix cache. `sequence_number` rises by one per message of a session;
     a gap means that the router must ask for a snapshot. A snapshot replaces all that was known."""
 
-    sequence_number: int
+    sequence_number: UInt64
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()
     is_snapshot: bool = False
@@ -259,7 +268,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """Blocks not held by any sequence or lease; cached but unheld ones count as free."""
     running_count: int
     waiting_count: int
-    waiting_tokens: int
+    waiting_tokens: UInt64
     """Prompt tokens accepted and not computed yet."""
     step_s: float
     """Smoothed duration of one engine step; 0 when none ran yet."""
@@ -267,7 +276,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """As its steps show it now."""
     decoding_count: int = 0
     """Of the running sequences, those whose prompt is computed."""
-    context_tokens: int = 0
+    context_tokens: UInt64 = 0
     """Positions of the decoding sequences, together: what a decode step reads."""
     tokens_per_step: float = 1.0
     """Smoothed: tokens that a decoding sequence gains in one step, more than 1 where guesses are right."""
@@ -332,7 +341,7 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     first_block: int
     source_blocks: tuple[int, ...]
-    generations: tuple[int, ...]
+    generations: Annotated[tuple[UInt64, ...], OneFor("source_blocks")]
     lease_s: float
     answers_ask: int = 0
     """`ask_number` of the latest ask the source had received when it granted."""
@@ -343,7 +352,7 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     first_logprobs: TokenLogprobs | None = None
     """Of `first_token`, if asked for: the router may hear the decode worker first."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    checksums: tuple[int, ...] = ()
+    checksums: tuple[Fixed64, ...] = ()
     """XXH3-64 of each source block's bytes; empty: not computed (`transfer.checksums`). Bytes that arrive
     otherwise are read again."""
 
@@ -402,6 +411,6 @@ class MembershipView(msgspec.Struct, frozen=True):
     """All members at one version. Versions of one directory life only rise."""
 
     directory_life: str
-    version: int
+    version: UInt64
     members: tuple[Member, ...]
     routers: tuple[RouterMember, ...] = ()

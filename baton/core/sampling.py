@@ -1,8 +1,11 @@
 """How tokens are chosen. Travels with a sequence to whichever worker runs it."""
 
 from enum import StrEnum, auto
+from typing import Annotated
 
 import msgspec
+
+from baton.core.wire_types import Columns, UInt64
 
 
 class FinishReason(StrEnum):
@@ -57,7 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float = 1.0
     top_k: int = 0
     """0: no limit."""
-    seed: int = 0
+    seed: UInt64 = 0
     stop_token_ids: tuple[int, ...] = ()
     """End-of-sequence ids and the client's own; the sequence ends with STOP, the token is not text."""
     ignore_eos: bool = False
@@ -70,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """Over generated tokens, subtracted once (OpenAI)."""
     frequency_penalty: float = 0.0
     """Over generated tokens, subtracted per occurrence (OpenAI)."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], Columns("ids", "values")] = ()
     """(token id, what is added to its logit), sorted by id."""
     allowed_token_ids: tuple[int, ...] = ()
     """Empty: all."""

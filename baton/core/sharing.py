@@ -7,12 +7,13 @@ is, not as a change: hearing one twice, or missing one before another, does no h
 import msgspec
 
 from baton.core.ids import BlockHash, RouterId, WorkerId
+from baton.core.wire_types import UInt64
 
 
 class WorkerShare(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     sequences: int = 0
-    tokens: int = 0
+    tokens: UInt64 = 0
     """Of prompts, to compute."""
     blocks: int = 0
 

@@ -1,10 +1,13 @@
 """What the scheduler asks the executor to compute, and what it gets back. Both are plain values, so
 the same scheduler drives torch in a worker and a cost model in the simulator."""
 
+from typing import Annotated
+
 import msgspec
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
+from baton.core.wire_types import Columns
 
 PENDING_TOKEN = -1
 """As an item's only token: "whatever the step before this one samples for this sequence". It lets a
@@ -18,7 +21,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     logprob: float
     rank: int
     """Of `token` among all, 1 is the most likely."""
-    top: tuple[tuple[int, float], ...] = ()
+    top: Annotated[tuple[tuple[int, float], ...], Columns("ids", "logprobs")] = ()
     """(token, logprob) of the most likely ones, falling; as many as were asked for."""
 
 

@@ -10,10 +10,12 @@ A slot is an index of the arena of one block size: it begins at `slot * slot_byt
 """
 
 from enum import StrEnum, auto
+from typing import Annotated
 
 import msgspec
 
 from baton.core.ids import BlockHash, NodeId, WorkerId
+from baton.core.wire_types import Columns, UInt64
 
 STORE_WIRE_VERSION = 1
 """Raised when a field changes meaning; a new field with a default does not raise it."""
@@ -291,8 +293,8 @@ class StoreMember(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     is_draining: bool = False
-    host_bytes: int = 0
-    ssd_bytes: int = 0
+    host_bytes: UInt64 = 0
+    ssd_bytes: UInt64 = 0
     metrics_address: str = ""
     notes: tuple[str, ...] = ()
 
@@ -308,8 +310,8 @@ class StoreChanges(msgspec.Struct, frozen=True):
     """
 
     node_id: NodeId
-    sequence_number: int
-    stored: tuple[tuple[BlockHash, Tier], ...] = ()
+    sequence_number: UInt64
+    stored: Annotated[tuple[tuple[BlockHash, Tier], ...], Columns("", "tiers")] = ()
     """Also a block that moved: the tier is its fastest one there."""
     removed: tuple[BlockHash, ...] = ()
     is_snapshot: bool = False

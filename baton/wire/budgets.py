@@ -23,15 +23,15 @@ class BudgetsServicer(pb_grpc.BudgetsServicer):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def Take(self, request: Any, context: Any) -> pb.BudgetFrame:
+    async def Take(self, request: Any, context: Any) -> pb.PackedFrame:
         ask = await _read(context, _ask, request)
         grant = self._ledger.take(ask, now_s=asyncio.get_running_loop().time())
-        return pb.BudgetFrame(payload=_encoder.encode(grant))
+        return pb.PackedFrame(payload=_encoder.encode(grant))
 
-    async def Settle(self, request: Any, context: Any) -> pb.BudgetFrame:
+    async def Settle(self, request: Any, context: Any) -> pb.PackedFrame:
         settle = await _read(context, _settle, request)
         self._ledger.settle(settle, now_s=asyncio.get_running_loop().time())
-        return pb.BudgetFrame()
+        return pb.PackedFrame()
 
 
 async def _read(context: Any, decoder: Any, request: Any) -> Any:
@@ -64,6 +64,6 @@ class BudgetsClient:
 
     async def _answer(self, method: Any, value: Ask | Settle) -> Any:
         try:
-            return await method(pb.BudgetFrame(payload=_encoder.encode(value)), timeout=self._timeout_s)
+            return await method(pb.PackedFrame(payload=_encoder.encode(value)), timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None

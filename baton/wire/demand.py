@@ -27,13 +27,13 @@ class DemandServicer(pb_grpc.DemandServicer):
     def __init__(self, handler: DemandHandler) -> None:
         self._handler = handler
 
-    async def Report(self, request: Any, context: Any) -> pb.DemandFrame:
+    async def Report(self, request: Any, context: Any) -> pb.PackedFrame:
         try:
             report = _report.decode(request.payload)
         except msgspec.MsgspecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        return pb.DemandFrame(payload=_encode(self._handler.report(report)))
+        return pb.PackedFrame(payload=_encode(self._handler.report(report)))
 
 
 class DemandClient:
@@ -45,7 +45,7 @@ class DemandClient:
 
     async def report(self, report: DemandReport) -> DemandHeard:
         try:
-            request = pb.DemandFrame(payload=_encode(report))
+            request = pb.PackedFrame(payload=_encode(report))
             reply = await self._standing.stub.Report(request, timeout=CALL_S)
             return _heard.decode(reply.payload)
         except (grpc.RpcError, msgspec.MsgspecError) as error:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from baton.wire.codec import WireError
+from baton.wire.decoding import WireError
 from baton.wire.transport import explained
 
 Out = TypeVar("Out")

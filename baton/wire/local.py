@@ -14,9 +14,9 @@ from typing import Any
 
 from baton.core.store import StoreHello, StoreRefused, StoreToWorker, StoreWelcome, WorkerToStore
 from baton.core.store_admin import StoreReply, StoreRequest
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
 from baton.wire.store_codec import FROM_STORE, FROM_WORKER, OPENING, REPLY
-from baton.wire.vocabulary import WireError
 
 FRAME_BYTES_MAX = 16 * 2**20
 """A longer frame ends the session."""

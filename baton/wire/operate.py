@@ -39,18 +39,18 @@ class OperateServicer(pb_grpc.OperateServicer):
     def __init__(self, handler: OperateHandler) -> None:
         self._handler = handler
 
-    async def Act(self, request: Any, context: Any) -> pb.OperateFrame:
+    async def Act(self, request: Any, context: Any) -> pb.PackedFrame:
         await require_operator(context)
         try:
             order = _order.decode(request.payload)
         except msgspec.MsgspecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        return pb.OperateFrame(payload=_encode(self._handler.order(order)))
+        return pb.PackedFrame(payload=_encode(self._handler.order(order)))
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.OperateFrame]:
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.PackedFrame]:
         async for state in self._handler.changes():
-            yield pb.OperateFrame(payload=_encode(state))
+            yield pb.PackedFrame(payload=_encode(state))
 
 
 class OperateClient:
@@ -62,7 +62,7 @@ class OperateClient:
 
     async def order(self, order: Order) -> Decision:
         try:
-            request, metadata = pb.OperateFrame(payload=_encode(order)), chosen().metadata(_ACT)
+            request, metadata = pb.PackedFrame(payload=_encode(order)), chosen().metadata(_ACT)
             reply = await self._standing.stub.Act(request, timeout=CALL_S, metadata=metadata)
             return _decision.decode(reply.payload)
         except (grpc.RpcError, msgspec.MsgspecError) as error:
@@ -80,7 +80,7 @@ class OperateClient:
 
     async def changes(self) -> AsyncGenerator[ClusterState]:
         """The state now, after every change, and at least once a second."""
-        call = self._standing.stub.Watch(pb.OperateFrame())
+        call = self._standing.stub.Watch(pb.PackedFrame())
         try:
             async for frame in call:
                 yield _state.decode(frame.payload)

@@ -11,11 +11,13 @@ from baton.core.messages import WIRE_VERSION
 from baton.core.recent_requests import StoriesTold, StoriesWanted
 from baton.core.sharing import RouterUpdate
 from baton.wire.client import hung_up
+from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import PACKAGE, Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
-from baton.wire.sharing_codec import router_update_from_pb, router_update_to_pb
+from baton.wire.proto import mapping
+from baton.wire.services import FollowRequest
 from baton.wire.transport import channel_to, chosen, require_operator
 
 STORIES_S = 5.0
@@ -40,20 +42,21 @@ class _RouterServicer(pb_grpc.RouterServicer):
         self._handler = handler
 
     async def Follow(self, request: Any, context: Any) -> AsyncIterator[pb.RouterUpdate]:
-        if request.wire_version != WIRE_VERSION:
-            theirs = f"wire version {request.wire_version}, ours is {WIRE_VERSION}"
+        asked = mapping.follow_request_from_pb(request)
+        if asked.wire_version != WIRE_VERSION:
+            theirs = f"wire version {asked.wire_version}, ours is {WIRE_VERSION}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, theirs)
-        async for update in self._handler.follow(RouterId(request.router_id)):
-            yield router_update_to_pb(update)
+        async for update in self._handler.follow(asked.router_id):
+            yield mapping.router_update_to_pb(update)
 
-    async def Stories(self, request: Any, context: Any) -> pb.OperateFrame:
+    async def Stories(self, request: Any, context: Any) -> pb.PackedFrame:
         await require_operator(context)
         try:
             wanted = _wanted.decode(request.payload)
         except msgspec.MsgspecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-        return pb.OperateFrame(payload=_encode(self._handler.stories(wanted)))
+        return pb.PackedFrame(payload=_encode(self._handler.stories(wanted)))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -65,11 +68,11 @@ async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUp
     channel = channel_to(address, Party.ROUTER)
     try:
         stub = pb_grpc.RouterStub(channel)
-        call = stub.Follow(pb.FollowRequest(router_id=router_id, wire_version=WIRE_VERSION))
+        call = stub.Follow(mapping.follow_request_to_pb(FollowRequest(router_id, WIRE_VERSION)))
         async with hung_up(call):
             async for update in call:
-                yield router_update_from_pb(update)
-    except grpc.RpcError as error:
+                yield mapping.router_update_from_pb(update)
+    except (grpc.RpcError, WireError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None
     finally:
         await channel.close(None)
@@ -79,7 +82,7 @@ async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
     """What the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
-        frame, metadata = pb.OperateFrame(payload=_encode(wanted)), chosen().metadata(_STORIES)
+        frame, metadata = pb.PackedFrame(payload=_encode(wanted)), chosen().metadata(_STORIES)
         stub = pb_grpc.RouterStub(channel)
         reply = await stub.Stories(frame, timeout=STORIES_S, metadata=metadata)
         return _told.decode(reply.payload)

@@ -23,7 +23,7 @@ from baton.core.store import (
     WorkerToStore,
 )
 from baton.core.store_admin import StoreReply, StoreRequest
-from baton.wire.vocabulary import WireError
+from baton.wire.decoding import WireError
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ from baton.core.errors import IncompatiblePeer
 from baton.core.store import NodeHello, NodeToNode
 from baton.core.store_admin import AskStatus, StoreReply, StoreRequest
 from baton.wire.client import CONNECT_S, first_answer, hung_up, unary
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
@@ -21,7 +22,6 @@ from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.serving import first_message, until_end
 from baton.wire.store_codec import BETWEEN_NODES, REPLY, REQUEST
 from baton.wire.transport import channel_to, require_operator
-from baton.wire.vocabulary import WireError
 
 NodeEnd = Link[NodeToNode, NodeToNode]
 
@@ -38,11 +38,11 @@ class StoreHandler(Protocol):
     async def answer(self, request: StoreRequest) -> StoreReply: ...
 
 
-def _encode(message: NodeToNode) -> pb.StoreFrame:
-    return pb.StoreFrame(payload=BETWEEN_NODES.encode(message))
+def _encode(message: NodeToNode) -> pb.PackedFrame:
+    return pb.PackedFrame(payload=BETWEEN_NODES.encode(message))
 
 
-def _decode(frame: pb.StoreFrame) -> NodeToNode:
+def _decode(frame: pb.PackedFrame) -> NodeToNode:
     return BETWEEN_NODES.decode(frame.payload)
 
 
@@ -80,7 +80,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
         )
         await until_end(self._handler.serve_peer(theirs, link), link)
 
-    async def Ask(self, request: Any, context: Any) -> pb.StoreFrame:
+    async def Ask(self, request: Any, context: Any) -> pb.PackedFrame:
         try:
             asked = REQUEST.decode(request.payload)
         except WireError as error:
@@ -88,7 +88,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
             raise
         if not isinstance(asked, AskStatus):
             await require_operator(context)
-        return pb.StoreFrame(payload=REPLY.encode(await self._handler.answer(asked)))
+        return pb.PackedFrame(payload=REPLY.encode(await self._handler.answer(asked)))
 
 
 def add_store_node(handler: StoreHandler, server: grpc.aio.Server) -> None:
@@ -131,7 +131,7 @@ async def node_session(
 
 async def ask_node(address: str, request: StoreRequest) -> StoreReply:
     """Raises LinkBroken."""
-    frame = pb.StoreFrame(payload=REQUEST.encode(request))
+    frame = pb.PackedFrame(payload=REQUEST.encode(request))
     reply = await unary(address, pb_grpc.StoreNodeStub, "Ask", frame)
     try:
         return REPLY.decode(reply.payload)

@@ -7,19 +7,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ROLE_UNSPECIFIED: _ClassVar[Role]
-    ROLE_PREFILL: _ClassVar[Role]
-    ROLE_DECODE: _ClassVar[Role]
-    ROLE_BOTH: _ClassVar[Role]
-
 class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEG_UNSPECIFIED: _ClassVar[Leg]
     LEG_PREFILL: _ClassVar[Leg]
     LEG_DECODE: _ClassVar[Leg]
     LEG_WHOLE: _ClassVar[Leg]
+
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
+
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_UNSPECIFIED: _ClassVar[Task]
+    TASK_GENERATE: _ClassVar[Task]
+    TASK_EMBED: _ClassVar[Task]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_BOTH: _ClassVar[Role]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,35 +61,29 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_DRAINED: _ClassVar[FailureReason]
     FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
 
-class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    TASK_UNSPECIFIED: _ClassVar[Task]
-    TASK_GENERATE: _ClassVar[Task]
-    TASK_EMBED: _ClassVar[Task]
-
-class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
-
-class StoreTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    STORE_TIER_UNSPECIFIED: _ClassVar[StoreTier]
-    STORE_TIER_HOST: _ClassVar[StoreTier]
-    STORE_TIER_SSD: _ClassVar[StoreTier]
-    STORE_TIER_PEER: _ClassVar[StoreTier]
-ROLE_UNSPECIFIED: Role
-ROLE_PREFILL: Role
-ROLE_DECODE: Role
-ROLE_BOTH: Role
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_SSD: _ClassVar[Tier]
+    TIER_PEER: _ClassVar[Tier]
 LEG_UNSPECIFIED: Leg
 LEG_PREFILL: Leg
 LEG_DECODE: Leg
 LEG_WHOLE: Leg
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_EBNF: GrammarKind
+GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
+TASK_UNSPECIFIED: Task
+TASK_GENERATE: Task
+TASK_EMBED: Task
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_BOTH: Role
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -91,107 +100,22 @@ FAILURE_REASON_SOURCE_REFUSED: FailureReason
 FAILURE_REASON_DEADLINE: FailureReason
 FAILURE_REASON_DRAINED: FailureReason
 FAILURE_REASON_INTERNAL: FailureReason
-TASK_UNSPECIFIED: Task
-TASK_GENERATE: Task
-TASK_EMBED: Task
-GRAMMAR_KIND_UNSPECIFIED: GrammarKind
-GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
-GRAMMAR_KIND_REGEX: GrammarKind
-GRAMMAR_KIND_EBNF: GrammarKind
-GRAMMAR_KIND_CHOICE: GrammarKind
-GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
-STORE_TIER_UNSPECIFIED: StoreTier
-STORE_TIER_HOST: StoreTier
-STORE_TIER_SSD: StoreTier
-STORE_TIER_PEER: StoreTier
+TIER_UNSPECIFIED: Tier
+TIER_HOST: Tier
+TIER_SSD: Tier
+TIER_PEER: Tier
 
-class PeerRef(_message.Message):
-    __slots__ = ("worker_id", "address")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    address: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
-
-class AdapterRef(_message.Message):
-    __slots__ = ("name", "path", "digest")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    path: str
-    digest: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
-
-class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "after_token_ids")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    kind: GrammarKind
-    text: str
-    after_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias_ids: _containers.RepeatedScalarFieldContainer[int]
-    logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
-    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    min_tokens: int
-    logprobs: int
-    prompt_logprobs: int
-    grammar: Grammar
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
-
-class TokenLogprobs(_message.Message):
-    __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    logprob: float
-    rank: int
-    top_ids: _containers.RepeatedScalarFieldContainer[int]
-    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class PromptLogprobs(_message.Message):
-    __slots__ = ("positions",)
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    positions: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, positions: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+class RouterEnvelope(_message.Message):
+    __slots__ = ("router_hello", "start_sequence", "cancel_sequence", "resync_blocks")
+    ROUTER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    router_hello: RouterHello
+    start_sequence: StartSequence
+    cancel_sequence: CancelSequence
+    resync_blocks: ResyncBlocks
+    def __init__(self, router_hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start_sequence: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel_sequence: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync_blocks: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("router_id", "wire_version")
@@ -235,6 +159,74 @@ class StartSequence(_message.Message):
     fairness_key: str
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
 
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "after_token_ids")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    after_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PeerRef(_message.Message):
+    __slots__ = ("worker_id", "address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class AdapterRef(_message.Message):
+    __slots__ = ("name", "path", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class CancelSequence(_message.Message):
     __slots__ = ("seq_id", "epoch")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
@@ -247,17 +239,57 @@ class ResyncBlocks(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class RouterEnvelope(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "resync")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
-    RESYNC_FIELD_NUMBER: _ClassVar[int]
-    hello: RouterHello
-    start: StartSequence
-    cancel: CancelSequence
-    resync: ResyncBlocks
-    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
+class WorkerEnvelope(_message.Message):
+    __slots__ = ("worker_hello", "step_columns", "sequence_joined", "sequence_refused", "sequence_failed", "block_events", "load_report")
+    WORKER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_JOINED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
+    worker_hello: WorkerHello
+    step_columns: StepColumns
+    sequence_joined: SequenceJoined
+    sequence_refused: SequenceRefused
+    sequence_failed: SequenceFailed
+    block_events: BlockEvents
+    load_report: LoadReport
+    def __init__(self, worker_hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step_columns: _Optional[_Union[StepColumns, _Mapping]] = ..., sequence_joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., sequence_refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., sequence_failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "tpot_slo_s", "chunk_tokens_min", "host")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    fingerprint: str
+    model: str
+    block_tokens: int
+    block_count: int
+    max_model_tokens: int
+    wire_version: int
+    costs: StepCosts
+    block_bytes: int
+    step_tokens_max: int
+    batch_sequences_max: int
+    tpot_slo_s: float
+    chunk_tokens_min: int
+    host: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("base_s", "prompt_token_s", "decode_s", "context_token_s", "pair_s")
@@ -273,49 +305,13 @@ class StepCosts(_message.Message):
     pair_s: float
     def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...
 
-class LegTimings(_message.Message):
-    __slots__ = ("wait_s", "load_s", "compute_s")
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    LOAD_S_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
-    wait_s: float
-    load_s: float
-    compute_s: float
-    def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
-
-class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "host", "tpot_slo_s", "chunk_tokens_min")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    COSTS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    role: Role
-    fingerprint: str
-    model: str
-    block_tokens: int
-    block_count: int
-    max_model_tokens: int
-    wire_version: int
-    costs: StepCosts
-    block_bytes: int
-    step_tokens_max: int
-    batch_sequences_max: int
-    host: str
-    tpot_slo_s: float
-    chunk_tokens_min: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., host: _Optional[str] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ...) -> None: ...
+class StepColumns(_message.Message):
+    __slots__ = ("outputs", "plain")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    plain: PlainOutputs
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., plain: _Optional[_Union[PlainOutputs, _Mapping]] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding", "timings")
@@ -336,10 +332,40 @@ class SequenceOutput(_message.Message):
     finish: FinishReason
     cached_token_count: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: TokenLogprobsList
     embedding: _containers.RepeatedScalarFieldContainer[float]
     timings: LegTimings
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    rank: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TokenLogprobsList(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, items: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class LegTimings(_message.Message):
+    __slots__ = ("wait_s", "load_s", "compute_s")
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    load_s: float
+    compute_s: float
+    def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class PlainOutputs(_message.Message):
     __slots__ = ("seq_ids", "epochs", "first_indices", "token_counts", "tokens")
@@ -354,14 +380,6 @@ class PlainOutputs(_message.Message):
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, seq_ids: _Optional[_Iterable[str]] = ..., epochs: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class StepOutput(_message.Message):
-    __slots__ = ("outputs", "plain")
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_FIELD_NUMBER: _ClassVar[int]
-    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
-    plain: PlainOutputs
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., plain: _Optional[_Union[PlainOutputs, _Mapping]] = ...) -> None: ...
 
 class SequenceJoined(_message.Message):
     __slots__ = ("seq_id", "epoch", "transferred_bytes", "transfer_s", "handover_s")
@@ -408,10 +426,10 @@ class BlockEvents(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
-    stored: _containers.RepeatedScalarFieldContainer[bytes]
-    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    stored: bytes
+    removed: bytes
     is_snapshot: bool
-    def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
     __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count")
@@ -441,33 +459,11 @@ class LoadReport(_message.Message):
     incoming_count: int
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
 
-class WorkerEnvelope(_message.Message):
-    __slots__ = ("hello", "step", "joined", "refused", "failed", "blocks", "load")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    JOINED_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    hello: WorkerHello
-    step: StepOutput
-    joined: SequenceJoined
-    refused: SequenceRefused
-    failed: SequenceFailed
-    blocks: BlockEvents
-    load: LoadReport
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step: _Optional[_Union[StepOutput, _Mapping]] = ..., joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
-
-class DrainRequest(_message.Message):
+class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class DrainReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SetRoleRequest(_message.Message):
+class RoleRequest(_message.Message):
     __slots__ = ("role", "drain_s")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
@@ -475,15 +471,7 @@ class SetRoleRequest(_message.Message):
     drain_s: float
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., drain_s: _Optional[float] = ...) -> None: ...
 
-class SetRoleReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StatusReply(_message.Message):
+class WorkerStatusReply(_message.Message):
     __slots__ = ("worker_id", "role", "is_draining", "fingerprint", "accounts", "notes")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -505,6 +493,16 @@ class StatusReply(_message.Message):
     accounts: _containers.ScalarMap[str, float]
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AskerEnvelope(_message.Message):
+    __slots__ = ("peer_hello", "ask_kv", "kv_released")
+    PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    ASK_KV_FIELD_NUMBER: _ClassVar[int]
+    KV_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    peer_hello: PeerHello
+    ask_kv: AskKV
+    kv_released: KVReleased
+    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask_kv: _Optional[_Union[AskKV, _Mapping]] = ..., kv_released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
@@ -547,15 +545,15 @@ class KVReleased(_message.Message):
     taken: bool
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
 
-class AskerEnvelope(_message.Message):
-    __slots__ = ("hello", "ask", "released")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    hello: PeerHello
-    ask: AskKV
-    released: KVReleased
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[AskKV, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
+class SourceEnvelope(_message.Message):
+    __slots__ = ("peer_hello", "kv_grant", "kv_refused")
+    PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    KV_GRANT_FIELD_NUMBER: _ClassVar[int]
+    KV_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    peer_hello: PeerHello
+    kv_grant: KVGrant
+    kv_refused: KVRefused
+    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_grant: _Optional[_Union[KVGrant, _Mapping]] = ..., kv_refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
@@ -583,9 +581,9 @@ class KVGrant(_message.Message):
     first_token: int
     cached_token_count: int
     first_logprobs: TokenLogprobs
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: TokenLogprobsList
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")
@@ -597,17 +595,7 @@ class KVRefused(_message.Message):
     message: str
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
-class SourceEnvelope(_message.Message):
-    __slots__ = ("hello", "grant", "refused")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    GRANT_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    hello: PeerHello
-    grant: KVGrant
-    refused: KVRefused
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., grant: _Optional[_Union[KVGrant, _Mapping]] = ..., refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
-
-class StoreFrame(_message.Message):
+class PackedFrame(_message.Message):
     __slots__ = ("payload",)
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
@@ -643,21 +631,13 @@ class Member(_message.Message):
     is_suspect: bool
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., version: _Optional[str] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
 
-class RenewReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class LeaveRequest(_message.Message):
+class WorkerLeaves(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
-class LeaveReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class WatchRequest(_message.Message):
+class RouterMember(_message.Message):
     __slots__ = ("router_id", "address", "metrics_address", "host", "pid")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -680,8 +660,8 @@ class MembershipView(_message.Message):
     directory_life: str
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    routers: _containers.RepeatedCompositeFieldContainer[WatchRequest]
-    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[WatchRequest, _Mapping]]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[RouterMember]
+    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("router_id", "wire_version")
@@ -690,6 +670,18 @@ class FollowRequest(_message.Message):
     router_id: str
     wire_version: int
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class RouterUpdate(_message.Message):
+    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    is_snapshot: bool
+    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
+    expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
+    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
 
 class WorkerShare(_message.Message):
     __slots__ = ("worker_id", "sequences", "tokens", "blocks")
@@ -711,58 +703,6 @@ class ExpectedBlocks(_message.Message):
     hashes: bytes
     def __init__(self, worker_id: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
-class RouterUpdate(_message.Message):
-    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
-    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_FIELD_NUMBER: _ClassVar[int]
-    router_id: str
-    is_snapshot: bool
-    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
-    expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
-    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
-
-class BudgetFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
-class DemandFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
-class OperateFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
-class StoreMember(_message.Message):
-    __slots__ = ("node_id", "address", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
-    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    address: str
-    host: str
-    pid: int
-    is_draining: bool
-    host_bytes: int
-    ssd_bytes: int
-    metrics_address: str
-    notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., metrics_address: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class RenewStoreRequest(_message.Message):
     __slots__ = ("member", "lease_s")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -771,27 +711,47 @@ class RenewStoreRequest(_message.Message):
     lease_s: float
     def __init__(self, member: _Optional[_Union[StoreMember, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
-class RenewStoreReply(_message.Message):
+class StoreMember(_message.Message):
+    __slots__ = ("node", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    node: NodeRef
+    host: str
+    pid: int
+    is_draining: bool
+    host_bytes: int
+    ssd_bytes: int
+    metrics_address: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[_Union[NodeRef, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., metrics_address: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeRef(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class StoreKnown(_message.Message):
     __slots__ = ("is_known",)
     IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     is_known: bool
     def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
 
-class LeaveStoreRequest(_message.Message):
+class StoreLeaves(_message.Message):
     __slots__ = ("node_id",)
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
-class LeaveStoreReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StoreMembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StoreMembersReply(_message.Message):
+class StoreMembers(_message.Message):
     __slots__ = ("members",)
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[StoreMember]
@@ -810,39 +770,31 @@ class StoreChanges(_message.Message):
     node_id: str
     sequence_number: int
     stored: bytes
-    stored_tiers: bytes
+    stored_tiers: _containers.RepeatedScalarFieldContainer[Tier]
     removed: bytes
     is_snapshot: bool
     is_first: bool
     is_last: bool
-    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
-class PublishBlocksReply(_message.Message):
-    __slots__ = ("is_known",)
-    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
-    is_known: bool
-    def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
-
-class LookUpBlocksRequest(_message.Message):
+class LookUpRequest(_message.Message):
     __slots__ = ("hashes",)
     HASHES_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
     def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
-class NodeHoldings(_message.Message):
-    __slots__ = ("node_id", "address", "tiers")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    address: str
-    tiers: bytes
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., tiers: _Optional[bytes] = ...) -> None: ...
-
-class LookUpBlocksReply(_message.Message):
+class LookUpReply(_message.Message):
     __slots__ = ("count", "nodes")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     count: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeHoldings]
     def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeHoldings, _Mapping]]] = ...) -> None: ...
+
+class NodeHoldings(_message.Message):
+    __slots__ = ("node", "tiers")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    node: NodeRef
+    tiers: _containers.RepeatedScalarFieldContainer[Tier]
+    def __init__(self, node: _Optional[_Union[NodeRef, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ...) -> None: ...

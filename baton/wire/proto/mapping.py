@@ -1,0 +1,1299 @@
+"""Values of our messages to protobuf and back. `make proto` writes this file, see `baton.wire.generate`.
+
+Each message has three functions: `..._fields` returns the arguments of its protobuf message, `..._to_pb` that
+message, and `..._from_pb` the value. The last raises WireError for what a correct peer never sends: an empty
+oneof, an unspecified enum, a block hash of the wrong size, columns of different lengths.
+"""
+
+from typing import Any, assert_never
+
+
+from baton.core.costs import LegTimings, StepCosts
+from baton.core.messages import AdapterRef, AskKV, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, Leg, LoadReport, Member, MembershipView, PeerHello, PeerRef, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
+from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
+from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, WorkerShare
+from baton.core.steps import TokenLogprobs
+from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
+from baton.wire.decoding import WireError, block_hash, block_hashes, enum_member, pairs
+from baton.wire.holdings import LookUpReply, NodeHoldings
+from baton.wire.proto import baton_pb2 as pb
+from baton.wire.services import Empty, FollowRequest, LookUpRequest, PackedFrame, RenewStoreRequest, RoleRequest, StoreKnown, StoreLeaves, StoreMembers, WorkerLeaves, WorkerStatusReply
+from baton.wire.step_columns import PlainOutputs, StepColumns, pack, unpack
+
+_LEG_NUMBERS = {
+    Leg.PREFILL: 1,
+    Leg.DECODE: 2,
+    Leg.WHOLE: 3,
+}
+_LEG_MEMBERS = {number: member for member, number in _LEG_NUMBERS.items()}
+
+_GRAMMAR_KIND_NUMBERS = {
+    GrammarKind.JSON_SCHEMA: 1,
+    GrammarKind.REGEX: 2,
+    GrammarKind.EBNF: 3,
+    GrammarKind.CHOICE: 4,
+    GrammarKind.STRUCTURAL_TAG: 5,
+}
+_GRAMMAR_KIND_MEMBERS = {number: member for member, number in _GRAMMAR_KIND_NUMBERS.items()}
+
+_TASK_NUMBERS = {
+    Task.GENERATE: 1,
+    Task.EMBED: 2,
+}
+_TASK_MEMBERS = {number: member for member, number in _TASK_NUMBERS.items()}
+
+_ROLE_NUMBERS = {
+    Role.PREFILL: 1,
+    Role.DECODE: 2,
+    Role.BOTH: 3,
+}
+_ROLE_MEMBERS = {number: member for member, number in _ROLE_NUMBERS.items()}
+
+_FINISH_REASON_NUMBERS = {
+    FinishReason.STOP: 1,
+    FinishReason.LENGTH: 2,
+}
+_FINISH_REASON_MEMBERS = {number: member for member, number in _FINISH_REASON_NUMBERS.items()}
+
+_REFUSAL_REASON_NUMBERS = {
+    RefusalReason.NO_ROOM: 1,
+    RefusalReason.DRAINING: 2,
+    RefusalReason.TOO_LONG: 3,
+    RefusalReason.STALE_EPOCH: 4,
+    RefusalReason.UNSUPPORTED: 5,
+}
+_REFUSAL_REASON_MEMBERS = {number: member for member, number in _REFUSAL_REASON_NUMBERS.items()}
+
+_FAILURE_REASON_NUMBERS = {
+    FailureReason.TRANSFER: 1,
+    FailureReason.SOURCE_LOST: 2,
+    FailureReason.SOURCE_REFUSED: 3,
+    FailureReason.DEADLINE: 4,
+    FailureReason.DRAINED: 5,
+    FailureReason.INTERNAL: 6,
+}
+_FAILURE_REASON_MEMBERS = {number: member for member, number in _FAILURE_REASON_NUMBERS.items()}
+
+_TIER_NUMBERS = {
+    Tier.HOST: 1,
+    Tier.SSD: 2,
+    Tier.PEER: 3,
+}
+_TIER_MEMBERS = {number: member for member, number in _TIER_NUMBERS.items()}
+
+
+def router_envelope_fields(x: RouterHello | StartSequence | CancelSequence | ResyncBlocks) -> dict[str, Any]:
+    match x:
+        case RouterHello():
+            return {"router_hello": router_hello_fields(x)}
+        case StartSequence():
+            return {"start_sequence": start_sequence_fields(x)}
+        case CancelSequence():
+            return {"cancel_sequence": cancel_sequence_fields(x)}
+        case ResyncBlocks():
+            return {"resync_blocks": resync_blocks_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def router_envelope_to_pb(x: RouterHello | StartSequence | CancelSequence | ResyncBlocks) -> pb.RouterEnvelope:
+    return pb.RouterEnvelope(**router_envelope_fields(x))
+
+
+def router_envelope_from_pb(x: pb.RouterEnvelope) -> StartSequence | CancelSequence | ResyncBlocks:
+    match x.WhichOneof("message"):
+        case "start_sequence":
+            return start_sequence_from_pb(x.start_sequence)
+        case "cancel_sequence":
+            return cancel_sequence_from_pb(x.cancel_sequence)
+        case "resync_blocks":
+            return resync_blocks_from_pb(x.resync_blocks)
+        case other:
+            raise WireError(f"RouterEnvelope: message {other!r} is not allowed here")
+
+
+def router_hello_fields(x: RouterHello) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "wire_version": x.wire_version,
+    }
+
+
+def router_hello_to_pb(x: RouterHello) -> pb.RouterHello:
+    return pb.RouterHello(**router_hello_fields(x))
+
+
+def router_hello_from_pb(x: pb.RouterHello) -> RouterHello:
+    return RouterHello(
+        router_id=x.router_id,
+        wire_version=x.wire_version,
+    )
+
+
+def start_sequence_fields(x: StartSequence) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "leg": _LEG_NUMBERS[x.leg],
+        "tokens": x.tokens,
+        "prompt_token_count": x.prompt_token_count,
+        "sampling": sampling_params_fields(x.sampling),
+        "cache_root": x.cache_root,
+        "time_left_s": x.time_left_s,
+        "source": None if x.source is None else peer_ref_fields(x.source),
+        "traceparent": x.traceparent,
+        "task": _TASK_NUMBERS[x.task],
+        "adapter": None if x.adapter is None else adapter_ref_fields(x.adapter),
+        "priority": x.priority,
+        "tpot_slo_s": x.tpot_slo_s,
+        "fairness_key": x.fairness_key,
+    }
+
+
+def start_sequence_to_pb(x: StartSequence) -> pb.StartSequence:
+    return pb.StartSequence(**start_sequence_fields(x))
+
+
+def start_sequence_from_pb(x: pb.StartSequence) -> StartSequence:
+    return StartSequence(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        leg=enum_member(_LEG_MEMBERS, x.leg),
+        tokens=tuple(x.tokens[:]),
+        prompt_token_count=x.prompt_token_count,
+        sampling=sampling_params_from_pb(x.sampling),
+        cache_root=block_hash(x.cache_root),
+        time_left_s=x.time_left_s,
+        source=peer_ref_from_pb(x.source) if x.HasField("source") else None,
+        traceparent=x.traceparent,
+        task=enum_member(_TASK_MEMBERS, x.task),
+        adapter=adapter_ref_from_pb(x.adapter) if x.HasField("adapter") else None,
+        priority=x.priority,
+        tpot_slo_s=x.tpot_slo_s,
+        fairness_key=x.fairness_key,
+    )
+
+
+def sampling_params_fields(x: SamplingParams) -> dict[str, Any]:
+    return {
+        "max_tokens": x.max_tokens,
+        "temperature": x.temperature,
+        "top_p": x.top_p,
+        "top_k": x.top_k,
+        "seed": x.seed,
+        "stop_token_ids": x.stop_token_ids,
+        "ignore_eos": x.ignore_eos,
+        "min_p": x.min_p,
+        "repetition_penalty": x.repetition_penalty,
+        "presence_penalty": x.presence_penalty,
+        "frequency_penalty": x.frequency_penalty,
+        "logit_bias_ids": [v for v, _ in x.logit_bias],
+        "logit_bias_values": [v for _, v in x.logit_bias],
+        "allowed_token_ids": x.allowed_token_ids,
+        "min_tokens": x.min_tokens,
+        "logprobs": x.logprobs,
+        "prompt_logprobs": x.prompt_logprobs,
+        "grammar": None if x.grammar is None else grammar_fields(x.grammar),
+    }
+
+
+def sampling_params_to_pb(x: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(**sampling_params_fields(x))
+
+
+def sampling_params_from_pb(x: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=x.max_tokens,
+        temperature=x.temperature,
+        top_p=x.top_p,
+        top_k=x.top_k,
+        seed=x.seed,
+        stop_token_ids=tuple(x.stop_token_ids[:]),
+        ignore_eos=x.ignore_eos,
+        min_p=x.min_p,
+        repetition_penalty=x.repetition_penalty,
+        presence_penalty=x.presence_penalty,
+        frequency_penalty=x.frequency_penalty,
+        logit_bias=pairs("SamplingParams.logit_bias", x.logit_bias_ids[:], x.logit_bias_values[:]),
+        allowed_token_ids=tuple(x.allowed_token_ids[:]),
+        min_tokens=x.min_tokens,
+        logprobs=x.logprobs if x.HasField("logprobs") else None,
+        prompt_logprobs=x.prompt_logprobs if x.HasField("prompt_logprobs") else None,
+        grammar=grammar_from_pb(x.grammar) if x.HasField("grammar") else None,
+    )
+
+
+def grammar_fields(x: Grammar) -> dict[str, Any]:
+    return {
+        "kind": _GRAMMAR_KIND_NUMBERS[x.kind],
+        "text": x.text,
+        "after_token_ids": x.after_token_ids,
+    }
+
+
+def grammar_to_pb(x: Grammar) -> pb.Grammar:
+    return pb.Grammar(**grammar_fields(x))
+
+
+def grammar_from_pb(x: pb.Grammar) -> Grammar:
+    return Grammar(
+        kind=enum_member(_GRAMMAR_KIND_MEMBERS, x.kind),
+        text=x.text,
+        after_token_ids=tuple(x.after_token_ids[:]),
+    )
+
+
+def peer_ref_fields(x: PeerRef) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "address": x.address,
+    }
+
+
+def peer_ref_to_pb(x: PeerRef) -> pb.PeerRef:
+    return pb.PeerRef(**peer_ref_fields(x))
+
+
+def peer_ref_from_pb(x: pb.PeerRef) -> PeerRef:
+    return PeerRef(
+        worker_id=x.worker_id,
+        address=x.address,
+    )
+
+
+def adapter_ref_fields(x: AdapterRef) -> dict[str, Any]:
+    return {
+        "name": x.name,
+        "path": x.path,
+        "digest": x.digest,
+    }
+
+
+def adapter_ref_to_pb(x: AdapterRef) -> pb.AdapterRef:
+    return pb.AdapterRef(**adapter_ref_fields(x))
+
+
+def adapter_ref_from_pb(x: pb.AdapterRef) -> AdapterRef:
+    return AdapterRef(
+        name=x.name,
+        path=x.path,
+        digest=x.digest,
+    )
+
+
+def cancel_sequence_fields(x: CancelSequence) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+    }
+
+
+def cancel_sequence_to_pb(x: CancelSequence) -> pb.CancelSequence:
+    return pb.CancelSequence(**cancel_sequence_fields(x))
+
+
+def cancel_sequence_from_pb(x: pb.CancelSequence) -> CancelSequence:
+    return CancelSequence(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+    )
+
+
+def resync_blocks_fields(x: ResyncBlocks) -> dict[str, Any]:
+    return {}
+
+
+def resync_blocks_to_pb(x: ResyncBlocks) -> pb.ResyncBlocks:
+    return pb.ResyncBlocks(**resync_blocks_fields(x))
+
+
+def resync_blocks_from_pb(x: pb.ResyncBlocks) -> ResyncBlocks:
+    return ResyncBlocks()
+
+
+def worker_envelope_fields(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport) -> dict[str, Any]:
+    match x:
+        case WorkerHello():
+            return {"worker_hello": worker_hello_fields(x)}
+        case StepOutput():
+            return {"step_columns": step_columns_fields(pack(x))}
+        case SequenceJoined():
+            return {"sequence_joined": sequence_joined_fields(x)}
+        case SequenceRefused():
+            return {"sequence_refused": sequence_refused_fields(x)}
+        case SequenceFailed():
+            return {"sequence_failed": sequence_failed_fields(x)}
+        case BlockEvents():
+            return {"block_events": block_events_fields(x)}
+        case LoadReport():
+            return {"load_report": load_report_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def worker_envelope_to_pb(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport) -> pb.WorkerEnvelope:
+    return pb.WorkerEnvelope(**worker_envelope_fields(x))
+
+
+def worker_envelope_from_pb(x: pb.WorkerEnvelope) -> WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport:
+    match x.WhichOneof("message"):
+        case "worker_hello":
+            return worker_hello_from_pb(x.worker_hello)
+        case "step_columns":
+            return unpack(step_columns_from_pb(x.step_columns))
+        case "sequence_joined":
+            return sequence_joined_from_pb(x.sequence_joined)
+        case "sequence_refused":
+            return sequence_refused_from_pb(x.sequence_refused)
+        case "sequence_failed":
+            return sequence_failed_from_pb(x.sequence_failed)
+        case "block_events":
+            return block_events_from_pb(x.block_events)
+        case "load_report":
+            return load_report_from_pb(x.load_report)
+        case other:
+            raise WireError(f"WorkerEnvelope: message {other!r} is not allowed here")
+
+
+def worker_hello_fields(x: WorkerHello) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "role": _ROLE_NUMBERS[x.role],
+        "fingerprint": x.fingerprint,
+        "model": x.model,
+        "block_tokens": x.block_tokens,
+        "block_count": x.block_count,
+        "max_model_tokens": x.max_model_tokens,
+        "wire_version": x.wire_version,
+        "costs": None if x.costs is None else step_costs_fields(x.costs),
+        "block_bytes": x.block_bytes,
+        "step_tokens_max": x.step_tokens_max,
+        "batch_sequences_max": x.batch_sequences_max,
+        "tpot_slo_s": x.tpot_slo_s,
+        "chunk_tokens_min": x.chunk_tokens_min,
+        "host": x.host,
+    }
+
+
+def worker_hello_to_pb(x: WorkerHello) -> pb.WorkerHello:
+    return pb.WorkerHello(**worker_hello_fields(x))
+
+
+def worker_hello_from_pb(x: pb.WorkerHello) -> WorkerHello:
+    return WorkerHello(
+        worker_id=x.worker_id,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        fingerprint=x.fingerprint,
+        model=x.model,
+        block_tokens=x.block_tokens,
+        block_count=x.block_count,
+        max_model_tokens=x.max_model_tokens,
+        wire_version=x.wire_version,
+        costs=step_costs_from_pb(x.costs) if x.HasField("costs") else None,
+        block_bytes=x.block_bytes,
+        step_tokens_max=x.step_tokens_max,
+        batch_sequences_max=x.batch_sequences_max,
+        tpot_slo_s=x.tpot_slo_s,
+        chunk_tokens_min=x.chunk_tokens_min,
+        host=x.host,
+    )
+
+
+def step_costs_fields(x: StepCosts) -> dict[str, Any]:
+    return {
+        "base_s": x.base_s,
+        "prompt_token_s": x.prompt_token_s,
+        "decode_s": x.decode_s,
+        "context_token_s": x.context_token_s,
+        "pair_s": x.pair_s,
+    }
+
+
+def step_costs_to_pb(x: StepCosts) -> pb.StepCosts:
+    return pb.StepCosts(**step_costs_fields(x))
+
+
+def step_costs_from_pb(x: pb.StepCosts) -> StepCosts:
+    return StepCosts(
+        base_s=x.base_s,
+        prompt_token_s=x.prompt_token_s,
+        decode_s=x.decode_s,
+        context_token_s=x.context_token_s,
+        pair_s=x.pair_s,
+    )
+
+
+def step_columns_fields(x: StepColumns) -> dict[str, Any]:
+    return {
+        "outputs": [sequence_output_fields(v) for v in x.outputs],
+        "plain": plain_outputs_fields(x.plain),
+    }
+
+
+def step_columns_to_pb(x: StepColumns) -> pb.StepColumns:
+    return pb.StepColumns(**step_columns_fields(x))
+
+
+def step_columns_from_pb(x: pb.StepColumns) -> StepColumns:
+    return StepColumns(
+        outputs=tuple([sequence_output_from_pb(v) for v in x.outputs[:]]),
+        plain=plain_outputs_from_pb(x.plain),
+    )
+
+
+def sequence_output_fields(x: SequenceOutput) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "first_index": x.first_index,
+        "tokens": x.tokens,
+        "finish": None if x.finish is None else _FINISH_REASON_NUMBERS[x.finish],
+        "cached_token_count": x.cached_token_count,
+        "logprobs": [token_logprobs_fields(v) for v in x.logprobs],
+        "prompt_logprobs": None if x.prompt_logprobs is None else {"items": [token_logprobs_fields(v) for v in x.prompt_logprobs]},
+        "embedding": x.embedding,
+        "timings": None if x.timings is None else leg_timings_fields(x.timings),
+    }
+
+
+def sequence_output_to_pb(x: SequenceOutput) -> pb.SequenceOutput:
+    return pb.SequenceOutput(**sequence_output_fields(x))
+
+
+def sequence_output_from_pb(x: pb.SequenceOutput) -> SequenceOutput:
+    return SequenceOutput(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        first_index=x.first_index,
+        tokens=tuple(x.tokens[:]),
+        finish=enum_member(_FINISH_REASON_MEMBERS, x.finish) if x.finish else None,
+        cached_token_count=x.cached_token_count if x.HasField("cached_token_count") else None,
+        logprobs=tuple([token_logprobs_from_pb(v) for v in x.logprobs[:]]),
+        prompt_logprobs=tuple([token_logprobs_from_pb(v) for v in x.prompt_logprobs.items[:]]) if x.HasField("prompt_logprobs") else None,
+        embedding=tuple(x.embedding[:]),
+        timings=leg_timings_from_pb(x.timings) if x.HasField("timings") else None,
+    )
+
+
+def token_logprobs_fields(x: TokenLogprobs) -> dict[str, Any]:
+    return {
+        "token": x.token,
+        "logprob": x.logprob,
+        "rank": x.rank,
+        "top_ids": [v for v, _ in x.top],
+        "top_logprobs": [v for _, v in x.top],
+    }
+
+
+def token_logprobs_to_pb(x: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(**token_logprobs_fields(x))
+
+
+def token_logprobs_from_pb(x: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(
+        token=x.token,
+        logprob=x.logprob,
+        rank=x.rank,
+        top=pairs("TokenLogprobs.top", x.top_ids[:], x.top_logprobs[:]),
+    )
+
+
+def leg_timings_fields(x: LegTimings) -> dict[str, Any]:
+    return {
+        "wait_s": x.wait_s,
+        "load_s": x.load_s,
+        "compute_s": x.compute_s,
+    }
+
+
+def leg_timings_to_pb(x: LegTimings) -> pb.LegTimings:
+    return pb.LegTimings(**leg_timings_fields(x))
+
+
+def leg_timings_from_pb(x: pb.LegTimings) -> LegTimings:
+    return LegTimings(
+        wait_s=x.wait_s,
+        load_s=x.load_s,
+        compute_s=x.compute_s,
+    )
+
+
+def plain_outputs_fields(x: PlainOutputs) -> dict[str, Any]:
+    return {
+        "seq_ids": x.seq_ids,
+        "epochs": x.epochs,
+        "first_indices": x.first_indices,
+        "token_counts": x.token_counts,
+        "tokens": x.tokens,
+    }
+
+
+def plain_outputs_to_pb(x: PlainOutputs) -> pb.PlainOutputs:
+    return pb.PlainOutputs(**plain_outputs_fields(x))
+
+
+def plain_outputs_from_pb(x: pb.PlainOutputs) -> PlainOutputs:
+    if not len(x.seq_ids) == len(x.epochs) == len(x.first_indices) == len(x.token_counts):
+        raise WireError("PlainOutputs: seq_ids, epochs, first_indices, token_counts do not have the same length")
+    return PlainOutputs(
+        seq_ids=tuple(x.seq_ids[:]),
+        epochs=tuple(x.epochs[:]),
+        first_indices=tuple(x.first_indices[:]),
+        token_counts=tuple(x.token_counts[:]),
+        tokens=tuple(x.tokens[:]),
+    )
+
+
+def sequence_joined_fields(x: SequenceJoined) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "transferred_bytes": x.transferred_bytes,
+        "transfer_s": x.transfer_s,
+        "handover_s": x.handover_s,
+    }
+
+
+def sequence_joined_to_pb(x: SequenceJoined) -> pb.SequenceJoined:
+    return pb.SequenceJoined(**sequence_joined_fields(x))
+
+
+def sequence_joined_from_pb(x: pb.SequenceJoined) -> SequenceJoined:
+    return SequenceJoined(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        transferred_bytes=x.transferred_bytes,
+        transfer_s=x.transfer_s,
+        handover_s=x.handover_s,
+    )
+
+
+def sequence_refused_fields(x: SequenceRefused) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "reason": _REFUSAL_REASON_NUMBERS[x.reason],
+        "message": x.message,
+    }
+
+
+def sequence_refused_to_pb(x: SequenceRefused) -> pb.SequenceRefused:
+    return pb.SequenceRefused(**sequence_refused_fields(x))
+
+
+def sequence_refused_from_pb(x: pb.SequenceRefused) -> SequenceRefused:
+    return SequenceRefused(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        reason=enum_member(_REFUSAL_REASON_MEMBERS, x.reason),
+        message=x.message,
+    )
+
+
+def sequence_failed_fields(x: SequenceFailed) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "reason": _FAILURE_REASON_NUMBERS[x.reason],
+        "message": x.message,
+    }
+
+
+def sequence_failed_to_pb(x: SequenceFailed) -> pb.SequenceFailed:
+    return pb.SequenceFailed(**sequence_failed_fields(x))
+
+
+def sequence_failed_from_pb(x: pb.SequenceFailed) -> SequenceFailed:
+    return SequenceFailed(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        reason=enum_member(_FAILURE_REASON_MEMBERS, x.reason),
+        message=x.message,
+    )
+
+
+def block_events_fields(x: BlockEvents) -> dict[str, Any]:
+    return {
+        "sequence_number": x.sequence_number,
+        "stored": b"".join(x.stored),
+        "removed": b"".join(x.removed),
+        "is_snapshot": x.is_snapshot,
+    }
+
+
+def block_events_to_pb(x: BlockEvents) -> pb.BlockEvents:
+    return pb.BlockEvents(**block_events_fields(x))
+
+
+def block_events_from_pb(x: pb.BlockEvents) -> BlockEvents:
+    return BlockEvents(
+        sequence_number=x.sequence_number,
+        stored=block_hashes(x.stored),
+        removed=block_hashes(x.removed),
+        is_snapshot=x.is_snapshot,
+    )
+
+
+def load_report_fields(x: LoadReport) -> dict[str, Any]:
+    return {
+        "role": _ROLE_NUMBERS[x.role],
+        "is_draining": x.is_draining,
+        "free_blocks": x.free_blocks,
+        "running_count": x.running_count,
+        "waiting_count": x.waiting_count,
+        "waiting_tokens": x.waiting_tokens,
+        "step_s": x.step_s,
+        "costs": None if x.costs is None else step_costs_fields(x.costs),
+        "decoding_count": x.decoding_count,
+        "context_tokens": x.context_tokens,
+        "tokens_per_step": x.tokens_per_step,
+        "incoming_count": x.incoming_count,
+    }
+
+
+def load_report_to_pb(x: LoadReport) -> pb.LoadReport:
+    return pb.LoadReport(**load_report_fields(x))
+
+
+def load_report_from_pb(x: pb.LoadReport) -> LoadReport:
+    return LoadReport(
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        is_draining=x.is_draining,
+        free_blocks=x.free_blocks,
+        running_count=x.running_count,
+        waiting_count=x.waiting_count,
+        waiting_tokens=x.waiting_tokens,
+        step_s=x.step_s,
+        costs=step_costs_from_pb(x.costs) if x.HasField("costs") else None,
+        decoding_count=x.decoding_count,
+        context_tokens=x.context_tokens,
+        tokens_per_step=x.tokens_per_step,
+        incoming_count=x.incoming_count,
+    )
+
+
+def empty_fields(x: Empty) -> dict[str, Any]:
+    return {}
+
+
+def empty_to_pb(x: Empty) -> pb.Empty:
+    return pb.Empty(**empty_fields(x))
+
+
+def empty_from_pb(x: pb.Empty) -> Empty:
+    return Empty()
+
+
+def role_request_fields(x: RoleRequest) -> dict[str, Any]:
+    return {
+        "role": _ROLE_NUMBERS[x.role],
+        "drain_s": x.drain_s,
+    }
+
+
+def role_request_to_pb(x: RoleRequest) -> pb.RoleRequest:
+    return pb.RoleRequest(**role_request_fields(x))
+
+
+def role_request_from_pb(x: pb.RoleRequest) -> RoleRequest:
+    return RoleRequest(
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        drain_s=x.drain_s,
+    )
+
+
+def worker_status_reply_fields(x: WorkerStatusReply) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "role": _ROLE_NUMBERS[x.role],
+        "is_draining": x.is_draining,
+        "fingerprint": x.fingerprint,
+        "accounts": x.accounts,
+        "notes": x.notes,
+    }
+
+
+def worker_status_reply_to_pb(x: WorkerStatusReply) -> pb.WorkerStatusReply:
+    return pb.WorkerStatusReply(**worker_status_reply_fields(x))
+
+
+def worker_status_reply_from_pb(x: pb.WorkerStatusReply) -> WorkerStatusReply:
+    return WorkerStatusReply(
+        worker_id=x.worker_id,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        is_draining=x.is_draining,
+        fingerprint=x.fingerprint,
+        accounts=dict(x.accounts),
+        notes=tuple(x.notes[:]),
+    )
+
+
+def asker_envelope_fields(x: PeerHello | AskKV | KVReleased) -> dict[str, Any]:
+    match x:
+        case PeerHello():
+            return {"peer_hello": peer_hello_fields(x)}
+        case AskKV():
+            return {"ask_kv": ask_kv_fields(x)}
+        case KVReleased():
+            return {"kv_released": kv_released_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def asker_envelope_to_pb(x: PeerHello | AskKV | KVReleased) -> pb.AskerEnvelope:
+    return pb.AskerEnvelope(**asker_envelope_fields(x))
+
+
+def asker_envelope_from_pb(x: pb.AskerEnvelope) -> AskKV | KVReleased:
+    match x.WhichOneof("message"):
+        case "ask_kv":
+            return ask_kv_from_pb(x.ask_kv)
+        case "kv_released":
+            return kv_released_from_pb(x.kv_released)
+        case other:
+            raise WireError(f"AskerEnvelope: message {other!r} is not allowed here")
+
+
+def peer_hello_fields(x: PeerHello) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "fingerprint": x.fingerprint,
+        "transfer_offers": x.transfer_offers,
+        "wire_version": x.wire_version,
+    }
+
+
+def peer_hello_to_pb(x: PeerHello) -> pb.PeerHello:
+    return pb.PeerHello(**peer_hello_fields(x))
+
+
+def peer_hello_from_pb(x: pb.PeerHello) -> PeerHello:
+    return PeerHello(
+        worker_id=x.worker_id,
+        fingerprint=x.fingerprint,
+        transfer_offers=dict(x.transfer_offers),
+        wire_version=x.wire_version,
+    )
+
+
+def ask_kv_fields(x: AskKV) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "first_block": x.first_block,
+        "ask_number": x.ask_number,
+    }
+
+
+def ask_kv_to_pb(x: AskKV) -> pb.AskKV:
+    return pb.AskKV(**ask_kv_fields(x))
+
+
+def ask_kv_from_pb(x: pb.AskKV) -> AskKV:
+    return AskKV(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        first_block=x.first_block,
+        ask_number=x.ask_number,
+    )
+
+
+def kv_released_fields(x: KVReleased) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "taken": x.taken,
+    }
+
+
+def kv_released_to_pb(x: KVReleased) -> pb.KVReleased:
+    return pb.KVReleased(**kv_released_fields(x))
+
+
+def kv_released_from_pb(x: pb.KVReleased) -> KVReleased:
+    return KVReleased(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        taken=x.taken,
+    )
+
+
+def source_envelope_fields(x: PeerHello | KVGrant | KVRefused) -> dict[str, Any]:
+    match x:
+        case PeerHello():
+            return {"peer_hello": peer_hello_fields(x)}
+        case KVGrant():
+            return {"kv_grant": kv_grant_fields(x)}
+        case KVRefused():
+            return {"kv_refused": kv_refused_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def source_envelope_to_pb(x: PeerHello | KVGrant | KVRefused) -> pb.SourceEnvelope:
+    return pb.SourceEnvelope(**source_envelope_fields(x))
+
+
+def source_envelope_from_pb(x: pb.SourceEnvelope) -> KVGrant | KVRefused:
+    match x.WhichOneof("message"):
+        case "kv_grant":
+            return kv_grant_from_pb(x.kv_grant)
+        case "kv_refused":
+            return kv_refused_from_pb(x.kv_refused)
+        case other:
+            raise WireError(f"SourceEnvelope: message {other!r} is not allowed here")
+
+
+def kv_grant_fields(x: KVGrant) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "first_block": x.first_block,
+        "source_blocks": x.source_blocks,
+        "generations": x.generations,
+        "lease_s": x.lease_s,
+        "answers_ask": x.answers_ask,
+        "is_last": x.is_last,
+        "first_token": x.first_token,
+        "cached_token_count": x.cached_token_count,
+        "first_logprobs": None if x.first_logprobs is None else token_logprobs_fields(x.first_logprobs),
+        "prompt_logprobs": None if x.prompt_logprobs is None else {"items": [token_logprobs_fields(v) for v in x.prompt_logprobs]},
+        "checksums": x.checksums,
+    }
+
+
+def kv_grant_to_pb(x: KVGrant) -> pb.KVGrant:
+    return pb.KVGrant(**kv_grant_fields(x))
+
+
+def kv_grant_from_pb(x: pb.KVGrant) -> KVGrant:
+    if not len(x.source_blocks) == len(x.generations):
+        raise WireError("KVGrant: source_blocks, generations do not have the same length")
+    return KVGrant(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        first_block=x.first_block,
+        source_blocks=tuple(x.source_blocks[:]),
+        generations=tuple(x.generations[:]),
+        lease_s=x.lease_s,
+        answers_ask=x.answers_ask,
+        is_last=x.is_last,
+        first_token=x.first_token if x.HasField("first_token") else None,
+        cached_token_count=x.cached_token_count,
+        first_logprobs=token_logprobs_from_pb(x.first_logprobs) if x.HasField("first_logprobs") else None,
+        prompt_logprobs=tuple([token_logprobs_from_pb(v) for v in x.prompt_logprobs.items[:]]) if x.HasField("prompt_logprobs") else None,
+        checksums=tuple(x.checksums[:]),
+    )
+
+
+def kv_refused_fields(x: KVRefused) -> dict[str, Any]:
+    return {
+        "seq_id": x.seq_id,
+        "epoch": x.epoch,
+        "message": x.message,
+    }
+
+
+def kv_refused_to_pb(x: KVRefused) -> pb.KVRefused:
+    return pb.KVRefused(**kv_refused_fields(x))
+
+
+def kv_refused_from_pb(x: pb.KVRefused) -> KVRefused:
+    return KVRefused(
+        seq_id=x.seq_id,
+        epoch=x.epoch,
+        message=x.message,
+    )
+
+
+def packed_frame_fields(x: PackedFrame) -> dict[str, Any]:
+    return {
+        "payload": x.payload,
+    }
+
+
+def packed_frame_to_pb(x: PackedFrame) -> pb.PackedFrame:
+    return pb.PackedFrame(**packed_frame_fields(x))
+
+
+def packed_frame_from_pb(x: pb.PackedFrame) -> PackedFrame:
+    return PackedFrame(
+        payload=x.payload,
+    )
+
+
+def member_fields(x: Member) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "role": _ROLE_NUMBERS[x.role],
+        "address": x.address,
+        "model": x.model,
+        "fingerprint": x.fingerprint,
+        "is_draining": x.is_draining,
+        "metrics_address": x.metrics_address,
+        "host": x.host,
+        "pid": x.pid,
+        "notes": x.notes,
+        "node": x.node,
+        "version": x.version,
+        "is_suspect": x.is_suspect,
+    }
+
+
+def member_to_pb(x: Member) -> pb.Member:
+    return pb.Member(**member_fields(x))
+
+
+def member_from_pb(x: pb.Member) -> Member:
+    return Member(
+        worker_id=x.worker_id,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        address=x.address,
+        model=x.model,
+        fingerprint=x.fingerprint,
+        is_draining=x.is_draining,
+        metrics_address=x.metrics_address,
+        host=x.host,
+        pid=x.pid,
+        notes=tuple(x.notes[:]),
+        node=x.node,
+        version=x.version,
+        is_suspect=x.is_suspect,
+    )
+
+
+def worker_leaves_fields(x: WorkerLeaves) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+    }
+
+
+def worker_leaves_to_pb(x: WorkerLeaves) -> pb.WorkerLeaves:
+    return pb.WorkerLeaves(**worker_leaves_fields(x))
+
+
+def worker_leaves_from_pb(x: pb.WorkerLeaves) -> WorkerLeaves:
+    return WorkerLeaves(
+        worker_id=x.worker_id,
+    )
+
+
+def router_member_fields(x: RouterMember) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "address": x.address,
+        "metrics_address": x.metrics_address,
+        "host": x.host,
+        "pid": x.pid,
+    }
+
+
+def router_member_to_pb(x: RouterMember) -> pb.RouterMember:
+    return pb.RouterMember(**router_member_fields(x))
+
+
+def router_member_from_pb(x: pb.RouterMember) -> RouterMember:
+    return RouterMember(
+        router_id=x.router_id,
+        address=x.address,
+        metrics_address=x.metrics_address,
+        host=x.host,
+        pid=x.pid,
+    )
+
+
+def membership_view_fields(x: MembershipView) -> dict[str, Any]:
+    return {
+        "directory_life": x.directory_life,
+        "version": x.version,
+        "members": [member_fields(v) for v in x.members],
+        "routers": [router_member_fields(v) for v in x.routers],
+    }
+
+
+def membership_view_to_pb(x: MembershipView) -> pb.MembershipView:
+    return pb.MembershipView(**membership_view_fields(x))
+
+
+def membership_view_from_pb(x: pb.MembershipView) -> MembershipView:
+    return MembershipView(
+        directory_life=x.directory_life,
+        version=x.version,
+        members=tuple([member_from_pb(v) for v in x.members[:]]),
+        routers=tuple([router_member_from_pb(v) for v in x.routers[:]]),
+    )
+
+
+def follow_request_fields(x: FollowRequest) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "wire_version": x.wire_version,
+    }
+
+
+def follow_request_to_pb(x: FollowRequest) -> pb.FollowRequest:
+    return pb.FollowRequest(**follow_request_fields(x))
+
+
+def follow_request_from_pb(x: pb.FollowRequest) -> FollowRequest:
+    return FollowRequest(
+        router_id=x.router_id,
+        wire_version=x.wire_version,
+    )
+
+
+def router_update_fields(x: RouterUpdate) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "is_snapshot": x.is_snapshot,
+        "shares": [worker_share_fields(v) for v in x.shares],
+        "expected": [expected_blocks_fields(v) for v in x.expected],
+    }
+
+
+def router_update_to_pb(x: RouterUpdate) -> pb.RouterUpdate:
+    return pb.RouterUpdate(**router_update_fields(x))
+
+
+def router_update_from_pb(x: pb.RouterUpdate) -> RouterUpdate:
+    return RouterUpdate(
+        router_id=x.router_id,
+        is_snapshot=x.is_snapshot,
+        shares=tuple([worker_share_from_pb(v) for v in x.shares[:]]),
+        expected=tuple([expected_blocks_from_pb(v) for v in x.expected[:]]),
+    )
+
+
+def worker_share_fields(x: WorkerShare) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "sequences": x.sequences,
+        "tokens": x.tokens,
+        "blocks": x.blocks,
+    }
+
+
+def worker_share_to_pb(x: WorkerShare) -> pb.WorkerShare:
+    return pb.WorkerShare(**worker_share_fields(x))
+
+
+def worker_share_from_pb(x: pb.WorkerShare) -> WorkerShare:
+    return WorkerShare(
+        worker_id=x.worker_id,
+        sequences=x.sequences,
+        tokens=x.tokens,
+        blocks=x.blocks,
+    )
+
+
+def expected_blocks_fields(x: ExpectedBlocks) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "hashes": b"".join(x.hashes),
+    }
+
+
+def expected_blocks_to_pb(x: ExpectedBlocks) -> pb.ExpectedBlocks:
+    return pb.ExpectedBlocks(**expected_blocks_fields(x))
+
+
+def expected_blocks_from_pb(x: pb.ExpectedBlocks) -> ExpectedBlocks:
+    return ExpectedBlocks(
+        worker_id=x.worker_id,
+        hashes=block_hashes(x.hashes),
+    )
+
+
+def renew_store_request_fields(x: RenewStoreRequest) -> dict[str, Any]:
+    return {
+        "member": store_member_fields(x.member),
+        "lease_s": x.lease_s,
+    }
+
+
+def renew_store_request_to_pb(x: RenewStoreRequest) -> pb.RenewStoreRequest:
+    return pb.RenewStoreRequest(**renew_store_request_fields(x))
+
+
+def renew_store_request_from_pb(x: pb.RenewStoreRequest) -> RenewStoreRequest:
+    return RenewStoreRequest(
+        member=store_member_from_pb(x.member),
+        lease_s=x.lease_s,
+    )
+
+
+def store_member_fields(x: StoreMember) -> dict[str, Any]:
+    return {
+        "node": node_ref_fields(x.node),
+        "host": x.host,
+        "pid": x.pid,
+        "is_draining": x.is_draining,
+        "host_bytes": x.host_bytes,
+        "ssd_bytes": x.ssd_bytes,
+        "metrics_address": x.metrics_address,
+        "notes": x.notes,
+    }
+
+
+def store_member_to_pb(x: StoreMember) -> pb.StoreMember:
+    return pb.StoreMember(**store_member_fields(x))
+
+
+def store_member_from_pb(x: pb.StoreMember) -> StoreMember:
+    return StoreMember(
+        node=node_ref_from_pb(x.node),
+        host=x.host,
+        pid=x.pid,
+        is_draining=x.is_draining,
+        host_bytes=x.host_bytes,
+        ssd_bytes=x.ssd_bytes,
+        metrics_address=x.metrics_address,
+        notes=tuple(x.notes[:]),
+    )
+
+
+def node_ref_fields(x: NodeRef) -> dict[str, Any]:
+    return {
+        "node_id": x.node_id,
+        "address": x.address,
+    }
+
+
+def node_ref_to_pb(x: NodeRef) -> pb.NodeRef:
+    return pb.NodeRef(**node_ref_fields(x))
+
+
+def node_ref_from_pb(x: pb.NodeRef) -> NodeRef:
+    return NodeRef(
+        node_id=x.node_id,
+        address=x.address,
+    )
+
+
+def store_known_fields(x: StoreKnown) -> dict[str, Any]:
+    return {
+        "is_known": x.is_known,
+    }
+
+
+def store_known_to_pb(x: StoreKnown) -> pb.StoreKnown:
+    return pb.StoreKnown(**store_known_fields(x))
+
+
+def store_known_from_pb(x: pb.StoreKnown) -> StoreKnown:
+    return StoreKnown(
+        is_known=x.is_known,
+    )
+
+
+def store_leaves_fields(x: StoreLeaves) -> dict[str, Any]:
+    return {
+        "node_id": x.node_id,
+    }
+
+
+def store_leaves_to_pb(x: StoreLeaves) -> pb.StoreLeaves:
+    return pb.StoreLeaves(**store_leaves_fields(x))
+
+
+def store_leaves_from_pb(x: pb.StoreLeaves) -> StoreLeaves:
+    return StoreLeaves(
+        node_id=x.node_id,
+    )
+
+
+def store_members_fields(x: StoreMembers) -> dict[str, Any]:
+    return {
+        "members": [store_member_fields(v) for v in x.members],
+    }
+
+
+def store_members_to_pb(x: StoreMembers) -> pb.StoreMembers:
+    return pb.StoreMembers(**store_members_fields(x))
+
+
+def store_members_from_pb(x: pb.StoreMembers) -> StoreMembers:
+    return StoreMembers(
+        members=tuple([store_member_from_pb(v) for v in x.members[:]]),
+    )
+
+
+def store_changes_fields(x: StoreChanges) -> dict[str, Any]:
+    return {
+        "node_id": x.node_id,
+        "sequence_number": x.sequence_number,
+        "stored": b"".join([v for v, _ in x.stored]),
+        "stored_tiers": [_TIER_NUMBERS[v] for _, v in x.stored],
+        "removed": b"".join(x.removed),
+        "is_snapshot": x.is_snapshot,
+        "is_first": x.is_first,
+        "is_last": x.is_last,
+    }
+
+
+def store_changes_to_pb(x: StoreChanges) -> pb.StoreChanges:
+    return pb.StoreChanges(**store_changes_fields(x))
+
+
+def store_changes_from_pb(x: pb.StoreChanges) -> StoreChanges:
+    return StoreChanges(
+        node_id=x.node_id,
+        sequence_number=x.sequence_number,
+        stored=pairs("StoreChanges.stored", block_hashes(x.stored), tuple([enum_member(_TIER_MEMBERS, v) for v in x.stored_tiers[:]])),
+        removed=block_hashes(x.removed),
+        is_snapshot=x.is_snapshot,
+        is_first=x.is_first,
+        is_last=x.is_last,
+    )
+
+
+def look_up_request_fields(x: LookUpRequest) -> dict[str, Any]:
+    return {
+        "hashes": b"".join(x.hashes),
+    }
+
+
+def look_up_request_to_pb(x: LookUpRequest) -> pb.LookUpRequest:
+    return pb.LookUpRequest(**look_up_request_fields(x))
+
+
+def look_up_request_from_pb(x: pb.LookUpRequest) -> LookUpRequest:
+    return LookUpRequest(
+        hashes=block_hashes(x.hashes),
+    )
+
+
+def look_up_reply_fields(x: LookUpReply) -> dict[str, Any]:
+    return {
+        "count": x.count,
+        "nodes": [node_holdings_fields(v) for v in x.nodes],
+    }
+
+
+def look_up_reply_to_pb(x: LookUpReply) -> pb.LookUpReply:
+    return pb.LookUpReply(**look_up_reply_fields(x))
+
+
+def look_up_reply_from_pb(x: pb.LookUpReply) -> LookUpReply:
+    return LookUpReply(
+        count=x.count,
+        nodes=tuple([node_holdings_from_pb(v) for v in x.nodes[:]]),
+    )
+
+
+def node_holdings_fields(x: NodeHoldings) -> dict[str, Any]:
+    return {
+        "node": node_ref_fields(x.node),
+        "tiers": [(0 if v is None else _TIER_NUMBERS[v]) for v in x.tiers],
+    }
+
+
+def node_holdings_to_pb(x: NodeHoldings) -> pb.NodeHoldings:
+    return pb.NodeHoldings(**node_holdings_fields(x))
+
+
+def node_holdings_from_pb(x: pb.NodeHoldings) -> NodeHoldings:
+    return NodeHoldings(
+        node=node_ref_from_pb(x.node),
+        tiers=tuple([(enum_member(_TIER_MEMBERS, v) if v else None) for v in x.tiers[:]]),
+    )
