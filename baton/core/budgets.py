@@ -12,6 +12,8 @@ from enum import StrEnum, auto
 
 import msgspec
 
+from baton.core.wire_types import SInt64, UInt64
+
 WINDOW_S = 60.0
 TENANTS_MAX = 100_000
 ROUTER_SEEN_S = 30.0
@@ -32,11 +34,11 @@ class Ask(msgspec.Struct, frozen=True):
     """Name of the request, for `settle`."""
     lease_s: float
     """After this it no longer counts as running, whether it was settled or not."""
-    tokens: int
+    tokens: UInt64
     """Of the prompt, and as many as may be generated."""
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrent_max: int = 0
+    requests_per_minute: UInt64 = 0
+    tokens_per_minute: UInt64 = 0
+    concurrent_max: UInt64 = 0
     router_id: str = ""
 
 
@@ -64,9 +66,9 @@ class Settle(msgspec.Struct, frozen=True):
 
     tenant: str
     lease: str
-    refund_tokens: int
+    refund_tokens: SInt64
     """Taken and not used; negative: more was used."""
-    tokens_per_minute: int
+    tokens_per_minute: UInt64
 
 
 def remaining(limit: int, whole_in_s: float) -> int:

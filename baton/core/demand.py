@@ -14,6 +14,7 @@ import msgspec
 from baton.core.costs import StepCosts
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
+from baton.core.wire_types import UInt64
 
 BINS_PER_OCTAVE = 2
 BINS_MAX = 48
@@ -28,8 +29,8 @@ def bin_of(tokens: int) -> int:
 class Bin(msgspec.Struct, frozen=True):
     """Requests with prompts of about one length."""
 
-    requests: int
-    prompt_tokens: int
+    requests: UInt64
+    prompt_tokens: UInt64
     """Sum of their prompts, cached parts included."""
 
 
@@ -38,20 +39,20 @@ class ClassLoad(msgspec.Struct, frozen=True):
 
     arrived: Mapping[int, Bin] = {}
     """By `bin_of` their prompts."""
-    started: int = 0
+    started: UInt64 = 0
     """Requests that got their first token, or ended without one."""
-    started_prompt_tokens: int = 0
-    cached_tokens: int = 0
+    started_prompt_tokens: UInt64 = 0
+    cached_tokens: UInt64 = 0
     """Of these prompts: found in a cache or a store."""
-    ttft_missed: int = 0
+    ttft_missed: UInt64 = 0
     """Of those that started: their first token was late, or did not come."""
-    ended: int = 0
+    ended: UInt64 = 0
     """Requests that ended with at least one token after the first."""
-    output_tokens: int = 0
+    output_tokens: UInt64 = 0
     """Of these."""
-    context_tokens: int = 0
+    context_tokens: UInt64 = 0
     """Of these: sum over output tokens of the positions before each, prompt included."""
-    tpot_missed: int = 0
+    tpot_missed: UInt64 = 0
 
 
 _COUNTS = tuple(name for name in ClassLoad.__struct_fields__ if name != "arrived")
@@ -85,7 +86,7 @@ class Traits(msgspec.Struct, frozen=True):
     chunk_tokens: int
     """Of a prompt, in one step."""
     batch_max: int
-    pool_tokens: int
+    pool_tokens: UInt64
     """Positions that its KV pool holds."""
 
 
@@ -96,11 +97,11 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     role: Role
     age_s: float
     """Of what it said."""
-    waiting_tokens: int
+    waiting_tokens: UInt64
     """Of prompts accepted and not computed."""
     decoding: int
     """Sequences in its batch, or on their way there."""
-    context_tokens: int
+    context_tokens: UInt64
     held_share: float
     """Of its blocks."""
     traits: Traits | None = None
@@ -117,7 +118,7 @@ class DemandReport(msgspec.Struct, frozen=True):
     """By name; "": requests without one."""
     queued: int
     """Sequences without a place."""
-    queued_prompt_tokens: int
+    queued_prompt_tokens: UInt64
     workers: tuple[WorkerLoad, ...]
     model: str = ""
     """Whose requests and workers these are; empty: of the only one."""

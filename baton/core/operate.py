@@ -14,6 +14,7 @@ import msgspec
 
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
+from baton.core.wire_types import SInt64, UInt64
 
 # --- desired --------------------------------------------------------------------------------------
 
@@ -34,12 +35,12 @@ class Pool(msgspec.Struct, frozen=True):
 
     model: str
     """The name that clients use."""
-    counts: dict[Role, int]
+    counts: dict[Role, SInt64]
     """Replicas per role; a role left out has none."""
     version: Version = FIRST_VERSION
-    surge_max: int = 1
+    surge_max: SInt64 = 1
     """Processes beyond `counts` per role while versions are exchanged."""
-    unavailable_max: int = 0
+    unavailable_max: SInt64 = 0
     """Replicas per role that may be missing meanwhile. Not both 0."""
 
     def count(self, role: Role) -> int:
@@ -105,7 +106,7 @@ class Scale(msgspec.Struct, frozen=True, tag=True):
     running workers change roles before any is stopped or started."""
 
     role: Role
-    count: int
+    count: SInt64
     model: str = ""
     """Empty: the only one."""
 
@@ -114,7 +115,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     """Several roles at once, so that one that shrinks and one that grows become flips. Roles that are left
     out stay as they are."""
 
-    counts: dict[Role, int]
+    counts: dict[Role, SInt64]
     model: str = ""
 
 
@@ -150,8 +151,8 @@ class RollOut(msgspec.Struct, frozen=True, tag=True):
 
     version: Version
     model: str = ""
-    surge_max: int = 1
-    unavailable_max: int = 0
+    surge_max: SInt64 = 1
+    unavailable_max: SInt64 = 0
 
 
 Action = Scale | Resize | Flip | Drain | DrainNode | RollOut
@@ -178,7 +179,7 @@ class Outcome(StrEnum):
 class Decision(msgspec.Struct, frozen=True):
     """One entry of the log. Its outcome and text change while it is under way; its number does not."""
 
-    number: int
+    number: UInt64
     """Rises by one; also over the control plane's restarts, if it finds its record."""
     at_s: float
     """Unix time."""

@@ -1,6 +1,7 @@
 """What the generated mapping calls while it reads a message: checks that a correct peer's message passes."""
 
 from collections.abc import Collection, Mapping
+from enum import StrEnum
 from typing import TypeVar
 
 from baton.core.hashing import HASH_BYTES
@@ -8,6 +9,7 @@ from baton.core.ids import BlockHash
 
 A = TypeVar("A")
 B = TypeVar("B")
+E = TypeVar("E", bound=StrEnum)
 
 
 class WireError(Exception):
@@ -20,6 +22,13 @@ def enum_member(members: Mapping[int, A], number: int) -> A:
     except KeyError:
         known = [str(member) for member in members.values()]
         raise WireError(f"enum value {number} is not one of {known}") from None
+
+
+def enum_named(enum: type[E], value: str) -> E:
+    try:
+        return enum(value)
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 def block_hash(raw: bytes) -> BlockHash:

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 import grpc
-import msgspec
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
@@ -18,15 +17,13 @@ from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.proto import mapping
 from baton.wire.services import FollowRequest
+from baton.wire.serving import request_of
 from baton.wire.transport import channel_to, chosen, require_operator
 
 STORIES_S = 5.0
 """One call."""
 
 _STORIES = f"{PACKAGE}Router/Stories"
-_encode = msgspec.msgpack.Encoder().encode
-_wanted = msgspec.msgpack.Decoder(StoriesWanted)
-_told = msgspec.msgpack.Decoder(StoriesTold)
 
 
 class RouterHandler(Protocol):
@@ -49,14 +46,10 @@ class _RouterServicer(pb_grpc.RouterServicer):
         async for update in self._handler.follow(asked.router_id):
             yield mapping.router_update_to_pb(update)
 
-    async def Stories(self, request: Any, context: Any) -> pb.PackedFrame:
+    async def Stories(self, request: Any, context: Any) -> pb.StoriesTold:
         await require_operator(context)
-        try:
-            wanted = _wanted.decode(request.payload)
-        except msgspec.MsgspecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise
-        return pb.PackedFrame(payload=_encode(self._handler.stories(wanted)))
+        wanted = await request_of(context, mapping.stories_wanted_from_pb, request)
+        return mapping.stories_told_to_pb(self._handler.stories(wanted))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -82,11 +75,11 @@ async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
     """What the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
-        frame, metadata = pb.PackedFrame(payload=_encode(wanted)), chosen().metadata(_STORIES)
+        request, metadata = mapping.stories_wanted_to_pb(wanted), chosen().metadata(_STORIES)
         stub = pb_grpc.RouterStub(channel)
-        reply = await stub.Stories(frame, timeout=STORIES_S, metadata=metadata)
-        return _told.decode(reply.payload)
-    except (grpc.RpcError, msgspec.MsgspecError) as error:
+        reply = await stub.Stories(request, timeout=STORIES_S, metadata=metadata)
+        return mapping.stories_told_from_pb(reply)
+    except (grpc.RpcError, WireError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None
     finally:
         await channel.close(None)

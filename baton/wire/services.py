@@ -12,7 +12,11 @@ from typing import Any
 import msgspec
 
 from baton.core import messages as m
+from baton.core.budgets import Ask, Grant, Settle
+from baton.core.demand import DemandHeard, DemandReport
 from baton.core.ids import BlockHash, NodeId, RouterId, WorkerId
+from baton.core.operate import Action, ClusterState, Decision, Order
+from baton.core.recent_requests import StoriesTold, StoriesWanted
 from baton.core.sharing import RouterMember, RouterUpdate
 from baton.core.store import StoreChanges, StoreMember
 from baton.wire.holdings import LookUpReply
@@ -25,8 +29,8 @@ class Empty(msgspec.Struct, frozen=True):
     """Nothing is asked for or answered beyond the call itself."""
 
 
-class PackedFrame(msgspec.Struct, frozen=True):
-    """A value as MessagePack, where both ends are of one release. The call says which value."""
+class StoreFrame(msgspec.Struct, frozen=True):
+    """A store's message as MessagePack, see baton/wire/store_codec.py."""
 
     payload: bytes
 
@@ -119,7 +123,8 @@ READER_ENVELOPE = Envelope(
 OWNER_ENVELOPE = Envelope(
     "SourceEnvelope", m.SourceMessage, "What the owner of KV says to its reader.", opening=m.PeerHello
 )
-ENVELOPES = (ROUTER_ENVELOPE, WORKER_ENVELOPE, READER_ENVELOPE, OWNER_ENVELOPE)
+ACTION = Envelope("Action", Action, "What an order asks for.")
+ENVELOPES = (ROUTER_ENVELOPE, WORKER_ENVELOPE, READER_ENVELOPE, OWNER_ENVELOPE, ACTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +207,16 @@ SERVICES = (
         (
             Rpc(
                 "Session",
-                Stream(PackedFrame),
-                Stream(PackedFrame),
+                Stream(StoreFrame),
+                Stream(StoreFrame),
                 "Frames hold a NodeToNode of baton/core/store.py. The node that wants to read opens the "
                 "session. Both sides say NodeHello first; what they do not agree on ends the call with "
                 "FAILED_PRECONDITION.",
             ),
             Rpc(
                 "Ask",
-                PackedFrame,
-                PackedFrame,
+                StoreFrame,
+                StoreFrame,
                 "The request is a StoreRequest of baton/core/store_admin.py, and the reply a StoreReply.",
             ),
         ),
@@ -243,10 +248,9 @@ SERVICES = (
             ),
             Rpc(
                 "Stories",
-                PackedFrame,
-                PackedFrame,
-                "What became of single requests, for operators. The request is a StoriesWanted of "
-                "baton/core/recent_requests.py, and the reply a StoriesTold.",
+                StoriesWanted,
+                StoriesTold,
+                "What became of single requests, for operators.",
             ),
         ),
     ),
@@ -263,28 +267,24 @@ SERVICES = (
     ),
     RpcService(
         "Budgets",
-        "What tenants may spend, counted for all routers. Frames hold values of baton/core/budgets.py.",
-        (
-            Rpc("Take", PackedFrame, PackedFrame, "The request is an Ask, and the reply a Grant."),
-            Rpc("Settle", PackedFrame, PackedFrame, "The request is a Settle, and the reply is empty."),
-        ),
+        "What tenants may spend, counted for all routers.",
+        (Rpc("Take", Ask, Grant), Rpc("Settle", Settle, Empty)),
     ),
     RpcService(
         "Demand",
-        "What routers count and see, for the autoscaler. Frames hold values of baton/core/demand.py.",
-        (Rpc("Report", PackedFrame, PackedFrame, "The request is a DemandReport, the reply a DemandHeard."),),
+        "What routers count and see, for the autoscaler.",
+        (Rpc("Report", DemandReport, DemandHeard),),
     ),
     RpcService(
         "Operate",
-        "Operators, autoscaler and dashboard to the control plane. Frames hold values of "
-        "baton/core/operate.py.",
+        "Operators, autoscaler and dashboard to the control plane.",
         (
-            Rpc("Act", PackedFrame, PackedFrame, "The request is an Order, and the reply a Decision."),
+            Rpc("Act", Order, Decision),
             Rpc(
                 "Watch",
-                PackedFrame,
-                Stream(PackedFrame),
-                "A ClusterState at once, after every change, and at least once a second.",
+                Empty,
+                Stream(ClusterState),
+                "The state at once, again after every change, and at least once a second.",
             ),
         ),
     ),

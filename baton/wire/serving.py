@@ -1,10 +1,15 @@
 """Beginning and ending a served stream from this side."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+import grpc
+
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
+
+T = TypeVar("T")
 
 HELLO_S = 5.0
 """From opening a session to the caller's first message."""
@@ -17,6 +22,15 @@ async def first_message(context: Any) -> Any:
             return await context.read()
     except TimeoutError:
         return END
+
+
+async def request_of(context: Any, decode: Callable[[Any], T], message: Any) -> T:
+    """What the caller asks for; a call that makes no sense ends with INVALID_ARGUMENT."""
+    try:
+        return decode(message)
+    except WireError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
 
 
 async def until_end(serving: Coroutine[Any, Any, None], link: Link[Any, Any]) -> None:

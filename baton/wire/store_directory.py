@@ -16,6 +16,7 @@ from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.proto import mapping
 from baton.wire.services import LookUpRequest, RenewStoreRequest, StoreKnown, StoreLeaves, StoreMembers
+from baton.wire.serving import request_of
 from baton.wire.transport import Standing
 
 LEASE_S_MAX = 86_400.0
@@ -44,7 +45,7 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
         self._handler = handler
 
     async def Renew(self, request: Any, context: Any) -> pb.StoreKnown:
-        renewal = await _read(context, mapping.renew_store_request_from_pb, request)
+        renewal = await request_of(context, mapping.renew_store_request_from_pb, request)
         if not (math.isfinite(renewal.lease_s) and 0 < renewal.lease_s <= LEASE_S_MAX):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a lease of {renewal.lease_s} s")
         is_known = await self._handler.renew(renewal.member, lease_s=renewal.lease_s)
@@ -58,11 +59,11 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
         return mapping.store_members_to_pb(StoreMembers(await self._handler.members()))
 
     async def Publish(self, request: Any, context: Any) -> pb.StoreKnown:
-        changes = await _read(context, mapping.store_changes_from_pb, request)
+        changes = await request_of(context, mapping.store_changes_from_pb, request)
         return mapping.store_known_to_pb(StoreKnown(await self._handler.publish(changes)))
 
     async def LookUp(self, request: Any, context: Any) -> pb.LookUpReply:
-        hashes = (await _read(context, mapping.look_up_request_from_pb, request)).hashes
+        hashes = (await request_of(context, mapping.look_up_request_from_pb, request)).hashes
         if len(hashes) > LOOK_UP_HASHES_MAX:
             text = f"{len(hashes)} hashes, at most {LOOK_UP_HASHES_MAX}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -71,14 +72,6 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
 
 def _holdings(reply: pb.LookUpReply) -> list[tuple[Holding, ...]]:
     return holdings.unpack(mapping.look_up_reply_from_pb(reply))
-
-
-async def _read(context: Any, decode: Callable[[Any], T], message: Any) -> T:
-    try:
-        return decode(message)
-    except WireError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise
 
 
 class StoreDirectoryClient:

@@ -38,11 +38,11 @@ class StoreHandler(Protocol):
     async def answer(self, request: StoreRequest) -> StoreReply: ...
 
 
-def _encode(message: NodeToNode) -> pb.PackedFrame:
-    return pb.PackedFrame(payload=BETWEEN_NODES.encode(message))
+def _encode(message: NodeToNode) -> pb.StoreFrame:
+    return pb.StoreFrame(payload=BETWEEN_NODES.encode(message))
 
 
-def _decode(frame: pb.PackedFrame) -> NodeToNode:
+def _decode(frame: pb.StoreFrame) -> NodeToNode:
     return BETWEEN_NODES.decode(frame.payload)
 
 
@@ -80,7 +80,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
         )
         await until_end(self._handler.serve_peer(theirs, link), link)
 
-    async def Ask(self, request: Any, context: Any) -> pb.PackedFrame:
+    async def Ask(self, request: Any, context: Any) -> pb.StoreFrame:
         try:
             asked = REQUEST.decode(request.payload)
         except WireError as error:
@@ -88,7 +88,7 @@ class _StoreNodeServicer(pb_grpc.StoreNodeServicer):
             raise
         if not isinstance(asked, AskStatus):
             await require_operator(context)
-        return pb.PackedFrame(payload=REPLY.encode(await self._handler.answer(asked)))
+        return pb.StoreFrame(payload=REPLY.encode(await self._handler.answer(asked)))
 
 
 def add_store_node(handler: StoreHandler, server: grpc.aio.Server) -> None:
@@ -131,7 +131,7 @@ async def node_session(
 
 async def ask_node(address: str, request: StoreRequest) -> StoreReply:
     """Raises LinkBroken."""
-    frame = pb.PackedFrame(payload=REQUEST.encode(request))
+    frame = pb.StoreFrame(payload=REQUEST.encode(request))
     reply = await unary(address, pb_grpc.StoreNodeStub, "Ask", frame)
     try:
         return REPLY.decode(reply.payload)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from baton.wire.generate.declared import sections
+from baton.wire.generate.kinds import DeclarationError
 from baton.wire.generate.mapping_file import mapping_file
 from baton.wire.generate.proto_file import proto_file
 
@@ -25,4 +26,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except DeclarationError as error:
+        sys.exit(str(error))

@@ -6,7 +6,6 @@ from typing import Any
 
 from baton.core.wire_types import Columns, OneFor
 from baton.wire.generate.kinds import (
-    PLAIN,
     DeclarationError,
     WireKind,
     item_kind_of,
@@ -42,6 +41,8 @@ class FieldPlan:
     """The field whose list must be as long as this one's; empty: none."""
     uses: tuple[Any, ...] = ()
     """Structs, enums and envelopes that the field is made of."""
+    keys: tuple[Any, ...] = ()
+    """An enum whose members are keys of a map: it is not in the .proto file for that."""
     list_of: WireKind | None = None
     """The field needs a message that holds a list of these, since None and an empty list differ."""
 
@@ -151,10 +152,24 @@ def _columns(owner: str, name: str, item: Any, columns: Columns) -> FieldPlan:
 
 
 def _map(name: str, key_hint: Any, value_hint: Any) -> FieldPlan:
+    """Protobuf's maps have no enums as keys: those travel as the text of their value."""
     key, value = kind_of(key_hint), kind_of(value_hint)
-    if key.proto not in (PLAIN[str], PLAIN[int]) or key.declared is not None:
-        raise DeclarationError("keys of a map are strings or numbers")
-    if value.encode != "{}":
-        raise DeclarationError("values of a map are numbers, strings or bytes")
-    proto = ProtoField("", f"map<{key.proto}, {value.proto}>", name)
-    return FieldPlan(name, (proto,), ((name, f"x.{name}"),), f"dict(x.{name})", uses=_uses(key, value))
+    key_type = "string" if key.is_enum else key.proto
+    if key_type not in ("string", "uint32", "uint64"):
+        raise DeclarationError("keys of a map are strings, enums or numbers that are not negative")
+    if value.is_hash or value.is_enum:
+        raise DeclarationError("values of a map are numbers, strings, bytes or messages")
+    entries = f"for k, v in x.{name}.items()}}"
+    if value.is_message:
+        message = value.encode.format("v")
+        encode = f"{{k: pb.{value.proto}(**{message}) {entries}"
+    else:
+        encode = f"x.{name}"
+    if key.is_enum or value.is_message:
+        decoded_key = f"enum_named({key.proto}, k)" if key.is_enum else "k"
+        decode = f"{{{decoded_key}: {value.decode.format('v')} {entries}"
+    else:
+        decode = f"dict(x.{name})"
+    proto = ProtoField("", f"map<{key_type}, {value.proto}>", name)
+    uses = _uses(value) if key.is_enum else _uses(key, value)
+    return FieldPlan(name, (proto,), ((name, encode),), decode, uses=uses, keys=_uses(key))

@@ -47,7 +47,7 @@ def _imports(plans: Sequence[Any]) -> str:
     names: dict[str, set[str]] = {"baton.wire.proto": {"baton_pb2 as pb"}}
     for declared in _declared(plans):
         names.setdefault(declared.__module__, set()).add(declared.__name__)
-    helpers = {"WireError", "block_hash", "block_hashes", "enum_member", "pairs"}
+    helpers = {"WireError", "block_hash", "block_hashes", "enum_member", "enum_named", "pairs"}
     names["baton.wire.decoding"] = helpers
     return (
         "\n".join(
@@ -63,6 +63,8 @@ def _declared(plans: Sequence[Any]) -> Iterator[Any]:
         match plan:
             case MessagePlan():
                 yield plan.struct
+                for field in plan.fields:
+                    yield from field.keys
             case Envelope():
                 yield from plan.variants
                 for variant in plan.variants:

@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+import msgspec
+
 from baton.wire.generate.declared import (
     ListPlan,
     MessagePlan,
@@ -16,17 +18,19 @@ from baton.wire.generate.fields import list_field, list_name
 from baton.wire.generate.kinds import kind_of
 from baton.wire.generate.names import enum_value, oneof_field
 from baton.wire.generate.numbers import Block, Numbered, numbered, read_blocks
-from baton.wire.services import Envelope, Rpc, RpcService, Stream
+from baton.wire.services import Envelope, RpcService, Stream
 
 COMMENT_WIDTH = 108
 
-HEAD = """\
+PACKAGE = "baton.v1"
+
+HEAD = f"""\
 // Messages between Baton's processes. `make proto` writes this file: a message is declared as a struct, and a
 // call in baton/wire/services.py. Numbers of fields are kept from the file that is here; docs/contributing.md
 // says how to add a field.
 syntax = "proto3";
 
-package baton.v1;
+package {PACKAGE};
 """
 
 
@@ -49,14 +53,16 @@ def _service(service: RpcService) -> str:
     lines = [*_comment(service.doc), f"service {service.name} {{"]
     for call in service.calls:
         lines += _comment(call.doc, "  ")
-        lines.append(f"  rpc {call.name}({_end(call, 'request')}) returns ({_end(call, 'reply')});")
+        request, reply = (_end(message, service) for message in (call.request, call.reply))
+        lines.append(f"  rpc {call.name}({request}) returns ({reply});")
     return "\n".join([*lines, "}", ""])
 
 
-def _end(call: Rpc, which: str) -> str:
-    message = getattr(call, which)
+def _end(message: type[msgspec.Struct] | Envelope | Stream, service: RpcService) -> str:
     declared = declared_of(message)
     name = declared.name if isinstance(declared, Envelope) else declared.__name__
+    if name in [call.name for call in service.calls]:
+        name = f".{PACKAGE}.{name}"  # within a service, a call hides the message of the same name
     return f"stream {name}" if isinstance(message, Stream) else name
 
 

@@ -67,6 +67,33 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_HOST: _ClassVar[Tier]
     TIER_SSD: _ClassVar[Tier]
     TIER_PEER: _ClassVar[Tier]
+
+class Scarce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCARCE_UNSPECIFIED: _ClassVar[Scarce]
+    SCARCE_REQUESTS: _ClassVar[Scarce]
+    SCARCE_TOKENS: _ClassVar[Scarce]
+    SCARCE_CONCURRENT: _ClassVar[Scarce]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_ACCEPTED: _ClassVar[Outcome]
+    OUTCOME_REFUSED: _ClassVar[Outcome]
+    OUTCOME_ADVISED: _ClassVar[Outcome]
+    OUTCOME_DONE: _ClassVar[Outcome]
+    OUTCOME_FAILED: _ClassVar[Outcome]
+
+class ReplicaPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_PHASE_UNSPECIFIED: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_WAITING: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_STARTING: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_RUNNING: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_SUSPECT: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_FLIPPING: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_DRAINING: _ClassVar[ReplicaPhase]
+    REPLICA_PHASE_KILLING: _ClassVar[ReplicaPhase]
 LEG_UNSPECIFIED: Leg
 LEG_PREFILL: Leg
 LEG_DECODE: Leg
@@ -104,6 +131,24 @@ TIER_UNSPECIFIED: Tier
 TIER_HOST: Tier
 TIER_SSD: Tier
 TIER_PEER: Tier
+SCARCE_UNSPECIFIED: Scarce
+SCARCE_REQUESTS: Scarce
+SCARCE_TOKENS: Scarce
+SCARCE_CONCURRENT: Scarce
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_ACCEPTED: Outcome
+OUTCOME_REFUSED: Outcome
+OUTCOME_ADVISED: Outcome
+OUTCOME_DONE: Outcome
+OUTCOME_FAILED: Outcome
+REPLICA_PHASE_UNSPECIFIED: ReplicaPhase
+REPLICA_PHASE_WAITING: ReplicaPhase
+REPLICA_PHASE_STARTING: ReplicaPhase
+REPLICA_PHASE_RUNNING: ReplicaPhase
+REPLICA_PHASE_SUSPECT: ReplicaPhase
+REPLICA_PHASE_FLIPPING: ReplicaPhase
+REPLICA_PHASE_DRAINING: ReplicaPhase
+REPLICA_PHASE_KILLING: ReplicaPhase
 
 class RouterEnvelope(_message.Message):
     __slots__ = ("router_hello", "start_sequence", "cancel_sequence", "resync_blocks")
@@ -595,7 +640,7 @@ class KVRefused(_message.Message):
     message: str
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
-class PackedFrame(_message.Message):
+class StoreFrame(_message.Message):
     __slots__ = ("payload",)
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
@@ -703,6 +748,99 @@ class ExpectedBlocks(_message.Message):
     hashes: bytes
     def __init__(self, worker_id: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
+class StoriesWanted(_message.Message):
+    __slots__ = ("request_id", "limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    limit: int
+    def __init__(self, request_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class StoriesTold(_message.Message):
+    __slots__ = ("router_id", "stories")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    STORIES_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    stories: _containers.RepeatedCompositeFieldContainer[Story]
+    def __init__(self, router_id: _Optional[str] = ..., stories: _Optional[_Iterable[_Union[Story, _Mapping]]] = ...) -> None: ...
+
+class Story(_message.Message):
+    __slots__ = ("request_id", "arrived_s", "took_s", "outcome", "verdict", "error", "model", "slo_class", "tenant", "ttft_slo_s", "tpot_slo_s", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_s", "tpot_s", "parts", "prefill_worker", "decode_worker", "predicted_ttft_s", "predicted_tpot_s", "attempts", "moments", "client_request_id")
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_S_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    arrived_s: float
+    took_s: float
+    outcome: str
+    verdict: str
+    error: str
+    model: str
+    slo_class: str
+    tenant: str
+    ttft_slo_s: float
+    tpot_slo_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_s: float
+    tpot_s: float
+    parts: _containers.ScalarMap[str, float]
+    prefill_worker: str
+    decode_worker: str
+    predicted_ttft_s: float
+    predicted_tpot_s: float
+    attempts: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    client_request_id: str
+    def __init__(self, request_id: _Optional[str] = ..., arrived_s: _Optional[float] = ..., took_s: _Optional[float] = ..., outcome: _Optional[str] = ..., verdict: _Optional[str] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., slo_class: _Optional[str] = ..., tenant: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., parts: _Optional[_Mapping[str, float]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_tpot_s: _Optional[float] = ..., attempts: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., client_request_id: _Optional[str] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("after_s", "what", "because", "sequence", "workers", "seconds", "bytes")
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    after_s: float
+    what: str
+    because: str
+    sequence: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    seconds: float
+    bytes: int
+    def __init__(self, after_s: _Optional[float] = ..., what: _Optional[str] = ..., because: _Optional[str] = ..., sequence: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class RenewStoreRequest(_message.Message):
     __slots__ = ("member", "lease_s")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -798,3 +936,401 @@ class NodeHoldings(_message.Message):
     node: NodeRef
     tiers: _containers.RepeatedScalarFieldContainer[Tier]
     def __init__(self, node: _Optional[_Union[NodeRef, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("tenant", "lease", "lease_s", "tokens", "requests_per_minute", "tokens_per_minute", "concurrent_max", "router_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_MAX_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lease: str
+    lease_s: float
+    tokens: int
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrent_max: int
+    router_id: str
+    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ..., lease_s: _Optional[float] = ..., tokens: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrent_max: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("scarce", "retry_after_s", "requests_left_s", "tokens_left_s", "router_count")
+    SCARCE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    scarce: Scarce
+    retry_after_s: float
+    requests_left_s: float
+    tokens_left_s: float
+    router_count: int
+    def __init__(self, scarce: _Optional[_Union[Scarce, str]] = ..., retry_after_s: _Optional[float] = ..., requests_left_s: _Optional[float] = ..., tokens_left_s: _Optional[float] = ..., router_count: _Optional[int] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("tenant", "lease", "refund_tokens", "tokens_per_minute")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    REFUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lease: str
+    refund_tokens: int
+    tokens_per_minute: int
+    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ..., refund_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
+
+class DemandReport(_message.Message):
+    __slots__ = ("router_id", "up_s", "classes", "queued", "queued_prompt_tokens", "workers", "model")
+    class ClassesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ClassLoad
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ClassLoad, _Mapping]] = ...) -> None: ...
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    up_s: float
+    classes: _containers.MessageMap[str, ClassLoad]
+    queued: int
+    queued_prompt_tokens: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
+    model: str
+    def __init__(self, router_id: _Optional[str] = ..., up_s: _Optional[float] = ..., classes: _Optional[_Mapping[str, ClassLoad]] = ..., queued: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class ClassLoad(_message.Message):
+    __slots__ = ("arrived", "started", "started_prompt_tokens", "cached_tokens", "ttft_missed", "ended", "output_tokens", "context_tokens", "tpot_missed")
+    class ArrivedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Bin
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Bin, _Mapping]] = ...) -> None: ...
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    arrived: _containers.MessageMap[int, Bin]
+    started: int
+    started_prompt_tokens: int
+    cached_tokens: int
+    ttft_missed: int
+    ended: int
+    output_tokens: int
+    context_tokens: int
+    tpot_missed: int
+    def __init__(self, arrived: _Optional[_Mapping[int, Bin]] = ..., started: _Optional[int] = ..., started_prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_missed: _Optional[int] = ..., ended: _Optional[int] = ..., output_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tpot_missed: _Optional[int] = ...) -> None: ...
+
+class Bin(_message.Message):
+    __slots__ = ("requests", "prompt_tokens")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    prompt_tokens: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("worker_id", "role", "age_s", "waiting_tokens", "decoding", "context_tokens", "held_share", "traits")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_SHARE_FIELD_NUMBER: _ClassVar[int]
+    TRAITS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    age_s: float
+    waiting_tokens: int
+    decoding: int
+    context_tokens: int
+    held_share: float
+    traits: Traits
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., age_s: _Optional[float] = ..., waiting_tokens: _Optional[int] = ..., decoding: _Optional[int] = ..., context_tokens: _Optional[int] = ..., held_share: _Optional[float] = ..., traits: _Optional[_Union[Traits, _Mapping]] = ...) -> None: ...
+
+class Traits(_message.Message):
+    __slots__ = ("costs", "chunk_tokens", "batch_max", "pool_tokens")
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
+    POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    costs: StepCosts
+    chunk_tokens: int
+    batch_max: int
+    pool_tokens: int
+    def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chunk_tokens: _Optional[int] = ..., batch_max: _Optional[int] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
+
+class DemandHeard(_message.Message):
+    __slots__ = ("every_s",)
+    EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    every_s: float
+    def __init__(self, every_s: _Optional[float] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("action", "who", "why", "is_advice")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    action: Action
+    who: str
+    why: str
+    is_advice: bool
+    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("scale", "resize", "flip", "drain", "drain_node", "roll_out")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    FLIP_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_OUT_FIELD_NUMBER: _ClassVar[int]
+    scale: Scale
+    resize: Resize
+    flip: Flip
+    drain: Drain
+    drain_node: DrainNode
+    roll_out: RollOut
+    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., flip: _Optional[_Union[Flip, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
+
+class Scale(_message.Message):
+    __slots__ = ("role", "count", "model")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    count: int
+    model: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., count: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Resize(_message.Message):
+    __slots__ = ("counts", "model")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.ScalarMap[str, int]
+    model: str
+    def __init__(self, counts: _Optional[_Mapping[str, int]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Flip(_message.Message):
+    __slots__ = ("worker", "role")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    role: Role
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("worker", "is_replaced")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    is_replaced: bool
+    def __init__(self, worker: _Optional[str] = ..., is_replaced: _Optional[bool] = ...) -> None: ...
+
+class DrainNode(_message.Message):
+    __slots__ = ("node", "is_undone")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDONE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    is_undone: bool
+    def __init__(self, node: _Optional[str] = ..., is_undone: _Optional[bool] = ...) -> None: ...
+
+class RollOut(_message.Message):
+    __slots__ = ("version", "model", "surge_max", "unavailable_max")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SURGE_MAX_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_MAX_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    model: str
+    surge_max: int
+    unavailable_max: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., model: _Optional[str] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("name", "sets")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., sets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("number", "at_s", "who", "why", "action", "outcome", "text", "done_after_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DONE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    who: str
+    why: str
+    action: Action
+    outcome: Outcome
+    text: str
+    done_after_s: float
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[str] = ..., done_after_s: _Optional[float] = ...) -> None: ...
+
+class ClusterState(_message.Message):
+    __slots__ = ("life", "pools", "replicas", "nodes", "decisions", "is_settled", "autoscale", "routers")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_SETTLED_FIELD_NUMBER: _ClassVar[int]
+    AUTOSCALE_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    life: str
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    is_settled: bool
+    autoscale: _containers.RepeatedCompositeFieldContainer[AutoscaleState]
+    routers: _containers.RepeatedCompositeFieldContainer[RouterState]
+    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("model", "counts", "version", "surge_max", "unavailable_max")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SURGE_MAX_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_MAX_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    counts: _containers.ScalarMap[str, int]
+    version: Version
+    surge_max: int
+    unavailable_max: int
+    def __init__(self, model: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("name", "model", "role", "phase", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "why", "address", "metrics_address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    role: Role
+    phase: ReplicaPhase
+    for_s: float
+    version: str
+    worker_id: str
+    node: str
+    deaths_in_a_row: int
+    last_exit: str
+    why: str
+    address: str
+    metrics_address: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., phase: _Optional[_Union[ReplicaPhase, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., why: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class NodeState(_message.Message):
+    __slots__ = ("node", "host", "is_alive", "is_drained", "cpus", "gpus")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    IS_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    is_alive: bool
+    is_drained: bool
+    cpus: float
+    gpus: float
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., is_alive: _Optional[bool] = ..., is_drained: _Optional[bool] = ..., cpus: _Optional[float] = ..., gpus: _Optional[float] = ...) -> None: ...
+
+class AutoscaleState(_message.Message):
+    __slots__ = ("mode", "text", "roles", "start_s", "drain_s", "flip_s", "model")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    FLIP_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    text: str
+    roles: _containers.RepeatedCompositeFieldContainer[RoleOutlook]
+    start_s: float
+    drain_s: float
+    flip_s: float
+    model: str
+    def __init__(self, mode: _Optional[str] = ..., text: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleOutlook, _Mapping]]] = ..., start_s: _Optional[float] = ..., drain_s: _Optional[float] = ..., flip_s: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RoleOutlook(_message.Message):
+    __slots__ = ("role", "demand", "forecast", "unit", "correction", "needed", "wanted")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    demand: float
+    forecast: float
+    unit: str
+    correction: float
+    needed: int
+    wanted: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., demand: _Optional[float] = ..., forecast: _Optional[float] = ..., unit: _Optional[str] = ..., correction: _Optional[float] = ..., needed: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class RouterState(_message.Message):
+    __slots__ = ("router_id", "address", "metrics_address", "host")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    address: str
+    metrics_address: str
+    host: str
+    def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...

@@ -323,13 +323,13 @@ class StoreNodeStub:
         """
         self.Session = channel.stream_stream(
                 '/baton.v1.StoreNode/Session',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
                 _registered_method=True)
         self.Ask = channel.unary_unary(
                 '/baton.v1.StoreNode/Ask',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
                 _registered_method=True)
 
 
@@ -357,13 +357,13 @@ def add_StoreNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
             ),
             'Ask': grpc.unary_unary_rpc_method_handler(
                     servicer.Ask,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -392,8 +392,8 @@ class StoreNode:
             request_iterator,
             target,
             '/baton.v1.StoreNode/Session',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -419,8 +419,8 @@ class StoreNode:
             request,
             target,
             '/baton.v1.StoreNode/Ask',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -613,8 +613,8 @@ class RouterStub:
                 _registered_method=True)
         self.Stories = channel.unary_unary(
                 '/baton.v1.Router/Stories',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.FromString,
                 _registered_method=True)
 
 
@@ -630,8 +630,7 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stories(self, request, context):
-        """What became of single requests, for operators. The request is a StoriesWanted of
-        baton/core/recent_requests.py, and the reply a StoriesTold.
+        """What became of single requests, for operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -647,8 +646,8 @@ def add_RouterServicer_to_server(servicer, server):
             ),
             'Stories': grpc.unary_unary_rpc_method_handler(
                     servicer.Stories,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -704,8 +703,8 @@ class Router:
             request,
             target,
             '/baton.v1.Router/Stories',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.FromString,
             options,
             channel_credentials,
             insecure,
@@ -965,7 +964,7 @@ class StoreDirectory:
 
 
 class BudgetsStub:
-    """What tenants may spend, counted for all routers. Frames hold values of baton/core/budgets.py.
+    """What tenants may spend, counted for all routers.
     """
 
     def __init__(self, channel):
@@ -976,30 +975,28 @@ class BudgetsStub:
         """
         self.Take = channel.unary_unary(
                 '/baton.v1.Budgets/Take',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Ask.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Grant.FromString,
                 _registered_method=True)
         self.Settle = channel.unary_unary(
                 '/baton.v1.Budgets/Settle',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Settle.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
 
 
 class BudgetsServicer:
-    """What tenants may spend, counted for all routers. Frames hold values of baton/core/budgets.py.
+    """What tenants may spend, counted for all routers.
     """
 
     def Take(self, request, context):
-        """The request is an Ask, and the reply a Grant.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """The request is a Settle, and the reply is empty.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1009,13 +1006,13 @@ def add_BudgetsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Take': grpc.unary_unary_rpc_method_handler(
                     servicer.Take,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Ask.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Grant.SerializeToString,
             ),
             'Settle': grpc.unary_unary_rpc_method_handler(
                     servicer.Settle,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Settle.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1026,7 +1023,7 @@ def add_BudgetsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Budgets:
-    """What tenants may spend, counted for all routers. Frames hold values of baton/core/budgets.py.
+    """What tenants may spend, counted for all routers.
     """
 
     @staticmethod
@@ -1044,8 +1041,8 @@ class Budgets:
             request,
             target,
             '/baton.v1.Budgets/Take',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Ask.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Grant.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1071,8 +1068,8 @@ class Budgets:
             request,
             target,
             '/baton.v1.Budgets/Settle',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Settle.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1085,7 +1082,7 @@ class Budgets:
 
 
 class DemandStub:
-    """What routers count and see, for the autoscaler. Frames hold values of baton/core/demand.py.
+    """What routers count and see, for the autoscaler.
     """
 
     def __init__(self, channel):
@@ -1096,18 +1093,17 @@ class DemandStub:
         """
         self.Report = channel.unary_unary(
                 '/baton.v1.Demand/Report',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
                 _registered_method=True)
 
 
 class DemandServicer:
-    """What routers count and see, for the autoscaler. Frames hold values of baton/core/demand.py.
+    """What routers count and see, for the autoscaler.
     """
 
     def Report(self, request, context):
-        """The request is a DemandReport, the reply a DemandHeard.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1117,8 +1113,8 @@ def add_DemandServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1129,7 +1125,7 @@ def add_DemandServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Demand:
-    """What routers count and see, for the autoscaler. Frames hold values of baton/core/demand.py.
+    """What routers count and see, for the autoscaler.
     """
 
     @staticmethod
@@ -1147,8 +1143,8 @@ class Demand:
             request,
             target,
             '/baton.v1.Demand/Report',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1161,7 +1157,7 @@ class Demand:
 
 
 class OperateStub:
-    """Operators, autoscaler and dashboard to the control plane. Frames hold values of baton/core/operate.py.
+    """Operators, autoscaler and dashboard to the control plane.
     """
 
     def __init__(self, channel):
@@ -1172,29 +1168,28 @@ class OperateStub:
         """
         self.Act = channel.unary_unary(
                 '/baton.v1.Operate/Act',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Order.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Decision.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/baton.v1.Operate/Watch',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.FromString,
                 _registered_method=True)
 
 
 class OperateServicer:
-    """Operators, autoscaler and dashboard to the control plane. Frames hold values of baton/core/operate.py.
+    """Operators, autoscaler and dashboard to the control plane.
     """
 
     def Act(self, request, context):
-        """The request is an Order, and the reply a Decision.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """A ClusterState at once, after every change, and at least once a second.
+        """The state at once, again after every change, and at least once a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1205,13 +1200,13 @@ def add_OperateServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Act': grpc.unary_unary_rpc_method_handler(
                     servicer.Act,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Order.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Decision.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1222,7 +1217,7 @@ def add_OperateServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operate:
-    """Operators, autoscaler and dashboard to the control plane. Frames hold values of baton/core/operate.py.
+    """Operators, autoscaler and dashboard to the control plane.
     """
 
     @staticmethod
@@ -1240,8 +1235,8 @@ class Operate:
             request,
             target,
             '/baton.v1.Operate/Act',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Order.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Decision.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1267,8 +1262,8 @@ class Operate:
             request,
             target,
             '/baton.v1.Operate/Watch',
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PackedFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,16 +8,20 @@ oneof, an unspecified enum, a block hash of the wrong size, columns of different
 from typing import Any, assert_never
 
 
+from baton.core.budgets import Ask, Grant, Scarce, Settle
 from baton.core.costs import LegTimings, StepCosts
+from baton.core.demand import Bin, ClassLoad, DemandHeard, DemandReport, Traits, WorkerLoad
 from baton.core.messages import AdapterRef, AskKV, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, Leg, LoadReport, Member, MembershipView, PeerHello, PeerRef, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
+from baton.core.operate import AutoscaleState, ClusterState, Decision, Drain, DrainNode, Flip, NodeState, Order, Outcome, Pool, ReplicaPhase, ReplicaState, Resize, RoleOutlook, RollOut, RouterState, Scale, Version
+from baton.core.recent_requests import Moment, StoriesTold, StoriesWanted, Story
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, WorkerShare
 from baton.core.steps import TokenLogprobs
 from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
-from baton.wire.decoding import WireError, block_hash, block_hashes, enum_member, pairs
+from baton.wire.decoding import WireError, block_hash, block_hashes, enum_member, enum_named, pairs
 from baton.wire.holdings import LookUpReply, NodeHoldings
 from baton.wire.proto import baton_pb2 as pb
-from baton.wire.services import Empty, FollowRequest, LookUpRequest, PackedFrame, RenewStoreRequest, RoleRequest, StoreKnown, StoreLeaves, StoreMembers, WorkerLeaves, WorkerStatusReply
+from baton.wire.services import Empty, FollowRequest, LookUpRequest, RenewStoreRequest, RoleRequest, StoreFrame, StoreKnown, StoreLeaves, StoreMembers, WorkerLeaves, WorkerStatusReply
 from baton.wire.step_columns import PlainOutputs, StepColumns, pack, unpack
 
 _LEG_NUMBERS = {
@@ -80,6 +84,33 @@ _TIER_NUMBERS = {
     Tier.PEER: 3,
 }
 _TIER_MEMBERS = {number: member for member, number in _TIER_NUMBERS.items()}
+
+_SCARCE_NUMBERS = {
+    Scarce.REQUESTS: 1,
+    Scarce.TOKENS: 2,
+    Scarce.CONCURRENT: 3,
+}
+_SCARCE_MEMBERS = {number: member for member, number in _SCARCE_NUMBERS.items()}
+
+_OUTCOME_NUMBERS = {
+    Outcome.ACCEPTED: 1,
+    Outcome.REFUSED: 2,
+    Outcome.ADVISED: 3,
+    Outcome.DONE: 4,
+    Outcome.FAILED: 5,
+}
+_OUTCOME_MEMBERS = {number: member for member, number in _OUTCOME_NUMBERS.items()}
+
+_REPLICA_PHASE_NUMBERS = {
+    ReplicaPhase.WAITING: 1,
+    ReplicaPhase.STARTING: 2,
+    ReplicaPhase.RUNNING: 3,
+    ReplicaPhase.SUSPECT: 4,
+    ReplicaPhase.FLIPPING: 5,
+    ReplicaPhase.DRAINING: 6,
+    ReplicaPhase.KILLING: 7,
+}
+_REPLICA_PHASE_MEMBERS = {number: member for member, number in _REPLICA_PHASE_NUMBERS.items()}
 
 
 def router_envelope_fields(x: RouterHello | StartSequence | CancelSequence | ResyncBlocks) -> dict[str, Any]:
@@ -906,18 +937,18 @@ def kv_refused_from_pb(x: pb.KVRefused) -> KVRefused:
     )
 
 
-def packed_frame_fields(x: PackedFrame) -> dict[str, Any]:
+def store_frame_fields(x: StoreFrame) -> dict[str, Any]:
     return {
         "payload": x.payload,
     }
 
 
-def packed_frame_to_pb(x: PackedFrame) -> pb.PackedFrame:
-    return pb.PackedFrame(**packed_frame_fields(x))
+def store_frame_to_pb(x: StoreFrame) -> pb.StoreFrame:
+    return pb.StoreFrame(**store_frame_fields(x))
 
 
-def packed_frame_from_pb(x: pb.PackedFrame) -> PackedFrame:
-    return PackedFrame(
+def store_frame_from_pb(x: pb.StoreFrame) -> StoreFrame:
+    return StoreFrame(
         payload=x.payload,
     )
 
@@ -1101,6 +1132,132 @@ def expected_blocks_from_pb(x: pb.ExpectedBlocks) -> ExpectedBlocks:
     return ExpectedBlocks(
         worker_id=x.worker_id,
         hashes=block_hashes(x.hashes),
+    )
+
+
+def stories_wanted_fields(x: StoriesWanted) -> dict[str, Any]:
+    return {
+        "request_id": x.request_id,
+        "limit": x.limit,
+    }
+
+
+def stories_wanted_to_pb(x: StoriesWanted) -> pb.StoriesWanted:
+    return pb.StoriesWanted(**stories_wanted_fields(x))
+
+
+def stories_wanted_from_pb(x: pb.StoriesWanted) -> StoriesWanted:
+    return StoriesWanted(
+        request_id=x.request_id,
+        limit=x.limit,
+    )
+
+
+def stories_told_fields(x: StoriesTold) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "stories": [story_fields(v) for v in x.stories],
+    }
+
+
+def stories_told_to_pb(x: StoriesTold) -> pb.StoriesTold:
+    return pb.StoriesTold(**stories_told_fields(x))
+
+
+def stories_told_from_pb(x: pb.StoriesTold) -> StoriesTold:
+    return StoriesTold(
+        router_id=x.router_id,
+        stories=tuple([story_from_pb(v) for v in x.stories[:]]),
+    )
+
+
+def story_fields(x: Story) -> dict[str, Any]:
+    return {
+        "request_id": x.request_id,
+        "arrived_s": x.arrived_s,
+        "took_s": x.took_s,
+        "outcome": x.outcome,
+        "verdict": x.verdict,
+        "error": x.error,
+        "model": x.model,
+        "slo_class": x.slo_class,
+        "tenant": x.tenant,
+        "ttft_slo_s": x.ttft_slo_s,
+        "tpot_slo_s": x.tpot_slo_s,
+        "prompt_tokens": x.prompt_tokens,
+        "cached_tokens": x.cached_tokens,
+        "completion_tokens": x.completion_tokens,
+        "ttft_s": x.ttft_s,
+        "tpot_s": x.tpot_s,
+        "parts": x.parts,
+        "prefill_worker": x.prefill_worker,
+        "decode_worker": x.decode_worker,
+        "predicted_ttft_s": x.predicted_ttft_s,
+        "predicted_tpot_s": x.predicted_tpot_s,
+        "attempts": x.attempts,
+        "moments": [moment_fields(v) for v in x.moments],
+        "client_request_id": x.client_request_id,
+    }
+
+
+def story_to_pb(x: Story) -> pb.Story:
+    return pb.Story(**story_fields(x))
+
+
+def story_from_pb(x: pb.Story) -> Story:
+    return Story(
+        request_id=x.request_id,
+        arrived_s=x.arrived_s,
+        took_s=x.took_s,
+        outcome=x.outcome,
+        verdict=x.verdict,
+        error=x.error,
+        model=x.model,
+        slo_class=x.slo_class,
+        tenant=x.tenant,
+        ttft_slo_s=x.ttft_slo_s,
+        tpot_slo_s=x.tpot_slo_s,
+        prompt_tokens=x.prompt_tokens,
+        cached_tokens=x.cached_tokens,
+        completion_tokens=x.completion_tokens,
+        ttft_s=x.ttft_s if x.HasField("ttft_s") else None,
+        tpot_s=x.tpot_s if x.HasField("tpot_s") else None,
+        parts=dict(x.parts),
+        prefill_worker=x.prefill_worker,
+        decode_worker=x.decode_worker,
+        predicted_ttft_s=x.predicted_ttft_s if x.HasField("predicted_ttft_s") else None,
+        predicted_tpot_s=x.predicted_tpot_s if x.HasField("predicted_tpot_s") else None,
+        attempts=x.attempts,
+        moments=tuple([moment_from_pb(v) for v in x.moments[:]]),
+        client_request_id=x.client_request_id,
+    )
+
+
+def moment_fields(x: Moment) -> dict[str, Any]:
+    return {
+        "after_s": x.after_s,
+        "what": x.what,
+        "because": x.because,
+        "sequence": x.sequence,
+        "workers": x.workers,
+        "seconds": x.seconds,
+        "bytes": x.bytes,
+    }
+
+
+def moment_to_pb(x: Moment) -> pb.Moment:
+    return pb.Moment(**moment_fields(x))
+
+
+def moment_from_pb(x: pb.Moment) -> Moment:
+    return Moment(
+        after_s=x.after_s,
+        what=x.what,
+        because=x.because,
+        sequence=x.sequence,
+        workers=tuple(x.workers[:]),
+        seconds=x.seconds,
+        bytes=x.bytes,
     )
 
 
@@ -1296,4 +1453,648 @@ def node_holdings_from_pb(x: pb.NodeHoldings) -> NodeHoldings:
     return NodeHoldings(
         node=node_ref_from_pb(x.node),
         tiers=tuple([(enum_member(_TIER_MEMBERS, v) if v else None) for v in x.tiers[:]]),
+    )
+
+
+def ask_fields(x: Ask) -> dict[str, Any]:
+    return {
+        "tenant": x.tenant,
+        "lease": x.lease,
+        "lease_s": x.lease_s,
+        "tokens": x.tokens,
+        "requests_per_minute": x.requests_per_minute,
+        "tokens_per_minute": x.tokens_per_minute,
+        "concurrent_max": x.concurrent_max,
+        "router_id": x.router_id,
+    }
+
+
+def ask_to_pb(x: Ask) -> pb.Ask:
+    return pb.Ask(**ask_fields(x))
+
+
+def ask_from_pb(x: pb.Ask) -> Ask:
+    return Ask(
+        tenant=x.tenant,
+        lease=x.lease,
+        lease_s=x.lease_s,
+        tokens=x.tokens,
+        requests_per_minute=x.requests_per_minute,
+        tokens_per_minute=x.tokens_per_minute,
+        concurrent_max=x.concurrent_max,
+        router_id=x.router_id,
+    )
+
+
+def grant_fields(x: Grant) -> dict[str, Any]:
+    return {
+        "scarce": None if x.scarce is None else _SCARCE_NUMBERS[x.scarce],
+        "retry_after_s": x.retry_after_s,
+        "requests_left_s": x.requests_left_s,
+        "tokens_left_s": x.tokens_left_s,
+        "router_count": x.router_count,
+    }
+
+
+def grant_to_pb(x: Grant) -> pb.Grant:
+    return pb.Grant(**grant_fields(x))
+
+
+def grant_from_pb(x: pb.Grant) -> Grant:
+    return Grant(
+        scarce=enum_member(_SCARCE_MEMBERS, x.scarce) if x.scarce else None,
+        retry_after_s=x.retry_after_s,
+        requests_left_s=x.requests_left_s,
+        tokens_left_s=x.tokens_left_s,
+        router_count=x.router_count,
+    )
+
+
+def settle_fields(x: Settle) -> dict[str, Any]:
+    return {
+        "tenant": x.tenant,
+        "lease": x.lease,
+        "refund_tokens": x.refund_tokens,
+        "tokens_per_minute": x.tokens_per_minute,
+    }
+
+
+def settle_to_pb(x: Settle) -> pb.Settle:
+    return pb.Settle(**settle_fields(x))
+
+
+def settle_from_pb(x: pb.Settle) -> Settle:
+    return Settle(
+        tenant=x.tenant,
+        lease=x.lease,
+        refund_tokens=x.refund_tokens,
+        tokens_per_minute=x.tokens_per_minute,
+    )
+
+
+def demand_report_fields(x: DemandReport) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "up_s": x.up_s,
+        "classes": {k: pb.ClassLoad(**class_load_fields(v)) for k, v in x.classes.items()},
+        "queued": x.queued,
+        "queued_prompt_tokens": x.queued_prompt_tokens,
+        "workers": [worker_load_fields(v) for v in x.workers],
+        "model": x.model,
+    }
+
+
+def demand_report_to_pb(x: DemandReport) -> pb.DemandReport:
+    return pb.DemandReport(**demand_report_fields(x))
+
+
+def demand_report_from_pb(x: pb.DemandReport) -> DemandReport:
+    return DemandReport(
+        router_id=x.router_id,
+        up_s=x.up_s,
+        classes={k: class_load_from_pb(v) for k, v in x.classes.items()},
+        queued=x.queued,
+        queued_prompt_tokens=x.queued_prompt_tokens,
+        workers=tuple([worker_load_from_pb(v) for v in x.workers[:]]),
+        model=x.model,
+    )
+
+
+def class_load_fields(x: ClassLoad) -> dict[str, Any]:
+    return {
+        "arrived": {k: pb.Bin(**bin_fields(v)) for k, v in x.arrived.items()},
+        "started": x.started,
+        "started_prompt_tokens": x.started_prompt_tokens,
+        "cached_tokens": x.cached_tokens,
+        "ttft_missed": x.ttft_missed,
+        "ended": x.ended,
+        "output_tokens": x.output_tokens,
+        "context_tokens": x.context_tokens,
+        "tpot_missed": x.tpot_missed,
+    }
+
+
+def class_load_to_pb(x: ClassLoad) -> pb.ClassLoad:
+    return pb.ClassLoad(**class_load_fields(x))
+
+
+def class_load_from_pb(x: pb.ClassLoad) -> ClassLoad:
+    return ClassLoad(
+        arrived={k: bin_from_pb(v) for k, v in x.arrived.items()},
+        started=x.started,
+        started_prompt_tokens=x.started_prompt_tokens,
+        cached_tokens=x.cached_tokens,
+        ttft_missed=x.ttft_missed,
+        ended=x.ended,
+        output_tokens=x.output_tokens,
+        context_tokens=x.context_tokens,
+        tpot_missed=x.tpot_missed,
+    )
+
+
+def bin_fields(x: Bin) -> dict[str, Any]:
+    return {
+        "requests": x.requests,
+        "prompt_tokens": x.prompt_tokens,
+    }
+
+
+def bin_to_pb(x: Bin) -> pb.Bin:
+    return pb.Bin(**bin_fields(x))
+
+
+def bin_from_pb(x: pb.Bin) -> Bin:
+    return Bin(
+        requests=x.requests,
+        prompt_tokens=x.prompt_tokens,
+    )
+
+
+def worker_load_fields(x: WorkerLoad) -> dict[str, Any]:
+    return {
+        "worker_id": x.worker_id,
+        "role": _ROLE_NUMBERS[x.role],
+        "age_s": x.age_s,
+        "waiting_tokens": x.waiting_tokens,
+        "decoding": x.decoding,
+        "context_tokens": x.context_tokens,
+        "held_share": x.held_share,
+        "traits": None if x.traits is None else traits_fields(x.traits),
+    }
+
+
+def worker_load_to_pb(x: WorkerLoad) -> pb.WorkerLoad:
+    return pb.WorkerLoad(**worker_load_fields(x))
+
+
+def worker_load_from_pb(x: pb.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
+        worker_id=x.worker_id,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        age_s=x.age_s,
+        waiting_tokens=x.waiting_tokens,
+        decoding=x.decoding,
+        context_tokens=x.context_tokens,
+        held_share=x.held_share,
+        traits=traits_from_pb(x.traits) if x.HasField("traits") else None,
+    )
+
+
+def traits_fields(x: Traits) -> dict[str, Any]:
+    return {
+        "costs": step_costs_fields(x.costs),
+        "chunk_tokens": x.chunk_tokens,
+        "batch_max": x.batch_max,
+        "pool_tokens": x.pool_tokens,
+    }
+
+
+def traits_to_pb(x: Traits) -> pb.Traits:
+    return pb.Traits(**traits_fields(x))
+
+
+def traits_from_pb(x: pb.Traits) -> Traits:
+    return Traits(
+        costs=step_costs_from_pb(x.costs),
+        chunk_tokens=x.chunk_tokens,
+        batch_max=x.batch_max,
+        pool_tokens=x.pool_tokens,
+    )
+
+
+def demand_heard_fields(x: DemandHeard) -> dict[str, Any]:
+    return {
+        "every_s": x.every_s,
+    }
+
+
+def demand_heard_to_pb(x: DemandHeard) -> pb.DemandHeard:
+    return pb.DemandHeard(**demand_heard_fields(x))
+
+
+def demand_heard_from_pb(x: pb.DemandHeard) -> DemandHeard:
+    return DemandHeard(
+        every_s=x.every_s,
+    )
+
+
+def order_fields(x: Order) -> dict[str, Any]:
+    return {
+        "action": action_fields(x.action),
+        "who": x.who,
+        "why": x.why,
+        "is_advice": x.is_advice,
+    }
+
+
+def order_to_pb(x: Order) -> pb.Order:
+    return pb.Order(**order_fields(x))
+
+
+def order_from_pb(x: pb.Order) -> Order:
+    return Order(
+        action=action_from_pb(x.action),
+        who=x.who,
+        why=x.why,
+        is_advice=x.is_advice,
+    )
+
+
+def action_fields(x: Scale | Resize | Flip | Drain | DrainNode | RollOut) -> dict[str, Any]:
+    match x:
+        case Scale():
+            return {"scale": scale_fields(x)}
+        case Resize():
+            return {"resize": resize_fields(x)}
+        case Flip():
+            return {"flip": flip_fields(x)}
+        case Drain():
+            return {"drain": drain_fields(x)}
+        case DrainNode():
+            return {"drain_node": drain_node_fields(x)}
+        case RollOut():
+            return {"roll_out": roll_out_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def action_to_pb(x: Scale | Resize | Flip | Drain | DrainNode | RollOut) -> pb.Action:
+    return pb.Action(**action_fields(x))
+
+
+def action_from_pb(x: pb.Action) -> Scale | Resize | Flip | Drain | DrainNode | RollOut:
+    match x.WhichOneof("message"):
+        case "scale":
+            return scale_from_pb(x.scale)
+        case "resize":
+            return resize_from_pb(x.resize)
+        case "flip":
+            return flip_from_pb(x.flip)
+        case "drain":
+            return drain_from_pb(x.drain)
+        case "drain_node":
+            return drain_node_from_pb(x.drain_node)
+        case "roll_out":
+            return roll_out_from_pb(x.roll_out)
+        case other:
+            raise WireError(f"Action: message {other!r} is not allowed here")
+
+
+def scale_fields(x: Scale) -> dict[str, Any]:
+    return {
+        "role": _ROLE_NUMBERS[x.role],
+        "count": x.count,
+        "model": x.model,
+    }
+
+
+def scale_to_pb(x: Scale) -> pb.Scale:
+    return pb.Scale(**scale_fields(x))
+
+
+def scale_from_pb(x: pb.Scale) -> Scale:
+    return Scale(
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        count=x.count,
+        model=x.model,
+    )
+
+
+def resize_fields(x: Resize) -> dict[str, Any]:
+    return {
+        "counts": x.counts,
+        "model": x.model,
+    }
+
+
+def resize_to_pb(x: Resize) -> pb.Resize:
+    return pb.Resize(**resize_fields(x))
+
+
+def resize_from_pb(x: pb.Resize) -> Resize:
+    return Resize(
+        counts={enum_named(Role, k): v for k, v in x.counts.items()},
+        model=x.model,
+    )
+
+
+def flip_fields(x: Flip) -> dict[str, Any]:
+    return {
+        "worker": x.worker,
+        "role": _ROLE_NUMBERS[x.role],
+    }
+
+
+def flip_to_pb(x: Flip) -> pb.Flip:
+    return pb.Flip(**flip_fields(x))
+
+
+def flip_from_pb(x: pb.Flip) -> Flip:
+    return Flip(
+        worker=x.worker,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+    )
+
+
+def drain_fields(x: Drain) -> dict[str, Any]:
+    return {
+        "worker": x.worker,
+        "is_replaced": x.is_replaced,
+    }
+
+
+def drain_to_pb(x: Drain) -> pb.Drain:
+    return pb.Drain(**drain_fields(x))
+
+
+def drain_from_pb(x: pb.Drain) -> Drain:
+    return Drain(
+        worker=x.worker,
+        is_replaced=x.is_replaced,
+    )
+
+
+def drain_node_fields(x: DrainNode) -> dict[str, Any]:
+    return {
+        "node": x.node,
+        "is_undone": x.is_undone,
+    }
+
+
+def drain_node_to_pb(x: DrainNode) -> pb.DrainNode:
+    return pb.DrainNode(**drain_node_fields(x))
+
+
+def drain_node_from_pb(x: pb.DrainNode) -> DrainNode:
+    return DrainNode(
+        node=x.node,
+        is_undone=x.is_undone,
+    )
+
+
+def roll_out_fields(x: RollOut) -> dict[str, Any]:
+    return {
+        "version": version_fields(x.version),
+        "model": x.model,
+        "surge_max": x.surge_max,
+        "unavailable_max": x.unavailable_max,
+    }
+
+
+def roll_out_to_pb(x: RollOut) -> pb.RollOut:
+    return pb.RollOut(**roll_out_fields(x))
+
+
+def roll_out_from_pb(x: pb.RollOut) -> RollOut:
+    return RollOut(
+        version=version_from_pb(x.version),
+        model=x.model,
+        surge_max=x.surge_max,
+        unavailable_max=x.unavailable_max,
+    )
+
+
+def version_fields(x: Version) -> dict[str, Any]:
+    return {
+        "name": x.name,
+        "sets": x.sets,
+    }
+
+
+def version_to_pb(x: Version) -> pb.Version:
+    return pb.Version(**version_fields(x))
+
+
+def version_from_pb(x: pb.Version) -> Version:
+    return Version(
+        name=x.name,
+        sets=tuple(x.sets[:]),
+    )
+
+
+def decision_fields(x: Decision) -> dict[str, Any]:
+    return {
+        "number": x.number,
+        "at_s": x.at_s,
+        "who": x.who,
+        "why": x.why,
+        "action": action_fields(x.action),
+        "outcome": _OUTCOME_NUMBERS[x.outcome],
+        "text": x.text,
+        "done_after_s": x.done_after_s,
+    }
+
+
+def decision_to_pb(x: Decision) -> pb.Decision:
+    return pb.Decision(**decision_fields(x))
+
+
+def decision_from_pb(x: pb.Decision) -> Decision:
+    return Decision(
+        number=x.number,
+        at_s=x.at_s,
+        who=x.who,
+        why=x.why,
+        action=action_from_pb(x.action),
+        outcome=enum_member(_OUTCOME_MEMBERS, x.outcome),
+        text=x.text,
+        done_after_s=x.done_after_s if x.HasField("done_after_s") else None,
+    )
+
+
+def cluster_state_fields(x: ClusterState) -> dict[str, Any]:
+    return {
+        "life": x.life,
+        "pools": [pool_fields(v) for v in x.pools],
+        "replicas": [replica_state_fields(v) for v in x.replicas],
+        "nodes": [node_state_fields(v) for v in x.nodes],
+        "decisions": [decision_fields(v) for v in x.decisions],
+        "is_settled": x.is_settled,
+        "autoscale": [autoscale_state_fields(v) for v in x.autoscale],
+        "routers": [router_state_fields(v) for v in x.routers],
+    }
+
+
+def cluster_state_to_pb(x: ClusterState) -> pb.ClusterState:
+    return pb.ClusterState(**cluster_state_fields(x))
+
+
+def cluster_state_from_pb(x: pb.ClusterState) -> ClusterState:
+    return ClusterState(
+        life=x.life,
+        pools=tuple([pool_from_pb(v) for v in x.pools[:]]),
+        replicas=tuple([replica_state_from_pb(v) for v in x.replicas[:]]),
+        nodes=tuple([node_state_from_pb(v) for v in x.nodes[:]]),
+        decisions=tuple([decision_from_pb(v) for v in x.decisions[:]]),
+        is_settled=x.is_settled,
+        autoscale=tuple([autoscale_state_from_pb(v) for v in x.autoscale[:]]),
+        routers=tuple([router_state_from_pb(v) for v in x.routers[:]]),
+    )
+
+
+def pool_fields(x: Pool) -> dict[str, Any]:
+    return {
+        "model": x.model,
+        "counts": x.counts,
+        "version": version_fields(x.version),
+        "surge_max": x.surge_max,
+        "unavailable_max": x.unavailable_max,
+    }
+
+
+def pool_to_pb(x: Pool) -> pb.Pool:
+    return pb.Pool(**pool_fields(x))
+
+
+def pool_from_pb(x: pb.Pool) -> Pool:
+    return Pool(
+        model=x.model,
+        counts={enum_named(Role, k): v for k, v in x.counts.items()},
+        version=version_from_pb(x.version),
+        surge_max=x.surge_max,
+        unavailable_max=x.unavailable_max,
+    )
+
+
+def replica_state_fields(x: ReplicaState) -> dict[str, Any]:
+    return {
+        "name": x.name,
+        "model": x.model,
+        "role": _ROLE_NUMBERS[x.role],
+        "phase": _REPLICA_PHASE_NUMBERS[x.phase],
+        "for_s": x.for_s,
+        "version": x.version,
+        "worker_id": x.worker_id,
+        "node": x.node,
+        "deaths_in_a_row": x.deaths_in_a_row,
+        "last_exit": x.last_exit,
+        "why": x.why,
+        "address": x.address,
+        "metrics_address": x.metrics_address,
+    }
+
+
+def replica_state_to_pb(x: ReplicaState) -> pb.ReplicaState:
+    return pb.ReplicaState(**replica_state_fields(x))
+
+
+def replica_state_from_pb(x: pb.ReplicaState) -> ReplicaState:
+    return ReplicaState(
+        name=x.name,
+        model=x.model,
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        phase=enum_member(_REPLICA_PHASE_MEMBERS, x.phase),
+        for_s=x.for_s,
+        version=x.version,
+        worker_id=x.worker_id if x.HasField("worker_id") else None,
+        node=x.node,
+        deaths_in_a_row=x.deaths_in_a_row,
+        last_exit=x.last_exit,
+        why=x.why,
+        address=x.address,
+        metrics_address=x.metrics_address,
+    )
+
+
+def node_state_fields(x: NodeState) -> dict[str, Any]:
+    return {
+        "node": x.node,
+        "host": x.host,
+        "is_alive": x.is_alive,
+        "is_drained": x.is_drained,
+        "cpus": x.cpus,
+        "gpus": x.gpus,
+    }
+
+
+def node_state_to_pb(x: NodeState) -> pb.NodeState:
+    return pb.NodeState(**node_state_fields(x))
+
+
+def node_state_from_pb(x: pb.NodeState) -> NodeState:
+    return NodeState(
+        node=x.node,
+        host=x.host,
+        is_alive=x.is_alive,
+        is_drained=x.is_drained,
+        cpus=x.cpus,
+        gpus=x.gpus,
+    )
+
+
+def autoscale_state_fields(x: AutoscaleState) -> dict[str, Any]:
+    return {
+        "mode": x.mode,
+        "text": x.text,
+        "roles": [role_outlook_fields(v) for v in x.roles],
+        "start_s": x.start_s,
+        "drain_s": x.drain_s,
+        "flip_s": x.flip_s,
+        "model": x.model,
+    }
+
+
+def autoscale_state_to_pb(x: AutoscaleState) -> pb.AutoscaleState:
+    return pb.AutoscaleState(**autoscale_state_fields(x))
+
+
+def autoscale_state_from_pb(x: pb.AutoscaleState) -> AutoscaleState:
+    return AutoscaleState(
+        mode=x.mode,
+        text=x.text,
+        roles=tuple([role_outlook_from_pb(v) for v in x.roles[:]]),
+        start_s=x.start_s,
+        drain_s=x.drain_s,
+        flip_s=x.flip_s,
+        model=x.model,
+    )
+
+
+def role_outlook_fields(x: RoleOutlook) -> dict[str, Any]:
+    return {
+        "role": _ROLE_NUMBERS[x.role],
+        "demand": x.demand,
+        "forecast": x.forecast,
+        "unit": x.unit,
+        "correction": x.correction,
+        "needed": x.needed,
+        "wanted": x.wanted,
+    }
+
+
+def role_outlook_to_pb(x: RoleOutlook) -> pb.RoleOutlook:
+    return pb.RoleOutlook(**role_outlook_fields(x))
+
+
+def role_outlook_from_pb(x: pb.RoleOutlook) -> RoleOutlook:
+    return RoleOutlook(
+        role=enum_member(_ROLE_MEMBERS, x.role),
+        demand=x.demand,
+        forecast=x.forecast,
+        unit=x.unit,
+        correction=x.correction,
+        needed=x.needed,
+        wanted=x.wanted,
+    )
+
+
+def router_state_fields(x: RouterState) -> dict[str, Any]:
+    return {
+        "router_id": x.router_id,
+        "address": x.address,
+        "metrics_address": x.metrics_address,
+        "host": x.host,
+    }
+
+
+def router_state_to_pb(x: RouterState) -> pb.RouterState:
+    return pb.RouterState(**router_state_fields(x))
+
+
+def router_state_from_pb(x: pb.RouterState) -> RouterState:
+    return RouterState(
+        router_id=x.router_id,
+        address=x.address,
+        metrics_address=x.metrics_address,
+        host=x.host,
     )

@@ -3,7 +3,7 @@ values are built from the types of their fields, so a field that the mapping for
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -62,7 +62,7 @@ def values(kind) -> st.SearchStrategy:
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
     if issubclass(kind, StrEnum):
         return st.sampled_from(kind)
@@ -152,7 +152,7 @@ def full(kind):
         return full(next(a for a in args if a is not type(None)))
     if origin in (tuple, Sequence):
         return (full(args[0]),) * 2 if origin is Sequence or args[-1] is ... else tuple(map(full, args))
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {full(args[0]): full(args[1])}
     if issubclass(kind, StrEnum):
         return list(kind)[-1]
@@ -172,7 +172,7 @@ def test_no_field_is_left_at_home(kind):
     assert over_the_wire(*ways(kind.__name__), message) == message
 
 
-ROUTER, WORKER, READER, OWNER = (ways(envelope.name) for envelope in ENVELOPES)
+ROUTER, WORKER, READER, OWNER = (ways(envelope.name) for envelope in ENVELOPES[:4])
 
 
 def test_none_and_empty_differ():
@@ -191,6 +191,44 @@ def test_an_empty_envelope_is_refused():
         WORKER[1](pb.WorkerEnvelope())
     with pytest.raises(WireError):
         ROUTER[1](pb.RouterEnvelope())
+
+
+def test_a_hello_in_the_middle_of_a_session_is_refused():
+    with pytest.raises(WireError, match="router_hello"):
+        ROUTER[1](ROUTER[0](m.RouterHello("r")))
+    for to_pb, from_pb in (READER, OWNER):
+        with pytest.raises(WireError, match="peer_hello"):
+            from_pb(to_pb(m.PeerHello("w", "f", {})))
+
+
+def test_lists_that_belong_together_have_one_length():
+    envelope = OWNER[0](m.KVGrant("s", 1, 0, (4,), (7,), 1.0))
+    envelope.kv_grant.generations.append(8)
+    with pytest.raises(WireError, match="source_blocks, generations"):
+        OWNER[1](envelope)
+
+
+def test_hashes_that_are_cut_off_are_refused():
+    envelope = WORKER[0](m.BlockEvents(1, (b"h" * HASH_BYTES,)))
+    envelope.block_events.stored += b"h"
+    with pytest.raises(WireError):
+        WORKER[1](envelope)
+    update = pb.RouterUpdate(expected=[pb.ExpectedBlocks(worker_id="w", hashes=b"short")])
+    with pytest.raises(WireError):
+        mapping.router_update_from_pb(update)
+
+
+@pytest.mark.parametrize("role", [0, 9])
+def test_an_enum_value_of_another_release_is_refused(role):
+    with pytest.raises(WireError, match=f"enum value {role}"):
+        mapping.role_request_from_pb(pb.RoleRequest(role=role))
+    with pytest.raises(WireError):
+        mapping.pool_from_pb(pb.Pool(counts={"wanderer": 1}))
+
+
+def test_an_order_without_an_action_is_refused():
+    with pytest.raises(WireError):
+        mapping.order_from_pb(pb.Order(who="operator"))
 
 
 def test_what_a_correct_peer_never_sends_is_refused():
