@@ -1,4 +1,4 @@
-"""Budgets of tenants over gRPC: both sides. The control plane holds the ledger for all routers."""
+"""Budgets of tenants over gRPC, both sides. The control plane holds the ledger for all routers."""
 
 import asyncio
 from typing import Any

@@ -22,10 +22,10 @@ from baton.wire.services import RoleRequest, WorkerLeaves, WorkerStatusReply
 from baton.wire.transport import Standing, channel_to, chosen
 
 CONNECT_S = 5.0
-"""From dialling to the peer's first message."""
+"""The longest time from dialling to the peer's first message."""
 
 CALL_S = 5.0
-"""One unary call."""
+"""The longest time for one unary call."""
 
 RouterEnd = Link[m.RouterMessage, m.WorkerMessage]
 AskerEnd = Link[m.AskerMessage, m.SourceMessage]
@@ -43,8 +43,10 @@ async def hung_up(call: Any) -> AsyncGenerator[None]:
 async def worker_session(
     address: str, router_id: RouterId, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
-    """A router's session with a worker. Raises LinkBroken if the worker can't be reached, says no
-    hello in time, or speaks another wire version."""
+    """A router's session with a worker.
+
+    Raises LinkBroken if the worker can't be reached, says no hello in time, or speaks another wire version.
+    """
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.WorkerStub(channel).Session()
         async with hung_up(call):
@@ -73,8 +75,10 @@ async def worker_session(
 async def peer_session(
     address: str, hello: m.PeerHello, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[m.PeerHello, AskerEnd]]:
-    """A decode worker's session with a prefill worker. Raises LinkBroken, or IncompatiblePeer if
-    the two do not agree on fingerprint or wire version."""
+    """A decode worker's session with a prefill worker.
+
+    Raises LinkBroken, or IncompatiblePeer if the two do not agree on fingerprint or wire version.
+    """
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.PeerStub(channel).Session()
         async with hung_up(call):
@@ -97,7 +101,7 @@ async def peer_session(
 
 
 def disagreement(ours: m.PeerHello, theirs: m.PeerHello) -> str | None:
-    """Why KV must not move between the two; None if it may."""
+    """The reason why KV must not move between the two; None if it may."""
     if ours.wire_version != theirs.wire_version:
         return f"wire version {theirs.wire_version}, ours is {ours.wire_version}"
     if ours.fingerprint != theirs.fingerprint:
@@ -128,7 +132,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 async def unary(address: str, service: Any, method: str, request: Any) -> Any:
-    """One call of `service`, a stub's class. Raises LinkBroken."""
+    """Make one call of `service`, which is a stub's class. Raises LinkBroken."""
     name = service.__name__.removesuffix("Stub")
     async with channel_to(address, server_of(name)) as channel:
         try:
@@ -145,7 +149,7 @@ async def drain_worker(address: str) -> None:
 
 
 async def set_worker_role(address: str, role: m.Role, *, drain_s: float = 0.0) -> None:
-    """`drain_s`: for what the worker holds, before it takes the role; it answers at once."""
+    """The worker answers at once, and has `drain_s` to finish what it holds before it takes the role."""
     request = mapping.role_request_to_pb(RoleRequest(role, drain_s))
     await unary(address, pb_grpc.WorkerStub, "SetRole", request)
 
@@ -156,8 +160,11 @@ async def worker_status(address: str) -> WorkerStatusReply:
 
 
 class DirectoryClient:
-    """A member's or router's connection to the directory. Every call raises LinkBroken when the
-    directory can't be reached; the caller goes on with what it knows and tries again."""
+    """A member's or router's connection to the directory.
+
+    Every call raises LinkBroken when the directory can't be reached; the caller goes on with what it knows
+    and tries again.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -178,7 +185,7 @@ class DirectoryClient:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
-        """The view now, then after every change; at least one a second. The router is listed meanwhile."""
+        """The view now, after every change, and at least once a second. The router is listed meanwhile."""
         async with channel_to(self.address, Party.CONTROL) as channel:
             call = pb_grpc.DirectoryStub(channel).Watch(mapping.router_member_to_pb(member))
             try:

@@ -1,4 +1,4 @@
-"""What routers tell the control plane of their requests, over gRPC: both sides."""
+"""Routers' reports on their requests to the control plane, over gRPC: both sides."""
 
 from typing import Any, Protocol
 

@@ -1,4 +1,4 @@
-"""Orders to the control plane, and what it says of its cluster, over gRPC: both sides."""
+"""Orders to the control plane, and its reports on the cluster, over gRPC: both sides."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -18,13 +18,13 @@ from baton.wire.serving import request_of
 from baton.wire.transport import Standing, chosen, require_operator
 
 CALL_S = 10.0
-"""One order, or the first state."""
+"""The longest time for one order, or for the first state."""
 
 _ACT = f"{PACKAGE}Operate/Act"
 
 
 class OperateHandler(Protocol):
-    """What `control_plane.desired.Operations` says."""
+    """The control plane's side, which is `control_plane.desired.Operations`."""
 
     def order(self, order: Order) -> Decision: ...
 

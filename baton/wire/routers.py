@@ -1,4 +1,4 @@
-"""Both ends of what routers tell: to one another, and to operators."""
+"""Both ends of the calls to routers, which come from one another and from operators."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
@@ -21,14 +21,14 @@ from baton.wire.serving import request_of
 from baton.wire.transport import channel_to, chosen, require_operator
 
 STORIES_S = 5.0
-"""One call."""
+"""The longest time for one call."""
 
 _STORIES = f"{PACKAGE}Router/Stories"
 
 
 class RouterHandler(Protocol):
     def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
-        """A snapshot, then changes. It ends when the follower is too slow. Closed when it is lost."""
+        """A snapshot, then changes. It ends if the follower is too slow, and is closed if that is lost."""
         ...
 
     def stories(self, wanted: StoriesWanted) -> StoriesTold: ...
@@ -57,7 +57,7 @@ def add_router(handler: RouterHandler, server: Any) -> None:
 
 
 async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUpdate]:
-    """What the router at `address` tells, until it ends. Raises LinkBroken."""
+    """Updates from the router at `address`, until it ends. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
         stub = pb_grpc.RouterStub(channel)
@@ -72,7 +72,7 @@ async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUp
 
 
 async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
-    """What the router at `address` keeps. Raises LinkBroken."""
+    """Recent requests that the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
         request, metadata = mapping.stories_wanted_to_pb(wanted), chosen().metadata(_STORIES)

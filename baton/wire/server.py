@@ -33,7 +33,7 @@ class WorkerHandler(Protocol):
     async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
         """Runs until the router's stream ends; the first message sent must be WorkerHello.
 
-        LinkBroken may escape. Cancelled when the connection is lost.
+        LinkBroken may escape. A loss of the connection cancels it.
         """
         ...
 
@@ -48,7 +48,7 @@ class PeerHandler(Protocol):
     def hello(self) -> m.PeerHello: ...
 
     async def serve_asker(self, theirs: m.PeerHello, link: SourceEnd) -> None:
-        """Runs until the asker's stream ends. LinkBroken may escape. Cancelled on loss."""
+        """Runs until the asker's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
 
@@ -58,7 +58,7 @@ class DirectoryHandler(Protocol):
     def leave(self, worker_id: WorkerId) -> None: ...
 
     def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
-        """The router is listed, if it has an address, until this is closed."""
+        """Views of the membership. A router that has an address is listed until this is closed."""
         ...
 
 
@@ -151,8 +151,10 @@ async def start_server(
     operate: OperateHandler | None = None,
     demand: DemandHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
-    the bound port. Raises SetupError if the port is taken."""
+    """Serve the given handlers and return the server and the bound port.
+
+    `await server.stop(grace)` stops it. Raises SetupError if the port is taken.
+    """
     server = new_server()
     if worker is not None:
         pb_grpc.add_WorkerServicer_to_server(_WorkerServicer(worker), server)

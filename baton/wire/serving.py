@@ -1,4 +1,4 @@
-"""Beginning and ending a served stream from this side."""
+"""The beginning and the end of a call on the answering side."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,11 +12,11 @@ from baton.wire.link import END, Link, LinkBroken
 T = TypeVar("T")
 
 HELLO_S = 5.0
-"""From opening a session to the caller's first message."""
+"""The longest time from opening a session to the caller's first message."""
 
 
 async def first_message(context: Any) -> Any:
-    """END too for one that opens a session and then says nothing."""
+    """The first message; END also stands for a caller that opens a session and says nothing."""
     try:
         async with asyncio.timeout(HELLO_S):
             return await context.read()

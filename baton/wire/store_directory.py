@@ -21,13 +21,13 @@ from baton.wire.transport import Standing
 
 LEASE_S_MAX = 86_400.0
 LOOK_UP_HASHES_MAX = 4096
-"""Of one call; the client splits what is more."""
+"""The most hashes of one call; the client splits longer lists."""
 
 T = TypeVar("T")
 
 
 class StoreDirectoryHandler(Protocol):
-    """As `kv_store.directory.interface.Directory`."""
+    """The answering side, which is a `kv_store.directory.interface.Directory`."""
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool: ...
 

@@ -1,6 +1,6 @@
-"""Sessions between store nodes, and an operator's requests, over gRPC. Messages are MessagePack in frames.
+"""Sessions between store nodes, and an operator's requests, over gRPC, as MessagePack in frames.
 
-A session is about blocks of one size and has a direction: who opens it reads from the other's arena.
+A session is about blocks of one size. The node that opens it reads from the other's arena.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,7 +32,7 @@ class StoreHandler(Protocol):
         ...
 
     async def serve_peer(self, theirs: NodeHello, link: NodeEnd) -> None:
-        """Runs until the peer's stream ends. LinkBroken may escape. Cancelled on loss."""
+        """Runs until the peer's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
     async def answer(self, request: StoreRequest) -> StoreReply: ...
@@ -47,7 +47,7 @@ def _decode(frame: pb.StoreFrame) -> NodeToNode:
 
 
 def disagreement(ours: NodeHello, theirs: NodeHello) -> str | None:
-    """Why blocks must not move between the two; None if they may."""
+    """The reason why blocks must not move between the two; None if they may."""
     if ours.wire_version != theirs.wire_version:
         return f"store version {theirs.wire_version}, ours is {ours.wire_version}"
     if (ours.block_bytes, ours.slot_bytes) != (theirs.block_bytes, theirs.slot_bytes):
@@ -109,8 +109,10 @@ def _hello_in(frame: Any) -> NodeHello | None:
 async def node_session(
     address: str, hello: NodeHello, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[NodeHello, NodeEnd]]:
-    """A session with the node whose arena is to be read. Raises LinkBroken, or IncompatiblePeer if the two do
-    not agree."""
+    """A session with the node whose arena is to be read.
+
+    Raises LinkBroken, or IncompatiblePeer if the two do not agree.
+    """
     async with channel_to(address, Party.STORE) as channel:
         call = pb_grpc.StoreNodeStub(channel).Session()
         async with hung_up(call):
@@ -130,7 +132,7 @@ async def node_session(
 
 
 async def ask_node(address: str, request: StoreRequest) -> StoreReply:
-    """Raises LinkBroken."""
+    """The node's reply to an operator's request. Raises LinkBroken."""
     frame = pb.StoreFrame(payload=REQUEST.encode(request))
     reply = await unary(address, pb_grpc.StoreNodeStub, "Ask", frame)
     try:
