@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.sharing import RouterMember
@@ -32,7 +32,7 @@ process reads it as 0, False, empty or None."""
 class Role(StrEnum):
     PREFILL = auto()
     DECODE = auto()
-    BOTH = auto()
+    AGGREGATED = auto()
 
     @property
     def prefills(self) -> bool:
@@ -43,14 +43,14 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
-class Leg(StrEnum):
+class Phase(StrEnum):
     """The part of a sequence that a worker is asked for."""
 
     PREFILL = auto()
     """Compute the KV, sample one token, and hold the blocks for the decode worker that asks."""
     DECODE = auto()
     """Pull the KV from `source`, then generate from the second token on."""
-    WHOLE = auto()
+    AGGREGATED = auto()
     """Do both on this worker: nothing is handed over."""
 
 
@@ -65,7 +65,7 @@ class PeerRef(msgspec.Struct, frozen=True):
 class Task(StrEnum):
     GENERATE = auto()
     EMBED = auto()
-    """One vector for the prompt and no token; on one worker for both legs only."""
+    """One vector for the prompt and no token; on one worker for both phases only."""
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
 
     seq_id: SequenceId
     epoch: int
-    leg: Leg
+    phase: Phase
     tokens: Sequence[int]
     """The prompt, then the generated tokens that the client already has."""
     prompt_token_count: int
@@ -195,7 +195,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     """One entry per prompt token from the second on, with the first output, if the request asks for them."""
     embedding: tuple[Float32, ...] = ()
     """The result of task EMBED; it comes with finish STOP and no tokens."""
-    timings: LegTimings | None = None
+    timings: PhaseTimings | None = None
     """The worker that prefilled sets it on an attempt's first output."""
 
 
@@ -206,7 +206,7 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True):
 
 
 class SequenceJoined(msgspec.Struct, frozen=True, tag=True):
-    """All KV of a decode leg has arrived, and the sequence is in the running batch."""
+    """All KV of a decode phase has arrived, and the sequence is in the running batch."""
 
     seq_id: SequenceId
     epoch: int
@@ -295,7 +295,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """The smoothed number of tokens that a decoding sequence gains in one step; more than 1 where draft
     tokens are accepted."""
     incoming_count: int = 0
-    """Accepted decode legs whose KV has not all arrived."""
+    """Accepted decode phases whose KV has not all arrived."""
 
 
 WorkerMessage = (
@@ -306,7 +306,7 @@ WorkerMessage = (
 # --- decode worker -> prefill worker --------------------------------------------------------------
 
 
-class AskKV(msgspec.Struct, frozen=True, tag=True):
+class KVRequest(msgspec.Struct, frozen=True, tag=True):
     """The decode worker asks for the blocks of this attempt from `first_block` on.
 
     The reader has already reserved the blocks that the KV will go to. A second copy changes nothing. The
@@ -317,7 +317,7 @@ class AskKV(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     first_block: int
     """A position in the sequence's block table; the reader holds the blocks before it already."""
-    ask_number: int = 0
+    request_number: int = 0
     """The number rises with every renewal. The reader asks again well before its lease ends; the owner
     answers each request with a grant, of no blocks if there is nothing new, which starts the lease anew."""
 
@@ -333,7 +333,7 @@ class KVReleased(msgspec.Struct, frozen=True, tag=True):
     taken: bool
 
 
-AskerMessage = AskKV | KVReleased
+ReaderMessage = KVRequest | KVReleased
 
 
 # --- prefill worker -> decode worker --------------------------------------------------------------
@@ -345,7 +345,7 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     There is one grant per computed chunk, in order, and one per request. The prefill worker, which owns the
     blocks, holds them until KVReleased arrives or the lease runs out; every grant of an attempt starts the
     lease of all its blocks anew. Durations cross the wire, instants do not: the owner counts `lease_s` from
-    when it granted, the reader from when it *sent* the request that the grant names in `answers_ask`, which
+    when it granted, the reader from when it *sent* the request that the grant names in `answers_request`, which
     is earlier, so the reader stops first whatever the clocks and the network do. `generations[i]` is the
     generation of `source_blocks[i]`: the reader compares it with the owner's table after the read, since a
     one-sided read that ended late may have copied somebody else's block.
@@ -357,8 +357,8 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     source_blocks: tuple[int, ...]
     generations: Annotated[tuple[UInt64, ...], OneFor("source_blocks")]
     lease_s: float
-    answers_ask: int = 0
-    """The `ask_number` of the latest request that the owner had received when it granted."""
+    answers_request: int = 0
+    """The `request_number` of the latest request that the owner had received when it granted."""
     is_last: bool = False
     """All prompt positions are covered, and `first_token` is set."""
     first_token: int | None = None

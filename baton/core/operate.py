@@ -1,6 +1,6 @@
 """What operators, the autoscaler and the dashboard say to the control plane, and what it answers.
 
-Three things are told apart everywhere: what is *desired* (`Pool`), what is *actual* (`ReplicaState`,
+Three things are told apart everywhere: what is *desired* (`Pool`), what is *actual* (`ReplicaStatus`,
 `NodeState`), and what somebody *ordered* (`Order`), which changes the desired and is kept as a `Decision`.
 Durations cross the wire and instants do not, except `Decision.at_s`, which is for people.
 """
@@ -50,27 +50,27 @@ class Pool(msgspec.Struct, frozen=True):
 # --- actual ---------------------------------------------------------------------------------------
 
 
-class ReplicaPhase(StrEnum):
+class ReplicaState(StrEnum):
     WAITING = auto()
     """There is no process, and one will be started: after a backoff, or when a node has room."""
     STARTING = auto()
     RUNNING = auto()
     SUSPECT = auto()
     """It missed heartbeats, so nothing new is placed there. It runs again, or its lease lapses."""
-    FLIPPING = auto()
+    SWITCHING = auto()
     """It finishes what it holds, then takes another role. Weights stay loaded."""
     DRAINING = auto()
     """It finishes what it holds, then ends."""
     KILLING = auto()
 
 
-class ReplicaState(msgspec.Struct, frozen=True):
+class ReplicaStatus(msgspec.Struct, frozen=True):
     name: str
     """The name stays over restarts. It says the role of the first start, not the present one."""
     model: str
     role: Role
     """The role that it has or is started in; while it changes its role, the one that it will have."""
-    phase: ReplicaPhase
+    state: ReplicaState
     for_s: float
     """The time in this phase."""
     version: str
@@ -80,7 +80,7 @@ class ReplicaState(msgspec.Struct, frozen=True):
     """The node where it runs; empty: not known yet."""
     deaths_in_a_row: int = 0
     last_exit: str = ""
-    why: str = ""
+    reason: str = ""
     """The cause of the last change of phase."""
     address: str = ""
     """The address of its gRPC server."""
@@ -124,7 +124,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
-class Flip(msgspec.Struct, frozen=True, tag=True):
+class SwitchRole(msgspec.Struct, frozen=True, tag=True):
     """This worker shall have this role.
 
     One replica fewer is wanted in its old role, and one more in the new role.
@@ -165,7 +165,7 @@ class RollOut(msgspec.Struct, frozen=True, tag=True):
     unavailable_max: SInt64 = 0
 
 
-Action = Scale | Resize | Flip | Drain | DrainNode | RollOut
+Action = Scale | Resize | SwitchRole | Drain | DrainNode | RollOut
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -174,7 +174,7 @@ class Order(msgspec.Struct, frozen=True):
     action: Action
     who: str
     """The one who orders: "operator NAME", "autoscaler" or "dashboard NAME"."""
-    why: str = ""
+    reason: str = ""
     is_advice: bool = False
     """Say what would happen, and change nothing."""
 
@@ -196,7 +196,7 @@ class Decision(msgspec.Struct, frozen=True):
     at_s: float
     """The Unix time of the order."""
     who: str
-    why: str
+    reason: str
     action: Action
     outcome: Outcome
     text: str
@@ -232,7 +232,7 @@ class AutoscaleState(msgspec.Struct, frozen=True):
     start_s: float = 0.0
     """The time that a start takes: as learnt, or as configured before any was seen, like the next two."""
     drain_s: float = 0.0
-    flip_s: float = 0.0
+    switch_s: float = 0.0
     model: str = ""
 
 
@@ -252,7 +252,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     life: str
     """The life of the control plane: another one means that it was started anew."""
     pools: tuple[Pool, ...]
-    replicas: tuple[ReplicaState, ...]
+    replicas: tuple[ReplicaStatus, ...]
     nodes: tuple[NodeState, ...] = ()
     decisions: tuple[Decision, ...] = ()
     """The latest decisions, oldest first."""
@@ -266,7 +266,7 @@ class ClusterState(msgspec.Struct, frozen=True):
         """The pool of this model, or the only one."""
         return pool_of(self.pools, model)
 
-    def replica(self, worker: str, *, model: str = "") -> ReplicaState | None:
+    def replica(self, worker: str, *, model: str = "") -> ReplicaStatus | None:
         """The replica with this worker id or name.
 
         Within a model, the name may lack the model's part.

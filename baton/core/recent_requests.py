@@ -16,7 +16,7 @@ class Moment(msgspec.Struct, frozen=True):
     """Since the request came in."""
     what: str
     """As `router.decisions.events.Note.what`: placed, first_token, joined, retried, …"""
-    because: str = ""
+    reason: str = ""
     sequence: str = ""
     """Of a request with several: which."""
     workers: tuple[WorkerId, ...] = ()
@@ -25,7 +25,7 @@ class Moment(msgspec.Struct, frozen=True):
     bytes: UInt64 = 0
 
 
-class Story(msgspec.Struct, frozen=True):
+class RecentRequest(msgspec.Struct, frozen=True):
     request_id: str
     """As answers, traces and workers name it."""
     arrived_s: float
@@ -69,13 +69,13 @@ class Story(msgspec.Struct, frozen=True):
         return self.verdict not in ("", "met", "cancelled") or self.attempts > 1
 
 
-class StoriesWanted(msgspec.Struct, frozen=True):
+class RecentRequestsQuery(msgspec.Struct, frozen=True):
     request_id: str = ""
     """This one, by either of its ids; empty: the latest ones."""
     limit: SInt64 = 100
 
 
-class StoriesTold(msgspec.Struct, frozen=True):
+class RecentRequestsReply(msgspec.Struct, frozen=True):
     router_id: str
-    stories: tuple[Story, ...]
+    recent_requests: tuple[RecentRequest, ...]
     """Newest first, those that run before those that ended; ones in trouble are kept longest."""

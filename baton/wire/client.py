@@ -28,7 +28,7 @@ CALL_S = 5.0
 """The longest time for one unary call."""
 
 RouterEnd = Link[m.RouterMessage, m.WorkerMessage]
-AskerEnd = Link[m.AskerMessage, m.SourceMessage]
+ReaderEnd = Link[m.ReaderMessage, m.SourceMessage]
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def worker_session(
 @asynccontextmanager
 async def peer_session(
     address: str, hello: m.PeerHello, *, connect_timeout_s: float = CONNECT_S
-) -> AsyncGenerator[tuple[m.PeerHello, AskerEnd]]:
+) -> AsyncGenerator[tuple[m.PeerHello, ReaderEnd]]:
     """A decode worker's session with a prefill worker.
 
     Raises LinkBroken, or IncompatiblePeer if the two do not agree on fingerprint or wire version.
@@ -82,16 +82,16 @@ async def peer_session(
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.PeerStub(channel).Session()
         async with hung_up(call):
-            opening = mapping.asker_envelope_to_pb(hello)
+            opening = mapping.reader_envelope_to_pb(hello)
             first = await first_answer(call, opening, address, connect_timeout_s)
             theirs = mapping.peer_hello_from_pb(first.peer_hello)
             if mismatch := disagreement(hello, theirs):
                 raise IncompatiblePeer(f"{address}: {mismatch}")
-            link: AskerEnd = Link(
+            link: ReaderEnd = Link(
                 peer=theirs.worker_id,
                 read=call.read,
                 write=call.write,
-                encode=mapping.asker_envelope_to_pb,
+                encode=mapping.reader_envelope_to_pb,
                 decode=mapping.source_envelope_from_pb,
             )
             try:

@@ -7,7 +7,7 @@ import grpc
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
-from baton.core.recent_requests import StoriesTold, StoriesWanted
+from baton.core.recent_requests import RecentRequestsReply, RecentRequestsQuery
 from baton.core.sharing import RouterUpdate
 from baton.wire.client import hung_up
 from baton.wire.decoding import WireError
@@ -20,10 +20,10 @@ from baton.wire.services import FollowRequest
 from baton.wire.serving import request_of
 from baton.wire.transport import channel_to, chosen, require_operator
 
-STORIES_S = 5.0
+RECENT_REQUESTS_S = 5.0
 """The longest time for one call."""
 
-_STORIES = f"{PACKAGE}Router/Stories"
+_RECENT_REQUESTS = f"{PACKAGE}Router/Stories"
 
 
 class RouterHandler(Protocol):
@@ -31,7 +31,7 @@ class RouterHandler(Protocol):
         """A snapshot, then changes. It ends if the follower is too slow, and is closed if that is lost."""
         ...
 
-    def stories(self, wanted: StoriesWanted) -> StoriesTold: ...
+    def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply: ...
 
 
 class _RouterServicer(pb_grpc.RouterServicer):
@@ -46,10 +46,10 @@ class _RouterServicer(pb_grpc.RouterServicer):
         async for update in self._handler.follow(asked.router_id):
             yield mapping.router_update_to_pb(update)
 
-    async def Stories(self, request: Any, context: Any) -> pb.StoriesTold:
+    async def RecentRequests(self, request: Any, context: Any) -> pb.RecentRequestsReply:
         await require_operator(context)
-        wanted = await request_of(context, mapping.stories_wanted_from_pb, request)
-        return mapping.stories_told_to_pb(self._handler.stories(wanted))
+        wanted = await request_of(context, mapping.recent_requests_wanted_from_pb, request)
+        return mapping.recent_requests_told_to_pb(self._handler.recent_requests(wanted))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -71,14 +71,14 @@ async def followed(address: str, router_id: RouterId) -> AsyncGenerator[RouterUp
         await channel.close(None)
 
 
-async def stories_of(address: str, wanted: StoriesWanted) -> StoriesTold:
+async def recent_requests_of(address: str, wanted: RecentRequestsQuery) -> RecentRequestsReply:
     """Recent requests that the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
-        request, metadata = mapping.stories_wanted_to_pb(wanted), chosen().metadata(_STORIES)
+        request, metadata = mapping.recent_requests_wanted_to_pb(wanted), chosen().metadata(_RECENT_REQUESTS)
         stub = pb_grpc.RouterStub(channel)
-        reply = await stub.Stories(request, timeout=STORIES_S, metadata=metadata)
-        return mapping.stories_told_from_pb(reply)
+        reply = await stub.RecentRequests(request, timeout=RECENT_REQUESTS_S, metadata=metadata)
+        return mapping.recent_requests_told_from_pb(reply)
     except (grpc.RpcError, WireError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None
     finally:

@@ -26,7 +26,7 @@ from baton.wire.store_nodes import StoreHandler, add_store_node
 from baton.wire.transport import listen, new_server, require_operator
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
-SourceEnd = Link[m.SourceMessage, m.AskerMessage]
+SourceEnd = Link[m.SourceMessage, m.ReaderMessage]
 
 
 class WorkerHandler(Protocol):
@@ -47,8 +47,8 @@ class WorkerHandler(Protocol):
 class PeerHandler(Protocol):
     def hello(self) -> m.PeerHello: ...
 
-    async def serve_asker(self, theirs: m.PeerHello, link: SourceEnd) -> None:
-        """Runs until the asker's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
+    async def serve_reader(self, theirs: m.PeerHello, link: SourceEnd) -> None:
+        """Runs until the reader's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
 
@@ -115,9 +115,9 @@ class _PeerServicer(pb_grpc.PeerServicer):
             read=context.read,
             write=context.write,
             encode=mapping.source_envelope_to_pb,
-            decode=mapping.asker_envelope_from_pb,
+            decode=mapping.reader_envelope_from_pb,
         )
-        await until_end(self._handler.serve_asker(theirs, link), link)
+        await until_end(self._handler.serve_reader(theirs, link), link)
 
 
 class _DirectoryServicer(pb_grpc.DirectoryServicer):

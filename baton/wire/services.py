@@ -16,7 +16,7 @@ from baton.core.budgets import Ask, Grant, Settle
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.ids import BlockHash, NodeId, RouterId, WorkerId
 from baton.core.operate import Action, ClusterState, Decision, Order
-from baton.core.recent_requests import StoriesTold, StoriesWanted
+from baton.core.recent_requests import RecentRequestsReply, RecentRequestsQuery
 from baton.core.sharing import RouterMember, RouterUpdate
 from baton.core.store import StoreChanges, StoreMember
 from baton.wire.holdings import LookUpReply
@@ -118,7 +118,7 @@ ROUTER_ENVELOPE = Envelope(
 )
 WORKER_ENVELOPE = Envelope("WorkerEnvelope", m.WorkerMessage, "What a worker says to a router.")
 READER_ENVELOPE = Envelope(
-    "AskerEnvelope", m.AskerMessage, "What the reader of KV says to its owner.", opening=m.PeerHello
+    "ReaderEnvelope", m.ReaderMessage, "What the reader of KV says to its owner.", opening=m.PeerHello
 )
 OWNER_ENVELOPE = Envelope(
     "SourceEnvelope", m.SourceMessage, "What the owner of KV says to its reader.", opening=m.PeerHello
@@ -247,9 +247,9 @@ SERVICES = (
                 "All that counts at once, then what changed, and at least twice a second.",
             ),
             Rpc(
-                "Stories",
-                StoriesWanted,
-                StoriesTold,
+                "RecentRequests",
+                RecentRequestsQuery,
+                RecentRequestsReply,
                 "What became of single requests, for operators.",
             ),
         ),

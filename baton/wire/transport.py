@@ -145,8 +145,8 @@ async def require_operator(context: Any) -> None:
     security = chosen()
     guard = Guard(security.identity.domain if security.identity is not None else "", security.tokens)
     metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
-    if why := guard.refusal(context.peer(), context.auth_context(), bearer_in(metadata)):
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+    if reason := guard.refusal(context.peer(), context.auth_context(), bearer_in(metadata)):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 _HINTS = {

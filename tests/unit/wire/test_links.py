@@ -25,7 +25,7 @@ from baton.wire.proto import baton_pb2 as pb
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 
-HELLO = m.WorkerHello(WorkerId("w.1"), m.Role.BOTH, "f", "model", 16, 8, 128)
+HELLO = m.WorkerHello(WorkerId("w.1"), m.Role.AGGREGATED, "f", "model", 16, 8, 128)
 R = RouterId("r-1")
 
 
@@ -34,7 +34,7 @@ class EchoWorker:
 
     def __init__(self):
         self.ended = asyncio.Event()
-        self.role = m.Role.BOTH
+        self.role = m.Role.AGGREGATED
         self.draining = False
 
     async def serve_router(self, router_id, link):
@@ -64,7 +64,7 @@ class EchoPeer:
     def hello(self):
         return self._hello
 
-    async def serve_asker(self, theirs, link):
+    async def serve_reader(self, theirs, link):
         async for message in link:
             link.send(m.KVRefused(message.seq_id, message.epoch, theirs.worker_id))
 
@@ -115,7 +115,7 @@ async def test_peers_must_agree_on_the_fingerprint(served):
     ours = m.PeerHello(WorkerId("d.1"), "f", {})
     async with peer_session(address, ours) as (theirs, link):
         assert theirs.transfer_offers == {"tcp": b"offer"}
-        link.send(m.AskKV(SequenceId("s"), 3, 0))
+        link.send(m.KVRequest(SequenceId("s"), 3, 0))
         assert await anext(link) == m.KVRefused(SequenceId("s"), 3, "d.1")
     with pytest.raises(IncompatiblePeer, match="fingerprint"):
         async with peer_session(address, m.PeerHello(WorkerId("d.1"), "other", {})):
