@@ -63,7 +63,7 @@ def measure(case: Case, *, progress: Callable[[str], None], searches: bool = Tru
     if case.load.profile in JUMPS:
         run("baton", f"baton, headroom {HEADROOM:g}", headroom=HEADROOM)
     if case.load.later is not None:
-        run("baton", "baton, no flips", can_flip=False)
+        run("baton", "baton, no flips", can_switch=False)
     foresight = Clairvoyant(ready, ready.settings())
     note(ready.run_rule(foresight, "clairvoyant", first), "clairvoyant", first)
     run("hpa", f"hpa {HPA_TARGET:g}")

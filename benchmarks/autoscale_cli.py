@@ -98,7 +98,7 @@ COLUMNS = (
     "TTFT missed",
     "TPOT missed",
     "starts",
-    "flips",
+    "switches",
     "turns/h",
 )
 
@@ -127,6 +127,6 @@ def _row(result: Result, run: Run, *, is_first: bool) -> list[str]:
         f"{run.ttft_missed + run.refused / max(1, run.requests):.1%}",
         f"{run.tpot_missed:.1%}",
         str(run.starts),
-        str(run.flips),
+        str(run.switches),
         ", ".join(f"{run.turns_per_hour.get(role, 0.0):.1f}" for role in ("prefill", "decode")),
     ]

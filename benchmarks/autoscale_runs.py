@@ -58,7 +58,7 @@ class Run(msgspec.Struct, frozen=True):
     refused: int
     starts: int
     stops: int
-    flips: int
+    switches: int
     reversals: int
     """Of both roles, over the whole run."""
     turns_per_hour: Mapping[str, float]
@@ -81,7 +81,7 @@ class Stage:
     def spec(self, pools: Pools) -> FleetSpec:
         case = self.case
         machine = machine_of(Node(find_model(case.model), find_gpu(case.gpu), tensor=case.tensor))
-        # Workers of one role take no legs of the other, so that a pool's size is all that it has; hosts,
+        # Workers of one role take no phases of the other, so that a pool's size is all that it has; hosts,
         # batches and all else are as `baton simulate` has them.
         return fleet_spec(
             machine,
@@ -98,7 +98,7 @@ class Stage:
             heartbeat_s=1.0,
         )
 
-    def settings(self, *, can_flip: bool = True, headroom: float = 1.0) -> Settings:
+    def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> Settings:
         case, bounds = self.case, Bounds(1, REPLICAS_MAX)
         return Settings(
             bounds={Role.PREFILL: bounds, Role.DECODE: bounds},
@@ -108,7 +108,7 @@ class Stage:
             start_s=case.load.start_s,
             hold_s=30.0,
             # Flips that take longer than starts are not made.
-            flip_s=20.0 if can_flip else math.inf,
+            switch_s=20.0 if can_switch else math.inf,
         )
 
     def run(self, rule: RuleName, pools: Pools, *, goal: float = 0.0, **more: Any) -> Run:
@@ -145,7 +145,7 @@ class Stage:
             refused=refused,
             starts=scaling.starts,
             stops=scaling.stops,
-            flips=scaling.flips,
+            switches=scaling.switches,
             reversals=sum(journal.reversals().values()),
             turns_per_hour=self._turns(journal),
             drain_s_max=scaling.drain_s_max,

@@ -28,7 +28,7 @@ from benchmarks.speculation_cli import speculation
 from benchmarks.store_cli import store
 from benchmarks.store_policies_cli import policies
 from benchmarks.working_set_cli import store_cost, working_set
-from control_plane.reaper import Undertaker
+from control_plane.reaper import Reaper
 
 app = typer.Typer(
     name="bench",
@@ -68,7 +68,7 @@ def bench(context: typer.Context) -> None:
     # What a bench has started is ended by the way out; SIGTERM takes the one that Ctrl-C takes. (Not by
     # raising SIGINT: scripts start what runs in the background with that ignored.)
     signal.signal(signal.SIGTERM, _interrupt)
-    context.call_on_close(Undertaker().close)  # for SIGKILL
+    context.call_on_close(Reaper().close)  # for SIGKILL
     config = Config()  # of the environment: the processes that a benchmark starts have the same
     secure(config.tls, config.access)
 

@@ -244,7 +244,7 @@ async def run(drill: Drill, *, folder: Path, nodes: RayNodes, tell: Callable[[st
 async def _undisturbed(drill: Drill, records: Path, tell: Callable[[str], None]) -> None:
     tell("the undisturbed run, on one worker without a store")
     sets = _sets([*drill.settings, "store.host_bytes=0"])
-    serve = Serve("the undisturbed server", drill.model, ["--both", "1", *sets])
+    serve = Serve("the undisturbed server", drill.model, ["--aggregated", "1", *sets])
     try:
         await serve.start()
         argv = (drill.trace, *drill.reference, "--url", serve.url, "--records", str(records))

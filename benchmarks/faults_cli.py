@@ -53,7 +53,7 @@ def faults(
     node_count: Annotated[int, typer.Option("--nodes", min=2, max=16, help="Ray nodes.")] = 3,
     prefill: Annotated[int, typer.Option(min=0)] = 1,
     decode: Annotated[int, typer.Option(min=0)] = 2,
-    both: Annotated[int, typer.Option(min=0)] = 0,
+    aggregated: Annotated[int, typer.Option(min=0)] = 0,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
     html: Annotated[Path | None, typer.Option(help="Write the replay's page there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -76,7 +76,7 @@ def faults(
         trace=trace,
         replay=(*which, "--rate", str(rate), *_waves(seconds_)),
         reference=(*which, "--rate", str(1.5 * rate)),
-        counts={role: n for role, n in zip(Role, (prefill, decode, both), strict=True) if n},
+        counts={role: n for role, n in zip(Role, (prefill, decode, aggregated), strict=True) if n},
         settings=(*SETTINGS, *sets),
         faults_at_s=(
             FAULTS_AT[0] * seconds_,
@@ -167,8 +167,8 @@ def _faults(result: FaultsResult) -> Table:
 
 
 def _decisions(result: FaultsResult) -> Table:
-    table = Table("who", "what", "why", "outcome", title="Decisions", title_justify="left")
+    table = Table("who", "what", "reason", "outcome", title="Decisions", title_justify="left")
     for d in result.decisions:
         took = "" if d.done_after_s is None else f" after {d.done_after_s:.1f} s"
-        table.add_row(d.who, describe(d.action), d.why, f"{d.outcome}{took}: {d.text}")
+        table.add_row(d.who, describe(d.action), d.reason, f"{d.outcome}{took}: {d.text}")
     return table

@@ -120,8 +120,15 @@ async def run(
 
 def _peer(model: Path, pools: Pools, settings: Sequence[str]) -> peers.Peer:
     peer = peers.baton_peer(model, settings=[*settings, "engine.speculation=off", "store.host_bytes=0"])
-    start = peer.command.index("--both")
-    counts = ("--prefill", str(pools.prefill), "--decode", str(pools.decode), "--both", str(pools.both))
+    start = peer.command.index("--aggregated")
+    counts = (
+        "--prefill",
+        str(pools.prefill),
+        "--decode",
+        str(pools.decode),
+        "--aggregated",
+        str(pools.aggregated),
+    )
     command = (*peer.command[:start], *counts, *peer.command[start + 2 :])
     return replace(peer, command=tuple(part.replace("{threads}", "1") for part in command))
 

@@ -32,7 +32,7 @@ def fidelity(
     warm_up: Annotated[int, typer.Option(min=1, help="Requests before them, at half the rate.")] = 110,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers, one thread each.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
-    both: Annotated[int, typer.Option(min=0, help="Workers for either leg.")] = 0,
+    aggregated: Annotated[int, typer.Option(min=0, help="Workers for either phase.")] = 0,
     input_scale: Annotated[str, typer.Option(help="Factor for input lengths.")] = "1/4",
     output_scale: Annotated[str, typer.Option(help="Factor for output lengths.")] = "1/4",
     max_input: Annotated[int, typer.Option(min=1, help="Longer inputs are cut, after scaling.")] = 2048,
@@ -59,7 +59,7 @@ def fidelity(
             max_input,
             Slo(ttft_slo, tpot_slo),
         )
-        pools = Pools(0 if both else prefill, 0 if both else decode, both)
+        pools = Pools(0 if aggregated else prefill, 0 if aggregated else decode, aggregated)
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
             outcome = asyncio.run(
                 bench.run(

@@ -22,8 +22,8 @@ from baton.core.hashing import root_hash
 from baton.core.ids import RouterId, SequenceId
 from baton.core.messages import (
     CancelSequence,
-    Leg,
     PeerRef,
+    Phase,
     SequenceFailed,
     SequenceJoined,
     SequenceRefused,
@@ -95,7 +95,7 @@ async def _one(prefill: _Worker, decode: _Worker, length: int, index: int) -> tu
     start = StartSequence(
         seq_id=SequenceId(f"bench-{length}-{index}"),
         epoch=1,
-        leg=Leg.PREFILL,
+        phase=Phase.PREFILL,
         tokens=tuple(rng.randrange(3, 256) for _ in range(length)),
         prompt_token_count=length,
         sampling=SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True),
@@ -104,7 +104,7 @@ async def _one(prefill: _Worker, decode: _Worker, length: int, index: int) -> tu
     )
     source = PeerRef(prefill.hello.worker_id, prefill.address)
     prefill.link.send(start)
-    decode.link.send(msgspec.structs.replace(start, leg=Leg.DECODE, source=source))
+    decode.link.send(msgspec.structs.replace(start, phase=Phase.DECODE, source=source))
     async with asyncio.timeout(REQUEST_S):
         first_token_s, joined = await asyncio.gather(
             _first_token(prefill.link, start.seq_id), _joined(decode.link, start.seq_id)

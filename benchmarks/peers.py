@@ -40,7 +40,7 @@ def baton_peer(
     model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False
 ) -> Peer:
     """`split`: one prefill and one decode worker, which share the cores, instead of one for both."""
-    workers = ("--prefill", "1", "--decode", "1") if split else ("--both", "1")
+    workers = ("--prefill", "1", "--decode", "1") if split else ("--aggregated", "1")
     threads = "0" if split else "{threads}"
     sets = [part for value in (f"engine.threads={threads}", *settings) for part in ("--set", value)]
     return Peer(

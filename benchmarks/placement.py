@@ -80,7 +80,7 @@ class Result(msgspec.Struct, frozen=True):
     reference: str
     capacity_per_s: float
     probes: list[tuple[float, float]]
-    """(requests per second, share that met both), as searched."""
+    """(requests per second, share that met aggregated), as searched."""
     outcomes: list[Outcome]
 
 
@@ -106,7 +106,7 @@ class Stage:
         block_tokens = int(own) if own else BLOCK_TOKENS
         return fleet_spec(
             machine_of(node),
-            case.pools if is_apart else Pools(both=case.pools.count),
+            case.pools if is_apart else Pools(aggregated=case.pools.count),
             block_tokens=block_tokens,
             router=RouterConfig.model_validate({**settings, "disaggregate": is_apart}),
             engine=EngineConfig(

@@ -134,7 +134,7 @@ class _Bench:
         self.progress = progress
         self.directory_address = directory_address
         self.near = _Host("near", self, ("prefill", "decode"), cores)
-        self.far = _Host("far", self, ("both",), cores)
+        self.far = _Host("far", self, ("aggregated",), cores)
 
     def part(
         self,

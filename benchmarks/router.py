@@ -100,7 +100,7 @@ async def _measure_all(
 ) -> list[RouterSeen]:
     pairs, workers, step_s = shape
     texts = _Texts(model)
-    roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.BOTH] * workers
+    roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.AGGREGATED] * workers
     plan = Plan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
     seen: list[RouterSeen] = []
     with garbage.spared():  # a pause of ours would be taken for the router's
@@ -232,8 +232,8 @@ def _command(target: Target, model: str, ports: Ports, port: int) -> list[str]:
     command = [sys.executable, "-m", "baton", "router", "--model", model, "--name", "bench"]
     for one in ports.workers:
         command += ["--worker", f"127.0.0.1:{one}"]
-    knobs = ["--set", "router.worker_silence_s=30", "--set", "router.queue_requests_max=4096"]
-    return [*command, "--port", str(port), *knobs]
+    settings = ["--set", "router.worker_silence_s=30", "--set", "router.queue_requests_max=4096"]
+    return [*command, "--port", str(port), *settings]
 
 
 async def _until_it_answers(

@@ -21,8 +21,8 @@ from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
     CancelSequence,
-    Leg,
     LoadReport,
+    Phase,
     Role,
     RouterMessage,
     SequenceJoined,
@@ -103,13 +103,13 @@ class FreeWorker:
         self, link: WorkerEnd, running: dict[SequenceId, _Sequence], message: RouterMessage
     ) -> None:
         match message:
-            case StartSequence(leg=Leg.DECODE):
+            case StartSequence(phase=Phase.DECODE):
                 link.send(SequenceJoined(message.seq_id, message.epoch, 0, 0.0, 0.0))
                 running[message.seq_id] = _Sequence(message, 1)
             case StartSequence():
                 sequence = _Sequence(message, 0)
                 link.send(StepOutput((self._output(sequence),)))
-                if message.leg is Leg.WHOLE and sequence.next_index < sequence.max_tokens:
+                if message.phase is Phase.AGGREGATED and sequence.next_index < sequence.max_tokens:
                     running[message.seq_id] = sequence
             case CancelSequence():
                 running.pop(message.seq_id, None)

@@ -57,10 +57,12 @@ def _filled(workers: int, blocks: int) -> tuple[RouterCore, list[list[BlockHash]
     ids = [WorkerId(f"w{i}") for i in range(workers)]
     numbers = dict.fromkeys(ids, 1)
     for worker_id in ids:
-        hello = WorkerHello(worker_id, Role.BOTH, FINGERPRINT, "m", BLOCK_TOKENS, 10**7, 10**6)
+        hello = WorkerHello(worker_id, Role.AGGREGATED, FINGERPRINT, "m", BLOCK_TOKENS, 10**7, 10**6)
         core.handle(WorkerJoined(hello, "a:1"), now_s=0.0)
         core.handle(FromWorker(worker_id, BlockEvents(0, is_snapshot=True)), now_s=0.0)
-        core.handle(FromWorker(worker_id, LoadReport(Role.BOTH, False, 10**7, 0, 0, 0, 0.01)), now_s=0.0)
+        core.handle(
+            FromWorker(worker_id, LoadReport(Role.AGGREGATED, False, 10**7, 0, 0, 0, 0.01)), now_s=0.0
+        )
     kept: list[list[BlockHash]] = []
     took: list[float] = []
     for number in range(max(1, blocks // CHAIN_BLOCKS)):

@@ -19,7 +19,7 @@ from baton.core.errors import BatonError, SetupError
 from baton.core.hashing import root_hash
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.messages import (
-    Leg,
+    Phase,
     Role,
     SequenceFailed,
     SequenceOutput,
@@ -74,7 +74,7 @@ class TextResult(msgspec.Struct, frozen=True):
     ratio_min: float
     ratio_max: float
     """Over the rounds: how far to trust the median."""
-    guessed: int
+    drafted: int
     """Guesses verified, over all rounds."""
     accepted: int
 
@@ -84,7 +84,7 @@ class Run(msgspec.Struct, frozen=True):
 
     seconds: float
     outputs: list[list[int]]
-    guessed: int
+    drafted: int
     accepted: int
 
 
@@ -120,13 +120,13 @@ def measure(
 def _check_fits(executor: Executor, load: Load) -> None:
     tokens = PROMPT_TOKENS + load.tokens
     if tokens > executor.max_model_tokens:
-        why = f"a prompt of {PROMPT_TOKENS} and {load.tokens} new tokens exceed the model's context of"
-        raise SetupError(f"--tokens {load.tokens}: {why} {executor.max_model_tokens} tokens")
+        reason = f"a prompt of {PROMPT_TOKENS} and {load.tokens} new tokens exceed the model's context of"
+        raise SetupError(f"--tokens {load.tokens}: {reason} {executor.max_model_tokens} tokens")
     # One more each: a step ahead takes the next block before the last is full.
     blocks = load.batch * (executor.geometry.blocks_for(tokens) + 1)
     if blocks > executor.kv.block_count:
-        why = f"{blocks} KV blocks are needed, the pool has {executor.kv.block_count}"
-        raise SetupError(f"--batch {load.batch}: {why}; choose a smaller batch or fewer tokens")
+        reason = f"{blocks} KV blocks are needed, the pool has {executor.kv.block_count}"
+        raise SetupError(f"--batch {load.batch}: {reason}; choose a smaller batch or fewer tokens")
 
 
 def _compare(
@@ -168,7 +168,7 @@ def _result(text: str, mode: Mode, runs: list[Run], off: list[Run], load: Load) 
         ratio=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
-        guessed=sum(run.guessed for run in runs),
+        drafted=sum(run.drafted for run in runs),
         accepted=sum(run.accepted for run in runs),
     )
 
@@ -213,7 +213,7 @@ class _Text:
         return StartSequence(
             seq_id=seq_id,
             epoch=0,
-            leg=Leg.WHOLE,
+            phase=Phase.AGGREGATED,
             tokens=tuple(self.tokens),
             prompt_token_count=len(self.tokens),
             sampling=SamplingParams(
@@ -236,7 +236,7 @@ class Worker:
         self._outputs: deque[SequenceOutput] = deque()
         self._core = WorkerCore(
             worker_id=WorkerId("bench"),
-            role=Role.BOTH,
+            role=Role.AGGREGATED,
             model=executor.model_name,
             fingerprint=executor.fingerprint,
             block_tokens=executor.geometry.block_tokens,
@@ -279,9 +279,9 @@ class Worker:
         seconds = time.perf_counter() - started_s
         self._finish_steps()
         after = self._core.status()
-        guessed = after.drafted_count - before.drafted_count
+        drafted = after.drafted_count - before.drafted_count
         accepted = after.accepted_count - before.accepted_count
-        return Run(seconds, [one.output for one in texts], guessed, accepted)
+        return Run(seconds, [one.output for one in texts], drafted, accepted)
 
     def _next_output(self) -> SequenceOutput:
         while not self._outputs:

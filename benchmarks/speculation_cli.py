@@ -63,11 +63,11 @@ def _show(report: Report) -> None:
         title=f"{report.model}, {report.threads} thread(s), {load.batch} x {load.tokens} tokens, "
         f"medians of {load.rounds} rounds\nratio: to off in the same round; the tokens are the same"
     )
-    for column in ("text", "speculation", "tok/s", "ratio", "range", "guessed", "accepted"):
+    for column in ("text", "speculation", "tok/s", "ratio", "range", "drafted", "accepted"):
         is_text = column in ("text", "speculation")
         table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     for r in report.results:
-        counts = (str(r.guessed), str(r.accepted)) if r.mode != "off" else ("", "")
+        counts = (str(r.drafted), str(r.accepted)) if r.mode != "off" else ("", "")
         spread = f"{r.ratio_min:.2f}–{r.ratio_max:.2f}" if r.mode != "off" else ""
         table.add_row(r.text, r.mode, f"{r.tokens_per_s:.1f}", f"{r.ratio:.2f}", spread, *counts)
     console = new_console(highlight=False)

@@ -22,7 +22,7 @@ app = typer.Typer(
 
 Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting of `baton config`; repeatable."),
 ]
 Model = Annotated[str | None, typer.Option(help="Hugging Face folder, hub id, or GGUF file.")]
 Models = Annotated[
@@ -50,14 +50,14 @@ Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def _pools(prefill: int | None, decode: int | None, both: int | None) -> dict[str, int | None]:
-    """`--both 2` alone means two workers, not two beside the default pools."""
-    if both and prefill is None and decode is None:
+def _pools(prefill: int | None, decode: int | None, aggregated: int | None) -> dict[str, int | None]:
+    """`--aggregated 2` alone means two workers, not two beside the default pools."""
+    if aggregated and prefill is None and decode is None:
         prefill = decode = 0
     return {
         "cluster.prefill_workers": prefill,
         "cluster.decode_workers": decode,
-        "cluster.both_workers": both,
+        "cluster.aggregated_workers": aggregated,
     }
 
 
@@ -70,8 +70,9 @@ def serve(
     port: Port = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    both: Annotated[
-        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    aggregated: Annotated[
+        int | None,
+        typer.Option(min=0, help="Workers that take either phase; alone, instead of the two pools."),
     ] = None,
     routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
@@ -95,7 +96,7 @@ def serve(
         "router.host": host,
         "router.port": port,
         "router.processes": routers,
-        **_pools(prefill, decode, both),
+        **_pools(prefill, decode, aggregated),
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
@@ -108,8 +109,9 @@ def control(
     models: Models = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    both: Annotated[
-        int | None, typer.Option(min=0, help="Workers that take either leg; alone, instead of the two pools.")
+    aggregated: Annotated[
+        int | None,
+        typer.Option(min=0, help="Workers that take either phase; alone, instead of the two pools."),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
@@ -135,7 +137,7 @@ def control(
 
     flags = {
         "model.path": model,
-        **_pools(prefill, decode, both),
+        **_pools(prefill, decode, aggregated),
         "cluster.control_port": port,
         "cluster.ray_address": ray_address,
         "store.directory": store,
@@ -195,7 +197,7 @@ def router(
 def worker(
     model: Model = None,
     name: Name = None,
-    role: Annotated[str, typer.Option(help="prefill, decode or both.")] = "both",
+    role: Annotated[str, typer.Option(help="prefill, decode or aggregated.")] = "aggregated",
     replica: Annotated[str, typer.Option(help="Stable name of this worker; default: its role.")] = "",
     control: Annotated[str, typer.Option(help="host:port of the directory to join.")] = "",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0: any free one.")] = 0,
@@ -240,7 +242,7 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Every knob with its value, its bounds, its environment variable and its documentation.
+    """Every setting with its value, its bounds, its environment variable and its documentation.
 
     Example: baton config --set transfer.lease_s=10
     """

@@ -71,8 +71,8 @@ def scaled(
     if spec.cells > 1:
         raise SetupError("--autoscale works with one cell: leave --cells out")
     roles = {kind.role for kind, _ in spec.workers}
-    if Role.BOTH in roles and len(roles) > 1:
-        raise SetupError("--autoscale works with --prefill and --decode, or with --both alone")
+    if Role.AGGREGATED in roles and len(roles) > 1:
+        raise SetupError("--autoscale works with --prefill and --decode, or with --aggregated alone")
     settings = settings_of(
         config,
         roles=roles,

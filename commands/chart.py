@@ -1,4 +1,4 @@
-"""The chart's values.schema.json: the knobs, and what the chart adds. `python -m commands.chart FILE`."""
+"""The chart's values.schema.json: the settings, and what the chart adds. `python -m commands.chart FILE`."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import Config
-from baton.config import sections as knob_sections
+from baton.config import sections as setting_sections
 from baton.config.base import SECRET
 from baton.config.models import NAME_PATTERN, NEVER_OWN, OWN_OF_CLUSTER, OWN_SECTIONS
 from baton.core.messages import Role
@@ -26,12 +26,19 @@ OWNED = {
         "tenant_salt",
     },
     "cluster": {
-        *("prefill_workers", "decode_workers", "both_workers", "ray_address", "worker_host", "worker_port"),
+        *(
+            "prefill_workers",
+            "decode_workers",
+            "aggregated_workers",
+            "ray_address",
+            "worker_host",
+            "worker_port",
+        ),
         *("worker_metrics_port", "control_host", "control_port", "control_metrics_port"),
         *("keep_workers", "record"),
     },
 }
-"""Knobs that follow from other values of the chart, or that may hold a password: those come from Secrets."""
+"""Settings that follow from other values of the chart, or that hold a password and come from Secrets."""
 
 
 def text(description: str = "", *, pattern: str = "", choices: tuple[str, ...] = ()) -> Schema:
@@ -113,7 +120,7 @@ def config_schema() -> Schema:
     whole_schema = Config.model_json_schema()
     kinds = whole_schema.get("$defs", {})
     sections: dict[str, Schema] = {}
-    for name in knob_sections():
+    for name in setting_sections():
         schema = _inlined(whole_schema["properties"][name], kinds)
         owned = OWNED.get(name, set[str]())
         fields = {

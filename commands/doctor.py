@@ -217,7 +217,11 @@ def _compatibility(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
 def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     yield from _notes(workers)
     roles = {w.role for w in workers}
-    if not roles & {Role.PREFILL, Role.BOTH} or not roles & {Role.DECODE, Role.BOTH} or roles == {Role.BOTH}:
+    if (
+        not roles & {Role.PREFILL, Role.AGGREGATED}
+        or not roles & {Role.DECODE, Role.AGGREGATED}
+        or roles == {Role.AGGREGATED}
+    ):
         yield Finding("note", "no separate pools: KV has nowhere to move")
         return
     bytes_by_backend: dict[str, int] = {}

@@ -22,11 +22,11 @@ from baton.core.operate import (
     Decision,
     Drain,
     DrainNode,
-    Flip,
     Order,
     Outcome,
     RollOut,
     Scale,
+    SwitchRole,
     Version,
 )
 from baton.wire.link import LinkBroken, LinkRefused
@@ -76,39 +76,43 @@ def status(
 
 
 def scale(
-    role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    role: Annotated[str, typer.Argument(help="prefill, decode or aggregated.")],
     count: Annotated[int, typer.Argument(min=0, help="Replicas there shall be.")],
     model: ModelName = "",
     control: Control = "",
-    why: Why = "",
+    reason: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
 ) -> None:
     """So many workers of a role. What is too many is drained, what is missing is started.
 
-    Example: baton scale decode 3 --why "evening peak"
+    Example: baton scale decode 3 --reason "evening peak"
     """
     action = Scale(_role(role), count, model)
-    _order(control, lambda state: action, _How(why, advise, wait, yes))
+    _order(control, lambda state: action, _How(reason, advise, wait, yes))
 
 
-def flip(
+def switch_role(
     worker: Annotated[str, typer.Argument(help="Name or id, as `baton status` shows it.")],
-    role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    role: Annotated[str, typer.Argument(help="prefill, decode or aggregated.")],
     model: OneModel = "",
     control: Control = "",
-    why: Why = "",
+    reason: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
 ) -> None:
     """Give a running worker another role: it finishes what it holds, its weights stay loaded.
 
-    Example: baton flip prefill-1 decode
+    Example: baton switch-role prefill-1 decode
     """
     asked = _role(role)
-    _order(control, lambda state: Flip(_worker(state, worker, model), asked), _How(why, advise, wait, yes))
+    _order(
+        control,
+        lambda state: SwitchRole(_worker(state, worker, model), asked),
+        _How(reason, advise, wait, yes),
+    )
 
 
 def drain(
@@ -119,7 +123,7 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Of a node: use it again.")] = False,
     model: OneModel = "",
     control: Control = "",
-    why: Why = "",
+    reason: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
@@ -127,7 +131,7 @@ def drain(
     """Empty a worker, or all workers of a node: they get nothing new, and streams finish or go on elsewhere.
     Waits until those started in their place serve.
 
-    Example: baton drain decode-1 --why "it is slow"
+    Example: baton drain decode-1 --reason "it is slow"
     """
 
     def action(state: ClusterState) -> Action:
@@ -145,7 +149,7 @@ def drain(
             raise SetupError(f"no worker and no node {target!r} here: there is {names}")
         return DrainNode(target, undo)
 
-    _order(control, action, _How(why, advise, wait, yes))
+    _order(control, action, _How(reason, advise, wait, yes))
 
 
 def rollout(
@@ -158,21 +162,21 @@ def rollout(
     surge: Annotated[int, typer.Option(min=0, help="Workers per role beyond the usual, meanwhile.")] = 1,
     unavailable: Annotated[int, typer.Option(min=0, help="Workers per role that may be missing.")] = 0,
     control: Control = "",
-    why: Why = "",
+    reason: Why = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
 ) -> None:
-    """Exchange all workers of a model, a few at a time, for ones with other knobs. No stream is lost. With
+    """Exchange all workers of a model, a few at a time, for ones with other settings. No stream is lost. With
     nothing different, workers are only started anew.
 
     Example: baton rollout v2 --set engine.kv_bytes=1073741824 --unavailable 1 --surge 0
     """
     action = RollOut(Version(version, tuple(sets)), model, surge, unavailable)
-    _order(control, lambda state: action, _How(why, advise, wait))
+    _order(control, lambda state: action, _How(reason, advise, wait))
 
 
 def mount(app: typer.Typer) -> None:
-    for command in (status, scale, flip, drain, rollout):
+    for command in (status, scale, switch_role, drain, rollout):
         app.command()(command)
 
 
@@ -217,14 +221,14 @@ def _role(name: str) -> Role:
     try:
         return Role(name)
     except ValueError:
-        raise SetupError(f"{name} is no role: choose prefill, decode or both") from None
+        raise SetupError(f"{name} is no role: choose prefill, decode or aggregated") from None
 
 
 @dataclass(frozen=True)
 class _How:
     """An order is given."""
 
-    why: str
+    reason: str
     is_advice: bool
     wait_s: float
     is_sure: bool = False
@@ -236,7 +240,7 @@ def _order(control: str, action: Callable[[ClusterState], Action], how: _How) ->
         wanted = action(state)
         _mind_losses(wanted, state, how)
         who = f"operator {getpass.getuser()}"
-        decision = await client.order(Order(wanted, who, how.why, how.is_advice))
+        decision = await client.order(Order(wanted, who, how.reason, how.is_advice))
         if decision.outcome is not Outcome.ACCEPTED or not how.wait_s:
             return decision, ""
         print(f"{decision.text}: accepted", file=sys.stderr)

@@ -182,7 +182,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
     try:
         role = Role(role_name)
     except ValueError:
-        raise SetupError(f"--role {role_name}: choose prefill, decode or both") from None
+        raise SetupError(f"--role {role_name}: choose prefill, decode or aggregated") from None
     if not config.model.path:
         raise SetupError("no model: name a folder or hub id with --model")
     for name, value in worker_environment(config.engine.threads).items():

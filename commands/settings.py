@@ -59,7 +59,7 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, separator, field = name.partition(".")
     if not separator or section not in Config.model_fields:
         known = ", ".join(Config.model_fields)
-        raise SetupError(f"{name}: no such knob; sections are {known} (see `baton config`)")
+        raise SetupError(f"{name}: no such setting; sections are {known} (see `baton config`)")
     if section == "models":
         _put_of_model(values.setdefault("models", {}), field, value)
         return
@@ -85,7 +85,7 @@ def _put_of_model(models: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _kind_of(section: str, field: str) -> Any:
-    """list and dict of knobs that are such; None: of all others."""
+    """list and dict of settings that are such; None: of all others."""
     info = sections()[section].model_fields.get(field)
     return None if info is None else get_origin(info.annotation)
 
@@ -110,16 +110,16 @@ def _explain(error: ValidationError) -> str:
 
 def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
-        return f"{name}: no such knob (see `baton config`)"
+        return f"{name}: no such setting (see `baton config`)"
     if detail["type"] == "value_error" and not name:
-        return detail["msg"].removeprefix("Value error, ")  # which names the knob
+        return detail["msg"].removeprefix("Value error, ")  # which names the setting
     if detail["type"] == "value_error" and isinstance(detail["input"], dict):
-        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several knobs at once
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several settings at once
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
 
 
-def knobs() -> Iterator[tuple[str, str, Any, str, str]]:
-    """(dotted name, type, default, environment variable, documentation) of every knob."""
+def settings() -> Iterator[tuple[str, str, Any, str, str]]:
+    """(dotted name, type, default, environment variable, documentation) of every setting."""
     yield "models", "map", {}, "BATON_MODELS", Config.model_fields["models"].description or ""
     for section, section_class in sections().items():
         properties = section_class.model_json_schema()["properties"]

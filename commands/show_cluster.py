@@ -14,7 +14,7 @@ from baton.core.operate import (
     ClusterState,
     Decision,
     Outcome,
-    ReplicaPhase,
+    ReplicaState,
     has_likenesses,
 )
 from baton.files.terminal import new_console as standard_console
@@ -22,7 +22,7 @@ from baton.files.terminal import new_console as standard_console
 DECISIONS_SHOWN = 10
 DECISIONS_COLUMNS_MIN = 120
 """Of a terminal that has room for a table of decisions; on a narrower one each has lines of its own."""
-_STYLES = {ReplicaPhase.RUNNING: "green", ReplicaPhase.WAITING: "red", ReplicaPhase.KILLING: "red"}
+_STYLES = {ReplicaState.RUNNING: "green", ReplicaState.WAITING: "red", ReplicaState.KILLING: "red"}
 _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red"}
 
 
@@ -57,22 +57,24 @@ def _replicas(state: ClusterState) -> Table:
     has_models = has_likenesses({r.model for r in state.replicas})
     extra = (("model", has_models), ("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
     table = Table()
-    for name in ("worker", "role", "phase", "since", *(name for name, is_shown in extra if is_shown)):
+    for name in ("worker", "role", "state", "since", *(name for name, is_shown in extra if is_shown)):
         table.add_column(name, no_wrap=True, overflow="fold")
-    table.add_column("why", overflow="fold")
+    table.add_column("reason", overflow="fold")
     for r in state.replicas:
-        style = _STYLES.get(r.phase, "yellow")
-        phase = f"[{style}]{r.phase}[/{style}]"
-        why = r.last_exit if r.phase is ReplicaPhase.WAITING else r.why
+        style = _STYLES.get(r.state, "yellow")
+        replica_state = f"[{style}]{r.state}[/{style}]"
+        reason = r.last_exit if r.state is ReplicaState.WAITING else r.reason
         told = (escape(r.model), r.version, r.node[:12], str(r.deaths_in_a_row or ""))
         shown = [text for text, (_, is_shown) in zip(told, extra, strict=True) if is_shown]
-        table.add_row(r.worker_id or r.name, r.role, phase, span(r.for_s), *shown, escape(why[:60]))
+        table.add_row(
+            r.worker_id or r.name, r.role, replica_state, span(r.for_s), *shown, escape(reason[:60])
+        )
     return table
 
 
 def _learnt(state: AutoscaleState, *, named: bool) -> str:
     what = "only advises" if state.mode == "advise" else "orders"
-    learnt = f"starts take {span(state.start_s)}, flips {span(state.flip_s)}, drains {span(state.drain_s)}"
+    learnt = f"starts take {span(state.start_s)}, flips {span(state.switch_s)}, drains {span(state.drain_s)}"
     of = f" of {state.model}" if named else ""
     return f"autoscaler{of} {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
 
@@ -100,10 +102,10 @@ def _nodes(state: ClusterState) -> Table:
 def _decisions(state: ClusterState) -> Table:
     from control_plane.desired import describe
 
-    table = Table("", "when", "who", "what", "why", "outcome")
+    table = Table("", "when", "who", "what", "reason", "outcome")
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for d in state.decisions[-DECISIONS_SHOWN:]:
-        words = escape(describe(d.action)), escape(d.why), _outcome(d)
+        words = escape(describe(d.action)), escape(d.reason), _outcome(d)
         table.add_row(str(d.number), _clock(d.at_s), escape(d.who), *words)
     return table
 
@@ -112,9 +114,9 @@ def _decision_lines(state: ClusterState) -> Iterator[str]:
     from control_plane.desired import describe
 
     for d in state.decisions[-DECISIONS_SHOWN:]:
-        why = f" ({escape(d.why)})" if d.why else ""
+        reason = f" ({escape(d.reason)})" if d.reason else ""
         ordered = f"{d.number} {_clock(d.at_s)} {escape(d.who)}: {escape(describe(d.action))}"
-        yield f"{ordered}{why} - {_outcome(d)}"
+        yield f"{ordered}{reason} - {_outcome(d)}"
 
 
 def _clock(at_s: float) -> str:

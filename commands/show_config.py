@@ -9,7 +9,7 @@ from rich.text import Text
 from baton.config import Config
 from baton.config.base import secret_fields
 from baton.files.terminal import new_console
-from commands.settings import knobs, load_config
+from commands.settings import load_config, settings
 from kv_store.directory.redis_url import masked
 
 
@@ -22,10 +22,10 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
     values = config.model_dump()
     console = new_console()
     table = Table(box=None, pad_edge=False, title=None)
-    table.add_column("knob", no_wrap=True)
+    table.add_column("setting", no_wrap=True)
     for heading in ("value", "kind", "meaning"):
         table.add_column(heading, overflow="fold")
-    for name, kind, default, _, meaning in knobs():
+    for name, kind, default, _, meaning in settings():
         section, _, field = name.partition(".")
         value = values[section][field] if field else values[section]
         style = "" if value == default else "bold"

@@ -57,7 +57,7 @@ _Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel)
 _Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
 _Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
-_Both = Annotated[int, typer.Option(min=0, help="Workers that take either leg.")]
+_Aggregated = Annotated[int, typer.Option(min=0, help="Workers that take either phase.")]
 _Policy = Annotated[str, typer.Option(help="As `router.policy`; default: the configuration's.")]
 _Ttft = Annotated[
     float, typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
@@ -96,7 +96,7 @@ _Cells = Annotated[int, typer.Option(min=1, help="Parts of the cluster, each wit
 _Seed = Annotated[int, typer.Option(help="Of arrivals and of choices by chance.")]
 _Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of router or engine; repeatable."),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting of router or engine; repeatable."),
 ]
 _Json = Annotated[str, typer.Option("--json", help="Write the figures there; - is standard output.")]
 _Plot = Annotated[Path | None, typer.Option(help="Write the pools' loads over time there, as SVG.")]
@@ -119,7 +119,7 @@ class Options:
     pp: int
     prefill: int
     decode: int
-    both: int
+    aggregated: int
     policy: str
     ttft_slo: float
     tpot_slo: float
@@ -178,7 +178,7 @@ def simulate(
     pp: _Pp = 1,
     prefill: _Prefill = 0,
     decode: _Decode = 0,
-    both: _Both = 0,
+    aggregated: _Aggregated = 0,
     policy: _Policy = "",
     ttft_slo: _Ttft = 10.0,
     tpot_slo: _Tpot = 0.1,
@@ -281,7 +281,7 @@ def prepare(asked: Options) -> Ready:
     block_tokens = asked.block_tokens or block_tokens_of(plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
-    pools = Pools(asked.prefill, asked.decode, asked.both)
+    pools = Pools(asked.prefill, asked.decode, asked.aggregated)
     spec = fleet_spec(
         machine,
         pools,

@@ -13,7 +13,7 @@ app = typer.Typer(
 
 Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any knob of `baton config`; repeatable."),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting of `baton config`; repeatable."),
 ]
 Socket = Annotated[str | None, typer.Option(help="Unix socket of a store node on this host.")]
 Node = Annotated[str, typer.Option(metavar="HOST:PORT", help="gRPC address of a store node.")]

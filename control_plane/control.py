@@ -22,7 +22,7 @@ from baton.wire.background import Background
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
-from control_plane.ray_cluster import RayHome
+from control_plane.ray_cluster import RayCluster
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
@@ -48,7 +48,7 @@ class Control:
         """`config.cluster.ray_address` is set. `is_local`: Ray is on this machine and all ours. `record`:
         where orders are remembered; None: nowhere."""
         self._config = config
-        self._home = RayHome(config.cluster.ray_address)
+        self._home = RayCluster(config.cluster.ray_address)
         self._ray = RayReplicas(
             actor_class, config=config, home=self._home, is_local=is_local, on_exit=self._on_exit
         )
@@ -196,8 +196,8 @@ def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: s
     `here`: our own address there. Raises SetupError."""
     if cluster.node_labels:
         return  # who knows where workers may run
-    knobs = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
-    if not (closed := [f"cluster.{name}={host}" for name, host in knobs.items() if is_loopback(host)]):
+    settings = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
+    if not (closed := [f"cluster.{name}={host}" for name, host in settings.items() if is_loopback(host)]):
         return
     found = {str(node.get("NodeManagerAddress", "")) for node in listed if node.get("Alive")} - {here}
     if others := sorted(address for address in found if address and not is_loopback(address)):

@@ -19,16 +19,16 @@ from baton.core.operate import (
     Decision,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Order,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     Resize,
     RollOut,
     Scale,
+    SwitchRole,
     Version,
 )
 
@@ -40,18 +40,18 @@ __all__ = (
     "DecisionLog",
     "Drain",
     "DrainNode",
-    "Flip",
     "NodeState",
     "Operations",
     "Order",
     "Outcome",
     "Pool",
     "Refused",
-    "ReplicaPhase",
     "ReplicaState",
+    "ReplicaStatus",
     "Resize",
     "RollOut",
     "Scale",
+    "SwitchRole",
     "Version",
     "describe",
     "pool_after",
@@ -95,19 +95,19 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
             return _resized(_pool(state, model), {role: count})
         case Resize(counts, model):
             return _resized(_pool(state, model), counts)
-        case Flip(worker, role):
+        case SwitchRole(worker, role):
             replica = _replica(state, worker)
             if replica.role is role:
                 raise Refused(f"{replica.name} is a {role} worker already")
-            if replica.phase is not ReplicaPhase.RUNNING:
-                raise Refused(f"{replica.name} is {replica.phase}: only a running worker changes its role")
+            if replica.state is not ReplicaState.RUNNING:
+                raise Refused(f"{replica.name} is {replica.state}: only a running worker changes its role")
             pool = _pool(state, replica.model)
             moved = {replica.role: max(0, pool.count(replica.role) - 1), role: pool.count(role) + 1}
             return _resized(pool, moved)
         case Drain(worker, is_replaced):
             replica = _replica(state, worker)
-            if replica.phase not in (ReplicaPhase.RUNNING, ReplicaPhase.SUSPECT):
-                raise Refused(f"{replica.name} is {replica.phase}: there is nothing to drain")
+            if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUSPECT):
+                raise Refused(f"{replica.name} is {replica.state}: there is nothing to drain")
             if is_replaced:
                 return None
             pool = _pool(state, replica.model)
@@ -153,7 +153,7 @@ def _pool(state: ClusterState, model: str) -> Pool:
     raise Refused(f"no model {model!r} here: there is {names}" if model else f"which model? There is {names}")
 
 
-def _replica(state: ClusterState, worker: str) -> ReplicaState:
+def _replica(state: ClusterState, worker: str) -> ReplicaStatus:
     if replica := state.replica(worker):
         return replica
     names = ", ".join(r.name for r in state.replicas[:20]) or "none"
@@ -181,7 +181,7 @@ def describe(action: Action) -> str:
             return f"scale {role}{_of(model)} to {count}"
         case Resize(counts, model):
             return f"resize{_of(model)} to {_counts(counts)}"
-        case Flip(worker, role):
+        case SwitchRole(worker, role):
             return f"flip {worker} to {role}"
         case Drain(worker, is_replaced):
             return f"drain {worker}" if is_replaced else f"drain {worker} without another in its place"
@@ -223,8 +223,8 @@ class DecisionLog:
     def add(self, order: Order, outcome: Outcome, text: str, *, at_s: float) -> Decision:
         """`at_s`: Unix time."""
         self._last += 1
-        who, why = _short(order.who), _short(order.why)
-        decision = Decision(self._last, at_s, who, why, order.action, outcome, _short(text))
+        who, reason = _short(order.who), _short(order.reason)
+        decision = Decision(self._last, at_s, who, reason, order.action, outcome, _short(text))
         self._entries.append(decision)
         self._trim()
         return decision

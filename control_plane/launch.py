@@ -15,14 +15,15 @@ import psutil
 from baton.config import ClusterConfig, Config
 from baton.config.operators import DashboardConfig
 from baton.core.errors import PlatformLost, SetupError
+from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
 from control_plane.control_child import ControlChild
 from control_plane.plane import restart_policy
-from control_plane.ray_cluster import RayHome
+from control_plane.ray_cluster import RayCluster
 from control_plane.ray_watch import RayWatch, adopt_orphans
-from control_plane.reaper import Undertaker
+from control_plane.reaper import Reaper
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
@@ -58,7 +59,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     """Raises SetupError for what can be known before anything is started."""
     cluster, models = config.cluster, each_model(config)
     if worker_count(config) == 0:
-        raise SetupError("no workers: ask for some with --prefill, --decode or --both")
+        raise SetupError("no workers: ask for some with --prefill, --decode or --aggregated")
     if config.autoscale.mode != "off":
         live_settings(config)
     for name, one in models.items():
@@ -70,10 +71,10 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         check_store(config.store)
     if config.store.directory:
         parse_redis_url(config.store.directory)
-    _check_port(cluster.control_host, cluster.control_port, knob="cluster.control_port")
-    _check_port(cluster.control_host, cluster.control_metrics_port, knob="cluster.control_metrics_port")
+    _check_port(cluster.control_host, cluster.control_port, setting="cluster.control_port")
+    _check_port(cluster.control_host, cluster.control_metrics_port, setting="cluster.control_metrics_port")
     if with_router:
-        _check_port(config.router.host, config.router.port, knob="--port")
+        _check_port(config.router.host, config.router.port, setting="--port")
 
 
 def _check_model(config: Config, *, with_router: bool) -> None:
@@ -99,10 +100,11 @@ def _has_chat_template(path: str) -> bool:
 
 
 def _pools_text(cluster: ClusterConfig) -> str:
-    return f"{cluster.prefill_workers} prefill, {cluster.decode_workers} decode, {cluster.both_workers} both"
+    counts = (cluster.prefill_workers, cluster.decode_workers, cluster.aggregated_workers)
+    return ", ".join(f"{n} {role}" for n, role in zip(counts, Role, strict=True))
 
 
-def _check_port(host: str, port: int, *, knob: str) -> None:
+def _check_port(host: str, port: int, *, setting: str) -> None:
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -111,7 +113,7 @@ def _check_port(host: str, port: int, *, knob: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             reason = error.strerror or str(error)
-            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another {knob})") from None
+            raise SetupError(f"cannot listen on {host}:{port}: {reason} (choose another {setting})") from None
 
 
 def _must_be_ready(ready: asyncio.Task[None]) -> None:
@@ -141,7 +143,7 @@ async def run_cluster(
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
         folder = RuntimeFolder()
-        undertaker = Undertaker(folder.path)  # before Ray and all others are started
+        reaper = Reaper(folder.path)  # before Ray and all others are started
         store = LocalStore(config, store_command, folder)
         cluster = _Cluster(store, folder, control_command, router_command, shutdown)
         try:
@@ -152,9 +154,9 @@ async def run_cluster(
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
-            await cluster.close(spared=undertaker.pid)
+            await cluster.close(spared=reaper.pid)
             folder.remove()
-            undertaker.close()
+            reaper.close()
 
 
 class _Cluster:
@@ -171,7 +173,7 @@ class _Cluster:
         self._control_command, self._router_command = control_command, router_command
         self._store, self._folder = store, folder
         self._background = Background(self._broke)
-        self._ray = RayHome(config.cluster.ray_address)
+        self._ray = RayCluster(config.cluster.ray_address)
         self._control: ControlChild | None = None
         self._control_port: socket.socket | None = None
         self._address = ""

@@ -11,8 +11,8 @@ from baton.core.operate import (
     Drain,
     DrainNode,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     RollOut,
 )
 from control_plane.desired import Refused, node_of, pool_after
@@ -58,8 +58,8 @@ def _exchanged(before: Pool, after: Pool) -> Loss | None:
     return Loss(_text(after.model, gone, left, " meanwhile"), is_lasting=False) if gone else None
 
 
-def _meanwhile(leaving: list[ReplicaState], state: ClusterState) -> Loss | None:
-    serving = [r for r in state.replicas if r.phase is ReplicaPhase.RUNNING]
+def _meanwhile(leaving: list[ReplicaStatus], state: ClusterState) -> Loss | None:
+    serving = [r for r in state.replicas if r.state is ReplicaState.RUNNING]
     staying = {r.name for r in serving} - {r.name for r in leaving}
     texts: list[str] = []
     for model in sorted({r.model for r in leaving}):

@@ -15,15 +15,15 @@ from control_plane.desired import (
     DecisionLog,
     Drain,
     DrainNode,
-    Flip,
     Order,
     Outcome,
     Pool,
     Refused,
-    ReplicaPhase,
+    ReplicaState,
     Resize,
     RollOut,
     Scale,
+    SwitchRole,
     describe,
     node_of,
     pool_after,
@@ -101,7 +101,7 @@ class Orders:
 
     def _followed(self, decision: Decision, state: ClusterState) -> _Pending:
         match decision.action:
-            case Flip(worker) | Drain(worker):
+            case SwitchRole(worker) | Drain(worker):
                 replica = state.replica(worker)
                 assert replica is not None, worker
                 return _Pending(decision, replica.name, replica.worker_id)
@@ -117,14 +117,14 @@ class Orders:
     def _events(self, order: Order, pending: _Pending) -> Iterator[ReconcileEvent]:
         roles: dict[str, Role] = {}
         leaving: frozenset[WorkerId] = frozenset()
-        because = f"{order.who} ordered it{': ' + order.why if order.why else ''}"
+        reason = f"{order.who} ordered it{': ' + order.reason if order.reason else ''}"
         match order.action:
-            case Flip(_, role):
+            case SwitchRole(_, role):
                 roles = {pending.name: role}
             case Drain(_, is_replaced):
                 assert pending.worker_id is not None
                 if is_replaced:
-                    yield DrainWanted(pending.worker_id, because)
+                    yield DrainWanted(pending.worker_id, reason)
                     return
                 leaving = frozenset({pending.worker_id})
             case _:
@@ -167,8 +167,8 @@ def _end_of(pending: _Pending, state: ClusterState) -> tuple[Outcome, str] | Non
             return _end_of_sizes(state, model, {role: count})
         case Resize(counts, model):
             return _end_of_sizes(state, model, counts)
-        case Flip(_, role):
-            return _end_of_flip(pending, state, role)
+        case SwitchRole(_, role):
+            return _end_of_switch(pending, state, role)
         case Drain():
             is_there = any(r.worker_id == pending.worker_id for r in state.replicas)
             return None if is_there else (Outcome.DONE, f"{pending.worker_id} is gone")
@@ -193,11 +193,11 @@ def _end_of_sizes(state: ClusterState, model: str, counts: dict[Role, int]) -> t
     return (Outcome.DONE, "all are there") if has_all(pool, state) else None
 
 
-def _end_of_flip(pending: _Pending, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
+def _end_of_switch(pending: _Pending, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
     replica = state.replica(pending.name)
     if replica is None or replica.role is not role:
         return (Outcome.FAILED, "something else was ordered since")
-    if replica.phase is not ReplicaPhase.RUNNING:
+    if replica.state is not ReplicaState.RUNNING:
         return None
     if replica.worker_id != pending.worker_id:
         return (Outcome.DONE, f"the worker died; {replica.worker_id} has the role")
@@ -207,5 +207,5 @@ def _end_of_flip(pending: _Pending, state: ClusterState, role: Role) -> tuple[Ou
 def has_all(pool: Pool, state: ClusterState) -> bool:
     """Every replica of the pool serves, in its version, and there is none too many."""
     mine = [r for r in state.replicas if r.model == pool.model]
-    serve = all(r.phase is ReplicaPhase.RUNNING and r.version == pool.version.name for r in mine)
+    serve = all(r.state is ReplicaState.RUNNING and r.version == pool.version.name for r in mine)
     return serve and all(sum(r.role is role for r in mine) == pool.count(role) for role in Role)

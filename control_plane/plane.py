@@ -36,7 +36,7 @@ from control_plane import reconcile_events as ev
 from control_plane.autoscaler.values import Memory
 from control_plane.desired import describe
 from control_plane.orders import Orders, Record
-from control_plane.reconcile import Reconciler, ReplicaPhase, RestartPolicy
+from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Replicas(Protocol):
 
     def start(self, start: ev.StartReplica) -> None: ...
 
-    async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
+    async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """Finish what it holds, then take the role."""
         ...
 
@@ -172,9 +172,9 @@ class ControlPlane:
     def order(self, order: Order) -> Decision:
         decision, events = self._decide(order)
         level = logging.WARNING if decision.outcome is Outcome.REFUSED else logging.INFO
-        why = f" ({order.why})" if order.why else ""
+        reason = f" ({order.reason})" if order.reason else ""
         words = describe(order.action)
-        log.log(level, "%s%s: %s - %s: %s", order.who, why, words, decision.outcome, decision.text)
+        log.log(level, "%s%s: %s - %s: %s", order.who, reason, words, decision.outcome, decision.text)
         for event in events:
             self._replica_event(event)
         self._remember(self.orders.record())
@@ -305,21 +305,21 @@ class ControlPlane:
 
     def _perform(self, action: ev.ReconcileAction) -> None:
         match action:
-            case ev.StartReplica(worker_id, _, because):
-                if because != "wanted":
-                    log.info("starting %s: %s", worker_id, because)
+            case ev.StartReplica(worker_id, _, reason):
+                if reason != "wanted":
+                    log.info("starting %s: %s", worker_id, reason)
                     replica = replica_name(worker_id)
-                    self.meter.inc(catalogue.RESTARTS, replica=replica, cause=because.split(":")[0])
+                    self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])
                 self._replicas.start(action)
-            case ev.FlipReplica(worker_id, role, because):
-                log.info("%s becomes a %s worker: %s", worker_id, role, because)
+            case ev.SwitchReplicaRole(worker_id, role, reason):
+                log.info("%s becomes a %s worker: %s", worker_id, role, reason)
                 address = self._address_of(worker_id)
-                self._spawn(self._replicas.flip(worker_id, role, address))
-            case ev.DrainReplica(worker_id, because):
-                log.info("draining %s: %s", worker_id, because)
+                self._spawn(self._replicas.switch_role(worker_id, role, address))
+            case ev.DrainReplica(worker_id, reason):
+                log.info("draining %s: %s", worker_id, reason)
                 self._spawn(self._replicas.drain(worker_id))
-            case ev.KillReplica(worker_id, because):
-                log.warning("killing %s: %s", worker_id, because)
+            case ev.KillReplica(worker_id, reason):
+                log.warning("killing %s: %s", worker_id, reason)
                 # Nobody should use it any more, and what it still says does not bring it back.
                 self._member_event(mb.Left(worker_id))
                 self._spawn(self._replicas.kill(worker_id))
@@ -335,11 +335,11 @@ class ControlPlane:
         self._changed = asyncio.Event()
 
     def _count(self) -> None:
-        counts = Counter((s.model, s.role, s.phase) for s in self.reconciler.status())
+        counts = Counter((s.model, s.role, s.state) for s in self.reconciler.status())
         models = {pool.model for pool in self.orders.pools} | {model for model, _, _ in counts}
-        for model, role, phase in product(sorted(models), Role, ReplicaPhase):
-            count = counts[model, role, phase]
-            self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=phase)
+        for model, role, state in product(sorted(models), Role, ReplicaState):
+            count = counts[model, role, state]
+            self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=state)
 
     def _reschedule(self) -> None:
         if self._timer is not None:

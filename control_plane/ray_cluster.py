@@ -67,7 +67,7 @@ def ray_environment(*, is_local: bool) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
-class RayHome:
+class RayCluster:
     """`ray` once it is open."""
 
     def __init__(self, address: str) -> None:

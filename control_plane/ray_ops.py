@@ -18,7 +18,7 @@ import psutil
 from baton.config import ClusterConfig, Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.ray_cluster import RayHome, first_line, namespace_of
+from control_plane.ray_cluster import RayCluster, first_line, namespace_of
 from engine.served_models import each_model, worker_count
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class RayReplicas:
     """
 
     def __init__(
-        self, actor_class: type, *, config: Config, home: RayHome, is_local: bool, on_exit: OnExit
+        self, actor_class: type, *, config: Config, home: RayCluster, is_local: bool, on_exit: OnExit
     ) -> None:
         """`is_local`: all of Ray is this machine, and nobody else uses it."""
         self._actor_class, self._on_exit = actor_class, on_exit

@@ -1,6 +1,6 @@
 """Ends what a process that was killed leaves behind: its servers, Ray's processes, its folder.
 
-`Undertaker` is of a process that starts others. It marks them, through their environment, and starts this
+`Reaper` is of a process that starts others. It marks them, through their environment, and starts this
 file as a process of its own, which waits for the end of a pipe: the kernel closes that however the process
 ends. Nothing but the standard library is used here, since it stays in memory for as long as a cluster does.
 Linux; elsewhere nothing happens.
@@ -36,7 +36,7 @@ Found = dict[int, str]
 """Process ids, and when the kernel started them: a pid may be given again."""
 
 
-class Undertaker:
+class Reaper:
     """From its making to `close`, of this process."""
 
     def __init__(self, folder: Path | None = None) -> None:

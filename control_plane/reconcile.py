@@ -15,12 +15,11 @@ from typing import assert_never
 from baton.core.ids import WorkerId, replica_name
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import Member, Role
-from baton.core.operate import Pool, ReplicaPhase, ReplicaState, Version, replica_prefix
+from baton.core.operate import Pool, ReplicaState, ReplicaStatus, Version, replica_prefix
 from control_plane.reconcile_events import (
     Adopted,
     DrainReplica,
     DrainWanted,
-    FlipReplica,
     KillReplica,
     LeaseLapsed,
     MemberSeen,
@@ -31,26 +30,27 @@ from control_plane.reconcile_events import (
     RestartPolicy,
     SetDesired,
     StartReplica,
+    SwitchReplicaRole,
     Tick,
 )
-from control_plane.targets import Have, add_count, flips, names_of, retirements
+from control_plane.targets import Have, add_count, names_of, retirements, switches
 
-__all__ = ("KILL_CONFIRM_S", "Reconciler", "ReplicaPhase", "RestartPolicy")
+__all__ = ("KILL_CONFIRM_S", "Reconciler", "ReplicaState", "RestartPolicy")
 
 KILL_CONFIRM_S = 2.0
 """A killed process whose end is not confirmed after this long is killed again."""
 
-_P = ReplicaPhase
-_LEGAL: dict[ReplicaPhase, frozenset[ReplicaPhase]] = {
+_P = ReplicaState
+_LEGAL: dict[ReplicaState, frozenset[ReplicaState]] = {
     _P.WAITING: frozenset({_P.STARTING}),
     _P.STARTING: frozenset({_P.RUNNING, _P.KILLING, _P.WAITING}),
-    _P.RUNNING: frozenset({_P.SUSPECT, _P.FLIPPING, _P.DRAINING, _P.KILLING, _P.WAITING}),
+    _P.RUNNING: frozenset({_P.SUSPECT, _P.SWITCHING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.SUSPECT: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
-    _P.FLIPPING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
+    _P.SWITCHING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.DRAINING: frozenset({_P.KILLING, _P.WAITING}),
     _P.KILLING: frozenset({_P.WAITING}),
 }
-_SERVING = (_P.RUNNING, _P.SUSPECT, _P.FLIPPING)
+_SERVING = (_P.RUNNING, _P.SUSPECT, _P.SWITCHING)
 _ON_ITS_WAY_OUT = (_P.DRAINING, _P.KILLING)
 
 
@@ -61,7 +61,7 @@ class _Replica:
     role: Role
     """Wanted."""
     version: Version
-    life: Lifecycle[ReplicaPhase]
+    life: Lifecycle[ReplicaState]
     due_s: float | None
     """When the phase is over if nothing happens; None: it may last."""
     worker_id: WorkerId | None = None
@@ -72,18 +72,18 @@ class _Replica:
     """It was started then, by an earlier control plane, and nothing has befallen it since it was adopted."""
     deaths_in_a_row: int = 0
     is_wanted: bool = True
-    flips_to: Role | None = None
+    switches_to: Role | None = None
     """The role it was last told to take, while it flips."""
     is_excused: bool = False
     """Its end was ordered, and another life follows at once."""
     last_exit: str = ""
 
     @property
-    def phase(self) -> ReplicaPhase:
-        return self.life.phase
+    def state(self) -> ReplicaState:
+        return self.life.state
 
     def have(self) -> Have:
-        return Have(self.name, self.role, self.phase, self.version.name, self.is_wanted)
+        return Have(self.name, self.role, self.state, self.version.name, self.is_wanted)
 
 
 @dataclass(slots=True)
@@ -111,27 +111,27 @@ class Reconciler:
         pool = next((p for p in self._pools if p.model == model), None)
         version = pool.version.name if pool else ""
         mine = [r for r in self._replicas.values() if r.model == model]
-        return all(r.is_wanted and r.phase is _P.RUNNING and r.version.name == version for r in mine)
+        return all(r.is_wanted and r.state is _P.RUNNING and r.version.name == version for r in mine)
 
-    def status(self, *, now_s: float = 0.0) -> list[ReplicaState]:
+    def status(self, *, now_s: float = 0.0) -> list[ReplicaStatus]:
         return [self._state(r, now_s) for _, r in sorted(self._replicas.items())]
 
-    def _state(self, r: _Replica, now_s: float) -> ReplicaState:
-        since_s, _, why = r.life.story[-1]
-        if r.phase is _P.RUNNING and r.adopted_since_s is not None:
+    def _state(self, r: _Replica, now_s: float) -> ReplicaStatus:
+        since_s, _, reason = r.life.history[-1]
+        if r.state is _P.RUNNING and r.adopted_since_s is not None:
             since_s = r.adopted_since_s
-        return ReplicaState(
+        return ReplicaStatus(
             name=r.name,
             model=r.model,
             role=r.role,
-            phase=r.phase,
+            state=r.state,
             for_s=max(0.0, now_s - since_s),
             version=r.version.name,
             worker_id=r.worker_id,
             node=r.member.node or r.member.host if r.member else "",
             deaths_in_a_row=r.deaths_in_a_row,
             last_exit=r.last_exit,
-            why=why,
+            reason=reason,
             address=r.member.address if r.member else "",
             metrics_address=r.member.metrics_address if r.member else "",
         )
@@ -150,21 +150,21 @@ class Reconciler:
                     self._exited(replica, reason, now_s)
             case LeaseLapsed(worker_id):
                 replica = self._of(worker_id)
-                if replica and replica.phase in (*_SERVING, _P.DRAINING):
+                if replica and replica.state in (*_SERVING, _P.DRAINING):
                     yield self._kill(replica, "its lease lapsed", now_s)
             case MemberSilent(worker_id):
                 replica = self._of(worker_id)
-                if replica and replica.phase is _P.RUNNING:
+                if replica and replica.state is _P.RUNNING:
                     replica.adopted_since_s = None
                     replica.life.to(_P.SUSPECT, now_s=now_s, cause="it missed heartbeats")
             case MemberSeen(member):
                 if replica := self._of(member.worker_id):
                     yield from self._seen(replica, member, now_s)
-            case DrainWanted(worker_id, because):
+            case DrainWanted(worker_id, drain_reason):
                 replica = self._of(worker_id)
-                if replica and replica.phase in _SERVING:
+                if replica and replica.state in _SERVING:
                     replica.is_excused = True
-                    yield self._drain(replica, because, now_s)
+                    yield self._drain(replica, drain_reason, now_s)
             case Tick():
                 pass
             case _:
@@ -188,14 +188,14 @@ class Reconciler:
 
     def _seen(self, replica: _Replica, member: Member, now_s: float) -> Iterator[ReconcileAction]:
         replica.member = member
-        match replica.phase:
+        match replica.state:
             case _P.STARTING:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause="first heartbeat")
                 began_s = replica.adopted_since_s
                 replica.due_s, replica.serving_since_s = None, now_s if began_s is None else began_s
             case _P.SUSPECT:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause="it is heard again")
-            case _P.FLIPPING if member.role is replica.role and not member.is_draining:
+            case _P.SWITCHING if member.role is replica.role and not member.is_draining:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause=f"it is a {member.role} worker now")
                 replica.due_s = None
             case _:
@@ -225,7 +225,7 @@ class Reconciler:
 
     def _exited(self, replica: _Replica, reason: str, now_s: float) -> None:
         served_s = 0.0 if replica.serving_since_s is None else now_s - replica.serving_since_s
-        was_ordered = replica.is_excused or replica.phase is _P.DRAINING
+        was_ordered = replica.is_excused or replica.state is _P.DRAINING
         if was_ordered or served_s >= self.policy.stable_s:
             replica.deaths_in_a_row = 0
         replica.deaths_in_a_row += not replica.is_excused
@@ -251,13 +251,13 @@ class Reconciler:
 
     def _converge_pool(self, pool: Pool, now_s: float) -> Iterator[ReconcileAction]:
         for replica in self._replicas.values():
-            if replica.model == pool.model and replica.phase is _P.WAITING:
+            if replica.model == pool.model and replica.state is _P.WAITING:
                 replica.version = pool.version  # it costs nothing
-        for name, role in flips(pool, self._have(pool.model)):
+        for name, role in switches(pool, self._have(pool.model)):
             self._replicas[name].role = role
         for role in Role:
-            for name, because in retirements(pool, role, self._have(pool.model)):
-                yield from self._retire(self._replicas[name], because, now_s)
+            for name, reason in retirements(pool, role, self._have(pool.model)):
+                yield from self._retire(self._replicas[name], reason, now_s)
             count = add_count(pool, role, self._have(pool.model))
             models = [one.model for one in self._pools]
             prefix = replica_prefix(pool.model, models) if len(models) > 1 else ""
@@ -269,33 +269,33 @@ class Reconciler:
         return [r.have() for _, r in sorted(self._replicas.items()) if r.model == model]
 
     def _match_role(self, replica: _Replica, now_s: float) -> Iterator[ReconcileAction]:
-        member, told = replica.member, replica.flips_to
-        if member is None or replica.phase not in (_P.RUNNING, _P.FLIPPING):
+        member, told = replica.member, replica.switches_to
+        if member is None or replica.state not in (_P.RUNNING, _P.SWITCHING):
             return
-        if (told if replica.phase is _P.FLIPPING else member.role) is replica.role:
+        if (told if replica.state is _P.SWITCHING else member.role) is replica.role:
             return
-        because = f"a {replica.role} worker is wanted more than a {member.role} worker"
-        if replica.phase is _P.RUNNING:
+        reason = f"a {replica.role} worker is wanted more than a {member.role} worker"
+        if replica.state is _P.RUNNING:
             replica.adopted_since_s = None
-            replica.life.to(_P.FLIPPING, now_s=now_s, cause=because)
-        replica.flips_to = replica.role
+            replica.life.to(_P.SWITCHING, now_s=now_s, cause=reason)
+        replica.switches_to = replica.role
         replica.due_s = now_s + self.policy.drain_timeout_s + KILL_CONFIRM_S
-        yield FlipReplica(member.worker_id, replica.role, because)
+        yield SwitchReplicaRole(member.worker_id, replica.role, reason)
 
     def _leave_nodes(self, now_s: float) -> Iterator[ReconcileAction]:
         for replica in self._replicas.values():
-            if replica.phase in _SERVING and replica.member and replica.member.node in self._avoided:
+            if replica.state in _SERVING and replica.member and replica.member.node in self._avoided:
                 replica.is_excused = True
                 yield self._drain(replica, "its node is drained", now_s)
 
-    def _retire(self, replica: _Replica, because: str, now_s: float) -> Iterator[ReconcileAction]:
+    def _retire(self, replica: _Replica, reason: str, now_s: float) -> Iterator[ReconcileAction]:
         replica.is_wanted = False
-        if replica.phase is _P.WAITING:
+        if replica.state is _P.WAITING:
             del self._replicas[replica.name]
-        elif replica.phase is _P.STARTING:
-            yield self._kill(replica, because, now_s)
-        elif replica.phase not in _ON_ITS_WAY_OUT:
-            yield self._drain(replica, because, now_s)
+        elif replica.state is _P.STARTING:
+            yield self._kill(replica, reason, now_s)
+        elif replica.state not in _ON_ITS_WAY_OUT:
+            yield self._drain(replica, reason, now_s)
 
     # --- what is due --------------------------------------------------------------------------------
 
@@ -303,14 +303,14 @@ class Reconciler:
         for replica in self._replicas.values():
             if replica.due_s is None or now_s < replica.due_s:
                 continue
-            match replica.phase:
+            match replica.state:
                 case _P.WAITING:
                     yield self._start(replica, now_s)
                 case _P.STARTING:
                     yield self._kill(replica, "it did not start in time", now_s)
                 case _P.DRAINING:
                     yield self._kill(replica, "it did not drain in time", now_s)
-                case _P.FLIPPING:
+                case _P.SWITCHING:
                     yield self._kill(replica, "it did not change its role in time", now_s)
                 case _P.KILLING:
                     replica.due_s = now_s + KILL_CONFIRM_S
@@ -322,22 +322,22 @@ class Reconciler:
         self._start_count += 1
         worker_id = WorkerId(f"{replica.name}.{self.life}{self._start_count:x}")
         replica.worker_id = worker_id
-        because = f"after {replica.last_exit}" if replica.last_exit else "wanted"
-        replica.life.to(_P.STARTING, now_s=now_s, cause=because)
+        reason = f"after {replica.last_exit}" if replica.last_exit else "wanted"
+        replica.life.to(_P.STARTING, now_s=now_s, cause=reason)
         replica.due_s = now_s + self.policy.start_timeout_s
         avoid = tuple(sorted(self._avoided))
-        return StartReplica(worker_id, replica.role, because, replica.model, replica.version, avoid)
+        return StartReplica(worker_id, replica.role, reason, replica.model, replica.version, avoid)
 
-    def _drain(self, replica: _Replica, because: str, now_s: float) -> DrainReplica:
-        replica.life.to(_P.DRAINING, now_s=now_s, cause=because)
+    def _drain(self, replica: _Replica, reason: str, now_s: float) -> DrainReplica:
+        replica.life.to(_P.DRAINING, now_s=now_s, cause=reason)
         replica.due_s = now_s + self.policy.drain_timeout_s
-        return DrainReplica(self._id(replica), because)
+        return DrainReplica(self._id(replica), reason)
 
-    def _kill(self, replica: _Replica, because: str, now_s: float) -> KillReplica:
-        replica.life.to(_P.KILLING, now_s=now_s, cause=because)
+    def _kill(self, replica: _Replica, reason: str, now_s: float) -> KillReplica:
+        replica.life.to(_P.KILLING, now_s=now_s, cause=reason)
         replica.due_s = now_s + KILL_CONFIRM_S
-        return KillReplica(self._id(replica), because)
+        return KillReplica(self._id(replica), reason)
 
     def _id(self, replica: _Replica) -> WorkerId:
-        assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.story)}"
+        assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.history)}"
         return replica.worker_id

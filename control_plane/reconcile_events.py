@@ -63,7 +63,7 @@ class DrainWanted(msgspec.Struct, frozen=True):
     """By order: another life follows. A worker that does not serve: no effect."""
 
     worker_id: WorkerId
-    because: str
+    reason: str
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -82,37 +82,37 @@ class StartReplica(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     role: Role
-    because: str
+    reason: str
     model: str = ""
     version: Version = FIRST_VERSION
     avoid: tuple[str, ...] = ()
     """Nodes."""
 
 
-class FlipReplica(msgspec.Struct, frozen=True):
+class SwitchReplicaRole(msgspec.Struct, frozen=True):
     """Let it finish what it holds, take this role, and serve again. Answered by MemberSeen; killed after
     `drain_timeout_s` and a little. Sent again with another role, the last one counts."""
 
     worker_id: WorkerId
     role: Role
-    because: str
+    reason: str
 
 
 class DrainReplica(msgspec.Struct, frozen=True):
     """Let it finish what it holds, then end. Killed after `drain_timeout_s`."""
 
     worker_id: WorkerId
-    because: str
+    reason: str
 
 
 class KillReplica(msgspec.Struct, frozen=True):
     """At once and hard: it may be hanging. Answered by ReplicaExited; repeated until then."""
 
     worker_id: WorkerId
-    because: str
+    reason: str
 
 
-ReconcileAction = StartReplica | FlipReplica | DrainReplica | KillReplica
+ReconcileAction = StartReplica | SwitchReplicaRole | DrainReplica | KillReplica
 
 
 @dataclass(frozen=True, slots=True)

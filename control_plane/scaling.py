@@ -52,12 +52,12 @@ def scaled_roles(config: Config) -> set[Role]:
     for."""
     cluster = config.cluster
     has_pairs = bool(cluster.prefill_workers or cluster.decode_workers)
-    if has_pairs and cluster.both_workers:
+    if has_pairs and cluster.aggregated_workers:
         raise SetupError(
-            "autoscale.mode works with prefill and decode workers, or with those of role both alone: set "
-            "cluster.both_workers=0, or autoscale.mode=off"
+            "autoscale.mode works with prefill and decode workers, or with aggregated workers alone: set "
+            "cluster.aggregated_workers=0, or autoscale.mode=off"
         )
-    return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.BOTH}
+    return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.AGGREGATED}
 
 
 def live_settings(config: Config) -> dict[str, Settings]:

@@ -10,9 +10,9 @@ from collections.abc import Container, Iterator, Sequence
 import msgspec
 
 from baton.core.messages import Role
-from baton.core.operate import Pool, ReplicaPhase
+from baton.core.operate import Pool, ReplicaState
 
-_P = ReplicaPhase
+_P = ReplicaState
 
 
 class Have(msgspec.Struct, frozen=True):
@@ -20,19 +20,19 @@ class Have(msgspec.Struct, frozen=True):
 
     name: str
     role: Role
-    phase: ReplicaPhase
+    state: ReplicaState
     version: str
     is_wanted: bool
 
 
-_FLIPPED_FIRST = (_P.FLIPPING, _P.RUNNING, _P.SUSPECT, _P.STARTING, _P.WAITING)
+_SWITCHED_FIRST = (_P.SWITCHING, _P.RUNNING, _P.SUSPECT, _P.STARTING, _P.WAITING)
 """What is on its way anyway; then what serves, which gives its capacity to the other role soonest."""
 
-_RETIRED_FIRST = (_P.WAITING, _P.KILLING, _P.DRAINING, _P.STARTING, _P.SUSPECT, _P.FLIPPING, _P.RUNNING)
+_RETIRED_FIRST = (_P.WAITING, _P.KILLING, _P.DRAINING, _P.STARTING, _P.SUSPECT, _P.SWITCHING, _P.RUNNING)
 """What is of least use."""
 
 
-def flips(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
+def switches(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
     """Replicas that shall change their role, and to which. Not while versions are exchanged: surplus and
     lack are on purpose then."""
     if _is_rolling(pool, have):
@@ -40,9 +40,9 @@ def flips(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
     of = {role: [h for h in have if h.is_wanted and h.role is role] for role in Role}
     lack = [role for role in Role for _ in range(pool.count(role) - len(of[role]))]
     spare = [
-        h for role in Role for h in _ranked(of[role], _FLIPPED_FIRST)[: len(of[role]) - pool.count(role)]
+        h for role in Role for h in _ranked(of[role], _SWITCHED_FIRST)[: len(of[role]) - pool.count(role)]
     ]
-    able = [h for h in _ranked(spare, _FLIPPED_FIRST) if h.phase in _FLIPPED_FIRST]
+    able = [h for h in _ranked(spare, _SWITCHED_FIRST) if h.state in _SWITCHED_FIRST]
     yield from ((h.name, role) for h, role in zip(able, lack, strict=False))
 
 
@@ -59,13 +59,13 @@ def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[
         yield from ((h.name, "no longer wanted") for h in old_first[:surplus])
         return
     # What does not serve is missing already: it may go without anybody noticing.
-    missable = sum(h.phase is _P.RUNNING for h in wanted) - (count - pool.unavailable_max)
+    missable = sum(h.state is _P.RUNNING for h in wanted) - (count - pool.unavailable_max)
     for h in _ranked(old, _RETIRED_FIRST):
-        if h.phase is _P.RUNNING:
+        if h.state is _P.RUNNING:
             if missable <= 0:
                 return
             missable -= 1
-        if h.phase not in (_P.KILLING, _P.DRAINING, _P.FLIPPING):
+        if h.state not in (_P.KILLING, _P.DRAINING, _P.SWITCHING):
             yield h.name, f"version {pool.version.name} takes its place"
 
 
@@ -86,10 +86,10 @@ def _is_rolling(pool: Pool, have: Sequence[Have]) -> bool:
     return any(h.version != pool.version.name for h in have)
 
 
-def _ranked(have: Sequence[Have], order: Sequence[ReplicaPhase]) -> list[Have]:
+def _ranked(have: Sequence[Have], order: Sequence[ReplicaState]) -> list[Have]:
     """By phase, and within one the youngest name first."""
     return sorted(
-        have, key=lambda h: (order.index(h.phase) if h.phase in order else len(order), _young(h.name))
+        have, key=lambda h: (order.index(h.state) if h.state in order else len(order), _young(h.name))
     )
 
 

@@ -20,7 +20,7 @@ from engine.served_models import each_model, served_name, worker_count
 
 log = logging.getLogger(__name__)
 
-FLIP_ATTEMPTS, FLIP_RETRY_S = 4, 0.5
+SWITCH_ATTEMPTS, SWITCH_RETRY_S = 4, 0.5
 
 Overlay = Callable[[Config, Sequence[str]], Config]
 """A configuration with SECTION.FIELD=VALUE texts on top. Raises SetupError."""
@@ -35,7 +35,7 @@ def _pool(model: str, cluster: ClusterConfig) -> Pool:
     counts = {
         Role.PREFILL: cluster.prefill_workers,
         Role.DECODE: cluster.decode_workers,
-        Role.BOTH: cluster.both_workers,
+        Role.AGGREGATED: cluster.aggregated_workers,
     }
     return Pool(model, {role: count for role, count in counts.items() if count})
 
@@ -72,16 +72,16 @@ class RayWorkers:
         )
         self._ray.start(spec, threads=threads, avoid=start.avoid)
 
-    async def flip(self, worker_id: WorkerId, role: Role, address: str) -> None:
+    async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """If the worker cannot be told, the reconciler's patience ends."""
         drain_s = self._config.cluster.drain_timeout_s
-        for attempt in range(FLIP_ATTEMPTS):
+        for attempt in range(SWITCH_ATTEMPTS):
             try:
                 await set_worker_role(address, role, drain_s=drain_s)
                 return
             except LinkBroken as error:
                 log.warning("%s does not hear that it shall be a %s worker: %s", worker_id, role, error)
-                await asyncio.sleep(FLIP_RETRY_S * 2**attempt)
+                await asyncio.sleep(SWITCH_RETRY_S * 2**attempt)
 
     async def drain(self, worker_id: WorkerId) -> None:
         await self._ray.drain(worker_id)

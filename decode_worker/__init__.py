@@ -1,1 +1,1 @@
-"""The decode leg's own decisions: reserving blocks, asking for KV, reading it, joining."""
+"""The decode phase's own decisions: reserving blocks, asking for KV, reading it, joining."""

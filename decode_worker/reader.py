@@ -1,4 +1,4 @@
-"""The asker's side: sessions with prefill workers, and the one-sided reads from their KV pools."""
+"""The reader's side: sessions with prefill workers, and the one-sided reads from their KV pools."""
 
 import asyncio
 import logging
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import ReadId, WorkerId
-from baton.core.messages import AskerMessage, PeerHello, PeerRef, SourceMessage
-from baton.wire.client import AskerEnd, peer_session
+from baton.core.messages import PeerHello, PeerRef, ReaderMessage, SourceMessage
+from baton.wire.client import ReaderEnd, peer_session
 from baton.wire.link import LinkBroken
 from kv_transfer.manager import ReadOutcome
 
@@ -20,7 +20,7 @@ WAITING_MESSAGES_MAX = 4096
 """Messages for a source whose session is still being opened."""
 
 
-class PullerSink(Protocol):
+class KVReaderSink(Protocol):
     """Who wants to know what sources say and how reads end."""
 
     def from_source(self, source: WorkerId, message: SourceMessage) -> None: ...
@@ -70,13 +70,13 @@ class Read:
 
 @dataclass(slots=True)
 class _Session:
-    link: AskerEnd | None = None
+    link: ReaderEnd | None = None
     """None while it is being opened."""
-    waiting: deque[AskerMessage] = field(default_factory=deque[AskerMessage])
+    waiting: deque[ReaderMessage] = field(default_factory=deque[ReaderMessage])
     task: asyncio.Task[None] | None = None
 
 
-class Puller:
+class KVReader:
     """Sessions are opened when first spoken to, and not again: a session that breaks is reported as
     a lost source, and the next message opens a new one.
 
@@ -88,7 +88,7 @@ class Puller:
         *,
         hello: Callable[[], PeerHello],
         transfer: Transfer,
-        sink: PullerSink,
+        sink: KVReaderSink,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         connect_timeout_s: float,
     ) -> None:
@@ -102,7 +102,7 @@ class Puller:
     def source_count(self) -> int:
         return sum(session.link is not None for session in self._sessions.values())
 
-    def send(self, source: PeerRef, message: AskerMessage) -> None:
+    def send(self, source: PeerRef, message: ReaderMessage) -> None:
         """In order. If it cannot be delivered, `source_lost` says so."""
         session = self._sessions.get(source.worker_id)
         if session is None:
@@ -164,7 +164,7 @@ class Puller:
     def _is_current(self, source: WorkerId, session: _Session) -> bool:
         return self._sessions.get(source) is session
 
-    def _send(self, source: WorkerId, session: _Session, link: AskerEnd, message: AskerMessage) -> None:
+    def _send(self, source: WorkerId, session: _Session, link: ReaderEnd, message: ReaderMessage) -> None:
         try:
             link.send(message)
         except LinkBroken as error:

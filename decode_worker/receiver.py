@@ -1,4 +1,4 @@
-"""How the KV of a decode leg gets here: reserve, ask, read under a lease, join.
+"""How the KV of a decode phase gets here: reserve, ask, read under a lease, join.
 
 One `_Pull` per attempt. It holds its blocks until it is ready (they pass to the scheduler) or ends
 (they are freed, except those a read may still write into: they are the read's until it is settled).
@@ -14,13 +14,13 @@ from baton.core.geometry import blocks_for
 from baton.core.hashing import block_hashes
 from baton.core.ids import BlockHash, BlockId, ReadId, SeqKey, WorkerId
 from baton.core.messages import (
-    AskerMessage,
-    AskKV,
     FailureReason,
     KVGrant,
     KVRefused,
     KVReleased,
+    KVRequest,
     PeerRef,
+    ReaderMessage,
     SourceMessage,
 )
 from baton.core.steps import TokenLogprobs
@@ -32,11 +32,11 @@ from engine.prefix_cache import PrefixCache
 @dataclass(frozen=True, slots=True)
 class Send:
     source: PeerRef
-    message: AskerMessage
+    message: ReaderMessage
 
 
 class Read(NamedTuple):
-    """Copy source_blocks[i] of `source` into local_blocks[i]; answered by `Intake.read_done`."""
+    """Copy source_blocks[i] of `source` into local_blocks[i]; answered by `KVReceiver.read_done`."""
 
     read_id: ReadId
     source: WorkerId
@@ -77,7 +77,7 @@ class NoRoom:
     message: str
 
 
-IntakeAction = Send | Read | Ready | GaveUp | NoRoom
+ReceiverAction = Send | Read | Ready | GaveUp | NoRoom
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ class _Pull:
     """Position of the first block not granted yet."""
     asked_s: dict[int, float] = field(default_factory=dict[int, float])
     """When each ask that may still be answered was sent."""
-    ask_number: int = -1
+    request_number: int = -1
     renew_every_s: float = 0.0
     renew_s: float = 0.0
     lease_end_s: float = 0.0
@@ -127,8 +127,8 @@ class _OpenRead:
     """In quarantine: the blocks belong to nobody else and are freed when the read is settled."""
 
 
-class Intake:
-    """Decode legs whose KV is not all here yet. Pure: the caller has the clock and does the actions.
+class KVReceiver:
+    """Decode phases whose KV is not all here yet. Pure: the caller has the clock and does the actions.
 
     `keep_free` says how many blocks must stay free after a reservation, at this moment.
     """
@@ -187,7 +187,7 @@ class Intake:
         return min((*room, *pulls), default=None)
 
     def held_blocks(self) -> Iterator[BlockId]:
-        """One entry for each share the intake has, quarantine included."""
+        """One entry for each share the receiver has, quarantine included."""
         for pull in self._pulls.values():
             yield from pull.block_ids
         for read in self._reads.values():
@@ -198,19 +198,19 @@ class Intake:
 
     def start(
         self, key: SeqKey, source: PeerRef, tokens: Sequence[int], cache_root: BlockHash, *, now_s: float
-    ) -> list[IntakeAction]:
+    ) -> list[ReceiverAction]:
         """Queues it for blocks; `admit` goes on from there."""
         if len(self._waiting) >= self._waiting_max:
             return [NoRoom(key, f"{len(self._waiting)} sequences wait for blocks")]
         hashes = block_hashes(cache_root, tokens, self._block_tokens)
         self._waiting.append(
-            _Pull(key, source, len(tokens), hashes, room_by_s=now_s + self._config.intake_wait_s)
+            _Pull(key, source, len(tokens), hashes, room_by_s=now_s + self._config.receive_wait_s)
         )
         return []
 
-    def admit(self, *, now_s: float) -> list[IntakeAction]:
+    def admit(self, *, now_s: float) -> list[ReceiverAction]:
         """Reserves blocks for those that wait, in order, and asks their sources."""
-        actions: list[IntakeAction] = []
+        actions: list[ReceiverAction] = []
         while self._waiting:
             pull = self._waiting[0]
             need_count = blocks_for(pull.token_count + 1, self._block_tokens)
@@ -227,7 +227,7 @@ class Intake:
             actions.append(self._ask(pull, now_s=now_s))
         return actions
 
-    def cancel(self, key: SeqKey) -> list[IntakeAction]:
+    def cancel(self, key: SeqKey) -> list[ReceiverAction]:
         """Unknown: nothing happens."""
         for pull in self._waiting:
             if pull.key == key:
@@ -238,7 +238,7 @@ class Intake:
 
     # --- the source -----------------------------------------------------------------------------
 
-    def heard(self, source: WorkerId, message: SourceMessage, *, now_s: float) -> list[IntakeAction]:
+    def heard(self, source: WorkerId, message: SourceMessage, *, now_s: float) -> list[ReceiverAction]:
         match message:
             case KVGrant():
                 return self.granted(source, message, now_s=now_s)
@@ -247,7 +247,7 @@ class Intake:
             case _:
                 assert_never(message)
 
-    def granted(self, source: WorkerId, grant: KVGrant, *, now_s: float) -> list[IntakeAction]:
+    def granted(self, source: WorkerId, grant: KVGrant, *, now_s: float) -> list[ReceiverAction]:
         pull = self._pull_from(source, SeqKey(grant.seq_id, grant.epoch))
         if pull is None:
             return []
@@ -272,7 +272,7 @@ class Intake:
             pull.last_grant_s = now_s
         return self._finish_if_complete(pull, now_s=now_s) or self._start_reads(now_s=now_s)
 
-    def refused(self, source: WorkerId, refusal: KVRefused) -> list[IntakeAction]:
+    def refused(self, source: WorkerId, refusal: KVRefused) -> list[ReceiverAction]:
         """Whatever arrived wholly stays in the prefix cache."""
         pull = self._pull_from(source, SeqKey(refusal.seq_id, refusal.epoch))
         if pull is None:
@@ -280,12 +280,12 @@ class Intake:
         gave_up = GaveUp(pull.key, FailureReason.SOURCE_REFUSED, refusal.message)
         return [gave_up, *self._end(pull, tell_source=pull.was_granted_any)]
 
-    def source_lost(self, source: WorkerId, message: str) -> list[IntakeAction]:
+    def source_lost(self, source: WorkerId, message: str) -> list[ReceiverAction]:
         """Nothing is sent to a lost source: its lease ends by itself."""
         for read in self._reads.values():
             if read.chunk.pull.source.worker_id == source:
                 read.chunk.pull.release = None
-        actions: list[IntakeAction] = []
+        actions: list[ReceiverAction] = []
         for pull in [p for p in self._pulls.values() if p.source.worker_id == source]:
             actions.append(GaveUp(pull.key, FailureReason.SOURCE_LOST, message))
             actions += self._end(pull, tell_source=False)
@@ -295,7 +295,7 @@ class Intake:
 
     def read_done(
         self, read_id: ReadId, error: str, *, is_settled: bool, is_stale: bool, now_s: float
-    ) -> list[IntakeAction]:
+    ) -> list[ReceiverAction]:
         """A read counts as good only if it ended before the lease did and is settled."""
         self._in_flight.remove(read_id)  # KeyError: a read that we did not start
         read = self._reads[read_id]
@@ -304,7 +304,7 @@ class Intake:
         pull.busy_count -= 1
         if pull.busy_count == 0:
             pull.transfer_s += now_s - pull.busy_since_s
-        actions: list[IntakeAction] = []
+        actions: list[ReceiverAction] = []
         is_good = is_settled and not error and not is_stale and now_s < pull.lease_end_s
         if is_good and not pull.is_over:
             del self._reads[read_id]
@@ -312,14 +312,16 @@ class Intake:
             actions += self._accept(read, now_s=now_s)
         else:
             if not pull.is_over:
-                why = "the source's blocks changed hands" if is_stale else error or "it ended after the lease"
+                reason = (
+                    "the source's blocks changed hands" if is_stale else error or "it ended after the lease"
+                )
                 can_retry = not is_stale and now_s < pull.lease_end_s
-                actions += self._retry_or_give_up(read, why, can_retry=can_retry, is_settled=is_settled)
+                actions += self._retry_or_give_up(read, reason, can_retry=can_retry, is_settled=is_settled)
             if is_settled:
                 actions += self.read_settled(read_id)
         return actions + self._start_reads(now_s=now_s)
 
-    def read_settled(self, read_id: ReadId) -> list[IntakeAction]:
+    def read_settled(self, read_id: ReadId) -> list[ReceiverAction]:
         """Nothing can land any more: quarantined blocks come back."""
         read = self._reads.pop(read_id)
         if read.owns_blocks:
@@ -327,11 +329,11 @@ class Intake:
         read.chunk.pull.reads_open -= 1
         return self._release_if_settled(read.chunk.pull)
 
-    def tick(self, *, now_s: float) -> list[IntakeAction]:
-        actions: list[IntakeAction] = []
+    def tick(self, *, now_s: float) -> list[ReceiverAction]:
+        actions: list[ReceiverAction] = []
         while self._waiting and self._waiting[0].room_by_s <= now_s:
             pull = self._waiting.popleft()
-            actions.append(NoRoom(pull.key, f"no blocks within {self._config.intake_wait_s:g} s"))
+            actions.append(NoRoom(pull.key, f"no blocks within {self._config.receive_wait_s:g} s"))
         for pull in list(self._pulls.values()):
             if pull.lease_end_s <= now_s:
                 what = "the lease is over" if pull.is_granted else "the source does not answer"
@@ -358,26 +360,26 @@ class Intake:
         return pull if pull is not None and pull.source.worker_id == source else None
 
     def _ask(self, pull: _Pull, *, now_s: float) -> Send:
-        pull.ask_number += 1
-        pull.asked_s[pull.ask_number] = now_s
+        pull.request_number += 1
+        pull.asked_s[pull.request_number] = now_s
         pull.renew_s = now_s + pull.renew_every_s
-        ask = AskKV(pull.key.seq_id, pull.key.epoch, pull.held_count, pull.ask_number)
+        ask = KVRequest(pull.key.seq_id, pull.key.epoch, pull.held_count, pull.request_number)
         return Send(pull.source, ask)
 
     def _extend_lease(self, pull: _Pull, grant: KVGrant) -> None:
-        asked_s = pull.asked_s.get(grant.answers_ask)
+        asked_s = pull.asked_s.get(grant.answers_request)
         if asked_s is None:
             return  # an older answer overtaken by a newer one: that one's lease ends later
-        for number in [n for n in pull.asked_s if n < grant.answers_ask]:
+        for number in [n for n in pull.asked_s if n < grant.answers_request]:
             del pull.asked_s[number]
         end_s = asked_s + grant.lease_s - self._config.lease_slack_s
         pull.lease_end_s = max(pull.lease_end_s, end_s) if pull.is_granted else end_s
         pull.renew_every_s = min(self._config.lease_s, grant.lease_s) / 3
-        pull.renew_s = min(pull.renew_s, pull.asked_s[pull.ask_number] + pull.renew_every_s)
+        pull.renew_s = min(pull.renew_s, pull.asked_s[pull.request_number] + pull.renew_every_s)
         pull.is_granted = True
 
-    def _start_reads(self, *, now_s: float) -> list[IntakeAction]:
-        actions: list[IntakeAction] = []
+    def _start_reads(self, *, now_s: float) -> list[ReceiverAction]:
+        actions: list[ReceiverAction] = []
         while (chunk := self._queue.next()) is not None:
             left_s = chunk.pull.lease_end_s - now_s
             if left_s <= 0:
@@ -403,7 +405,7 @@ class Intake:
         blocks = (chunk.source_blocks, tuple(local_blocks), chunk.generations)
         return Read(read_id, source, *blocks, timeout_s, chunk.checksums)
 
-    def _accept(self, read: _OpenRead, *, now_s: float) -> list[IntakeAction]:
+    def _accept(self, read: _OpenRead, *, now_s: float) -> list[ReceiverAction]:
         """The blocks hold what was granted: the full ones can be found from now on, by others too."""
         hashes = read.chunk.pull.hashes
         for i, block in enumerate(read.local_blocks, start=read.chunk.first_block):
@@ -413,14 +415,14 @@ class Intake:
         return self._finish_if_complete(read.chunk.pull, now_s=now_s)
 
     def _retry_or_give_up(
-        self, read: _OpenRead, why: str, *, can_retry: bool, is_settled: bool
-    ) -> list[IntakeAction]:
+        self, read: _OpenRead, reason: str, *, can_retry: bool, is_settled: bool
+    ) -> list[ReceiverAction]:
         chunk = read.chunk
         has_attempts = can_retry and chunk.attempts < self._config.read_attempts_max
         if has_attempts and (is_settled or self._quarantine(read)):
             self._queue.add_again(chunk)
             return []
-        message = f"read attempt {chunk.attempts}: {why}"
+        message = f"read attempt {chunk.attempts}: {reason}"
         return self._give_up(chunk.pull, FailureReason.TRANSFER, message)
 
     def _quarantine(self, read: _OpenRead) -> bool:
@@ -435,7 +437,7 @@ class Intake:
         read.owns_blocks = True
         return True
 
-    def _finish_if_complete(self, pull: _Pull, *, now_s: float) -> list[IntakeAction]:
+    def _finish_if_complete(self, pull: _Pull, *, now_s: float) -> list[ReceiverAction]:
         if pull.first_token is None or pull.chunks_left > 0:
             return []
         ready = Ready(
@@ -452,10 +454,10 @@ class Intake:
         pull.block_ids = []
         return [ready, *self._end(pull, tell_source=True, taken=True)]
 
-    def _give_up(self, pull: _Pull, reason: FailureReason, message: str) -> list[IntakeAction]:
+    def _give_up(self, pull: _Pull, reason: FailureReason, message: str) -> list[ReceiverAction]:
         return [GaveUp(pull.key, reason, message), *self._end(pull, tell_source=True)]
 
-    def _end(self, pull: _Pull, *, tell_source: bool, taken: bool = False) -> list[IntakeAction]:
+    def _end(self, pull: _Pull, *, tell_source: bool, taken: bool = False) -> list[ReceiverAction]:
         """Blocks that a read may still write into stay with that read; the others are freed."""
         del self._pulls[pull.key]
         self._queue.forget(pull)
@@ -471,7 +473,7 @@ class Intake:
             pull.release = KVReleased(pull.key.seq_id, pull.key.epoch, taken)
         return self._release_if_settled(pull)
 
-    def _release_if_settled(self, pull: _Pull) -> list[IntakeAction]:
+    def _release_if_settled(self, pull: _Pull) -> list[ReceiverAction]:
         if pull.release is None or pull.reads_open > 0:
             return []
         release, pull.release = pull.release, None

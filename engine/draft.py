@@ -116,7 +116,7 @@ class DraftModel:
                 self._free.extend(text.blocks)
 
     @torch.inference_mode()
-    def guess(self, requests: Sequence[DraftRequest]) -> dict[SeqKey, tuple[int, ...]]:
+    def draft(self, requests: Sequence[DraftRequest]) -> dict[SeqKey, tuple[int, ...]]:
         """The most likely continuation of each; at most `step_tokens_max` tokens are read at once, so a
         long new text is caught up with over several calls, without guesses until then."""
         wanted = self._admit(requests)
@@ -131,18 +131,18 @@ class DraftModel:
             work.append((text, chunk))
             if len(text.written) + len(chunk) == len(text.tokens):
                 ready.append((key, text, count))
-        guesses: dict[SeqKey, list[int]] = {key: [] for key, _, _ in ready}
+        drafts: dict[SeqKey, list[int]] = {key: [] for key, _, _ in ready}
         newest = self._compute(work, [text for _, text, _ in ready])
         while ready:
             for (key, _, _), token in zip(ready, newest, strict=True):
-                guesses[key].append(token)
+                drafts[key].append(token)
             # What the large model does not have ends a guess; so does enough.
             ready = [
-                one for one in ready if len(guesses[one[0]]) < one[2] and guesses[one[0]][-1] < self._vocab
+                one for one in ready if len(drafts[one[0]]) < one[2] and drafts[one[0]][-1] < self._vocab
             ]
-            steps = [(text, guesses[key][-1:]) for key, text, _ in ready]
+            steps = [(text, drafts[key][-1:]) for key, text, _ in ready]
             newest = self._compute(steps, [text for text, _ in steps])
-        return {key: tuple(token for token in found if token < self._vocab) for key, found in guesses.items()}
+        return {key: tuple(token for token in found if token < self._vocab) for key, found in drafts.items()}
 
     def _admit(self, requests: Sequence[DraftRequest]) -> list[tuple[SeqKey, _Text, int]]:
         """Those that have, or get, the blocks they need."""

@@ -285,8 +285,8 @@ def _with_drafts(
         count = (item.sample_index or 0) + len(result.tokens)
         if item.want_drafts and finish_after(item.sampling, result.tokens[-1], count) is None:
             requests.append(DraftRequest(item.key, item.want_drafts))
-    guesses = draft.guess(requests)
+    drafts = draft.draft(requests)
     return tuple(
-        msgspec.structs.replace(result, drafts=guesses[item.key]) if item.key in guesses else result
+        msgspec.structs.replace(result, drafts=drafts[item.key]) if item.key in drafts else result
         for item, result in zip(plan.items, results, strict=True)
     )

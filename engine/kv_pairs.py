@@ -63,7 +63,7 @@ class ExchangeStore(_c10d.Store):
     def check(self, keys: list[str]) -> bool:
         return all(key in self._known for key in keys)
 
-    def seal(self) -> None:
+    def commit(self) -> None:
         """The group is made: hear the rest of what the other side said, and leave the line to others."""
         assert self._exchange is not None
         self._exchange.send(b"")
@@ -105,7 +105,7 @@ class TorchPairs:
         store = ExchangeStore(exchange)
         try:
             group = self._group(store, rank, timeout)
-            store.seal()
+            store.commit()
         except (RuntimeError, ValueError) as error:
             raise ConnectionError(f"no process group: {error}") from error
         return TorchPair(group, self._pool, peer_rank=1 - rank)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from baton.config import EngineConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockId, SeqKey
-from baton.core.messages import Leg, Task
+from baton.core.messages import Phase, Task
 from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from engine.block_pool import OutOfBlocks
 from engine.prefix_cache import PrefixCache
@@ -46,7 +46,7 @@ class Scheduler:
 
     Admission needs blocks for all that is known of the sequence and the position of its next token,
     so a prompt once begun never waits for blocks; only generation grows, one block at a time. When
-    none is free the lowest and youngest sequence that generates here is preempted. PREFILL legs are
+    none is free the lowest and youngest sequence that generates here is preempted. PREFILL phases are
     not: they do not grow, and a reader may be reading their blocks.
     """
 
@@ -145,9 +145,9 @@ class Scheduler:
 
     # --- coming and going -----------------------------------------------------------------------
 
-    def when_sealed(self, tell: Callable[[Sequence, int, int], None]) -> None:
+    def when_committed(self, tell: Callable[[Sequence, int, int], None]) -> None:
         """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
-        self._tables.when_sealed(tell)
+        self._tables.when_committed(tell)
 
     def take_preempted(self) -> list[Sequence]:
         """Who gave its blocks up since the last call, and waits again or was admitted again already."""
@@ -217,7 +217,7 @@ class Scheduler:
             decodes, preempted = self._with_room(decodes)
         elif not self._fits(decodes):
             return [], []  # somebody must give way, and nobody can while a step uses its blocks
-        work = self._with_guesses(decodes)
+        work = self._with_drafts(decodes)
         budget = prompt_budget(self._engine, self.times, work)
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
@@ -242,9 +242,9 @@ class Scheduler:
             seq.take_prompt_logprobs(sampled.prompt_logprobs)
             tokens = seq.extend(sampled.tokens)
             self._tables.computed(seq)
-            if seq.guesser is not None and sampled.drafts:
-                seq.guesser.observe(seq.tokens)
-                seq.guesser.offer(sampled.drafts)
+            if seq.drafter is not None and sampled.drafts:
+                seq.drafter.observe(seq.tokens)
+                seq.drafter.offer(sampled.drafts)
             progress.append(Progress(seq, tokens, sampled.logprobs[: len(tokens)], sampled.embedding))
         return progress
 
@@ -256,7 +256,7 @@ class Scheduler:
         seq.steps_open -= 1
         seq.computed_count += len(item.tokens) - item.draft_count + accepted_count
         if item.draft_count:
-            seq.is_guessing = False
+            seq.is_drafting = False
             seq.planned_count = seq.computed_count
             self.drafted_count += item.draft_count
             self.accepted_count += accepted_count
@@ -287,7 +287,7 @@ class Scheduler:
         how far a sequence is, and a token at hand may be the start of something that repeats."""
         if self._steps[-1].predicted_s > OVERLAP_STEP_S_MAX:
             return False
-        if any(seq.is_guessing for seq in self._running):
+        if any(seq.is_drafting for seq in self._running):
             return False
         return not self._speculator.is_worth_waiting(self._running, self.times)
 
@@ -338,7 +338,7 @@ class Scheduler:
         return served, preempted
 
     def _preempt_lowest(self) -> Sequence:
-        able = (seq for seq in (*self._running, *self._joined) if seq.leg is not Leg.PREFILL)
+        able = (seq for seq in (*self._running, *self._joined) if seq.phase is not Phase.PREFILL)
         victim = max(able, key=self._order.standing)
         (self._running if victim in self._running else self._joined).remove(victim)
         if self._is_swap_cheaper(victim):
@@ -365,22 +365,22 @@ class Scheduler:
             return False
         return 2 * count * self.times.moved_block_s < seq.computed_count * self.times.prompt_token_s
 
-    def _with_guesses(self, decodes: list[Sequence]) -> list[Work]:
+    def _with_drafts(self, decodes: list[Sequence]) -> list[Work]:
         if self._steps:
             return [Work(seq, 1) for seq in decodes]
         budget = self._engine.step_tokens_max - len(decodes)
         if self._waiting or any(seq.runnable_count > 1 for seq in self._running):
             budget -= self._engine.chunk_tokens_min  # else guesses could keep prompts out for ever
-        guesses = self._speculator.guesses(decodes, self.times, budget=max(0, budget))
-        return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, guesses, strict=True)]
+        drafts = self._speculator.drafts(decodes, self.times, budget=max(0, budget))
+        return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, drafts, strict=True)]
 
-    def _that_fit(self, seq: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    def _that_fit(self, seq: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Guesses must not cost anybody blocks that are scarce."""
-        end = seq.planned_count + 1 + len(guesses)
+        end = seq.planned_count + 1 + len(drafts)
         missing_count = blocks_for(end, self._block_tokens) - len(seq.block_ids)
         if missing_count > 0 and self._pool.free_count - missing_count >= self._watermark():
             self._tables.grow(seq, end)
-        return guesses[: self._tables.room_of(seq) - seq.planned_count - 1]
+        return drafts[: self._tables.room_of(seq) - seq.planned_count - 1]
 
     # --- prompts --------------------------------------------------------------------------------
 
@@ -474,7 +474,7 @@ class Scheduler:
         seq.last_step = self._step_number
         seq.steps_open += 1
         seq.planned_count += one.count
-        seq.is_guessing = bool(one.guesses)
+        seq.is_drafting = bool(one.drafts)
         seq.has_history |= item.history is not None
         cost = one.count
         if item.sample_index is not None:
@@ -492,8 +492,8 @@ class Scheduler:
         self._arrivals += 1
         seq.order, seq.arrived_s = self._arrivals, now_s
         self._order.shares.came(seq.fairness_key)
-        if seq.leg is not Leg.PREFILL and seq.task is Task.GENERATE:
-            seq.guesser = self._speculator.guesser()
+        if seq.phase is not Phase.PREFILL and seq.task is Task.GENERATE:
+            seq.drafter = self._speculator.drafter()
 
 
 def _by_age(seq: Sequence) -> int:

@@ -21,7 +21,7 @@ def each_model(config: Config) -> dict[str, Config]:
     """
     if not config.models:
         return {served_name(config): config}
-    given = next((knob for knob in ("path", "name", "adapters") if getattr(config.model, knob)), "")
+    given = next((setting for setting in ("path", "name", "adapters") if getattr(config.model, setting)), "")
     if given:
         raise SetupError(
             f"model.{given} is of one model, and `models` names {', '.join(config.models)}: leave one out"
@@ -51,4 +51,4 @@ def about(config: Config, name: str) -> Generator[None]:
 def worker_count(config: Config) -> int:
     """That the configuration asks for, of all models together. Raises SetupError, see `each_model`."""
     clusters = [one.cluster for one in each_model(config).values()]
-    return sum(c.prefill_workers + c.decode_workers + c.both_workers for c in clusters)
+    return sum(c.prefill_workers + c.decode_workers + c.aggregated_workers for c in clusters)

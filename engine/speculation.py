@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 from baton.config import EngineConfig
-from engine.scheduling.sequence import Guesser, Sequence
+from engine.scheduling.sequence import Drafter, Sequence
 from engine.scheduling.step_time import StepTimeModel, StepWork
 
 NGRAM_SIZES = (4, 3, 2)
@@ -35,7 +35,7 @@ TRY_AGAIN_TOKENS = 64
 """A draft model that was not worth it is tried again after so many tokens."""
 
 
-class NgramGuesser:
+class NgramDrafter:
     """Prompt lookup: what followed the same few tokens the last time follows again.
 
     Work and memory per token are constant: one entry per n-gram size, which names where the latest such
@@ -68,7 +68,7 @@ class NgramGuesser:
     def offer(self, drafts: tuple[int, ...]) -> None:
         pass  # no draft model runs
 
-    def guess(self, count: int) -> tuple[int, ...]:
+    def draft(self, count: int) -> tuple[int, ...]:
         """A match nearer to the end than `count` goes on with itself: a loop is guessed as a loop."""
         if self._next < 0 or self._seen_count < len(self._tokens):
             return ()
@@ -103,7 +103,7 @@ class NgramGuesser:
                 return
 
 
-class DraftGuesser:
+class ModelDrafter:
     """Keeps what a draft model guessed, and how often it is right."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class DraftGuesser:
     def offer(self, drafts: tuple[int, ...]) -> None:
         self._drafts = drafts
 
-    def guess(self, count: int) -> tuple[int, ...]:
+    def draft(self, count: int) -> tuple[int, ...]:
         return self._drafts[:count]
 
 
@@ -144,18 +144,18 @@ class Speculator:
         """A draft model must know the whole text."""
         return self._mode == "draft"
 
-    def guesser(self) -> Guesser | None:
+    def drafter(self) -> Drafter | None:
         if self._mode == "ngram":
-            return NgramGuesser()
-        return DraftGuesser() if self._mode == "draft" else None
+            return NgramDrafter()
+        return ModelDrafter() if self._mode == "draft" else None
 
     def drafts_wanted(self, seq: Sequence) -> int:
         """Of the draft model, beyond the tokens that the step samples."""
-        if self._mode != "draft" or seq.guesser is None:
+        if self._mode != "draft" or seq.drafter is None:
             return 0
-        return max(0, min(self._count_of(seq.guesser.hit_rate, DRAFT_CHANCE_MIN), _room(seq) - 1))
+        return max(0, min(self._count_of(seq.drafter.hit_rate, DRAFT_CHANCE_MIN), _room(seq) - 1))
 
-    def guesses(
+    def drafts(
         self, decodes: Ordered[Sequence], times: StepTimeModel, *, budget: int
     ) -> list[tuple[int, ...]]:
         """One entry per sequence: what to verify after its newest token, `budget` tokens together."""
@@ -164,13 +164,13 @@ class Speculator:
         least_rate = _least_worth(decodes, times)
         found: list[tuple[int, ...]] = []
         for seq in decodes:
-            guess: tuple[int, ...] = ()
-            if seq.guesser is not None:
-                seq.guesser.observe(seq.tokens)
-                count = min(self._count_of(seq.guesser.hit_rate, least_rate), _room(seq), budget)
-                guess = seq.guesser.guess(count) if count > 0 else ()
-            budget -= len(guess)
-            found.append(guess)
+            draft: tuple[int, ...] = ()
+            if seq.drafter is not None:
+                seq.drafter.observe(seq.tokens)
+                count = min(self._count_of(seq.drafter.hit_rate, least_rate), _room(seq), budget)
+                draft = seq.drafter.draft(count) if count > 0 else ()
+            budget -= len(draft)
+            found.append(draft)
         return found
 
     def is_worth_waiting(self, running: Iterable[Sequence], times: StepTimeModel) -> bool:
@@ -178,13 +178,13 @@ class Speculator:
         wait for its result rather than plan ahead. Its tokens must come as expected, too."""
         if self._mode == "off":
             return False
-        decodes = [seq for seq in running if seq.sampling_count and seq.guesser is not None]
+        decodes = [seq for seq in running if seq.sampling_count and seq.drafter is not None]
         least_rate = _least_worth(decodes, times)
         extra = 0.0
         for seq in decodes:
-            assert seq.guesser is not None
-            seq.guesser.observe(seq.tokens)
-            rate = seq.guesser.hit_rate
+            assert seq.drafter is not None
+            seq.drafter.observe(seq.tokens)
+            rate = seq.drafter.hit_rate
             count = min(self._count_of(rate, least_rate), _room(seq) - 1)
             if count > 0:
                 extra += _expected(rate, count) * (rate if self._mode == "ngram" else 1.0)
@@ -206,7 +206,7 @@ def _least_worth(decodes: Ordered[Sequence], times: StepTimeModel) -> float:
         return 1.0
     work = StepWork(decodes=len(decodes), context_tokens=sum(seq.planned_count for seq in decodes))
     token_s = times.predict_s(work) / len(decodes)
-    return max(0.02, MARGIN * times.guess_s / max(token_s, 1e-9))
+    return max(0.02, MARGIN * times.draft_s / max(token_s, 1e-9))
 
 
 def _room(seq: Sequence) -> int:

@@ -74,7 +74,7 @@ class Plan:
 class Recompute:
     """Bring nothing."""
 
-    because: str
+    reason: str
     computing_s: float
 
 

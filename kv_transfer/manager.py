@@ -84,7 +84,7 @@ class TransferManager:
                 self._backends[backend.name] = backend
                 self.counters[backend.name] = TransferCounters()
         if not self._backends:
-            reasons = "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
             raise SetupError(f"no KV transfer backend works on this machine ({reasons or 'none configured'})")
 
     async def close(self) -> None:

@@ -74,7 +74,7 @@ class Record:
     """For a turn that waited for the one before: when the trace alone would have sent it. None: it did not
     wait, and `planned_s` is that instant."""
     timings: dict[str, float] | None = None
-    """Seconds of each leg, and what was predicted, as the server told; see `baton` in docs/api.md."""
+    """Seconds of each phase, and what was predicted, as the server told; see `baton` in docs/api.md."""
     served_by: tuple[str, ...] = ()
     """Workers that served it, prefill first; one name where it was one worker. Empty: not told."""
     attempts: int | None = None

@@ -110,8 +110,8 @@ def search(
         seen = book.verdicts_so_far()
         passed = max((k for k, verdict in seen.items() if verdict), default=None)
         above = [k for k, verdict in seen.items() if not verdict and (passed is None or k > passed)]
-        because = f"stopped after {len(book.probes)} runs, before the answer was narrow enough or confirmed"
-        return _result(book, passed, min(above, default=None), because=because)
+        reason = f"stopped after {len(book.probes)} runs, before the answer was narrow enough or confirmed"
+        return _result(book, passed, min(above, default=None), reason=reason)
 
 
 def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
@@ -159,9 +159,9 @@ def _descend(book: "_Book", failed: int) -> int | None:
     return None
 
 
-def _result(book: "_Book", low: int | None, high: int | None, *, because: str = "") -> SearchResult:
+def _result(book: "_Book", low: int | None, high: int | None, *, reason: str = "") -> SearchResult:
     s = book.settings
-    said = because
+    said = reason
     if not said and low is None:
         said = f"not even {s.rate(s.step_min):.3g} per second attains the goal"
     elif not said and high is None:

@@ -6,8 +6,8 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.report.legs import AFTER_FIRST_TOKEN
 from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerShare
+from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.slo import Slo
 from loadgen.sources import SYNTH
@@ -52,7 +52,7 @@ def _parts(report: Report) -> list[RenderableType]:
         _rates(report),
         _groups(report.classes, "class"),
         _groups(report.tenants, "tenant"),
-        _waterfall(report),
+        _latency_breakdown(report),
         _balance(report),
         _predictions(report),
         _scales(report),
@@ -76,11 +76,11 @@ def _counts(report: Report) -> Table:
         (),
         ("planned", "offered", "completed", "refused", "failed", "given up"),
     )
-    table.add_column("why")
-    why = [f"{n} {reason}" for reason, n in report.refusals.items()]
-    why += [f"{n} {reason}" for reason, n in report.failures.items()]
+    table.add_column("reason")
+    details = [f"{n} {reason}" for reason, n in report.refusals.items()]
+    details += [f"{n} {reason}" for reason, n in report.failures.items()]
     counts = (report.offered, report.completed, report.refused, report.failed, report.cancelled)
-    said = escape("; ".join(why)) or "-"
+    said = escape("; ".join(details)) or "-"
     table.add_row(count(report.settings.planned), *(count(c) for c in counts), said)
     return table
 
@@ -156,14 +156,14 @@ def _targets(slo: Slo) -> str:
     return ", ".join("-" if t is None else tick_seconds(t) for t in (slo.ttft_s, slo.tpot_s))
 
 
-def _waterfall(report: Report) -> Table | None:
+def _latency_breakdown(report: Report) -> Table | None:
     """Means, by how long the first token took."""
-    if report.waterfall is None:
+    if report.latency_breakdown is None:
         return None
-    bands = report.waterfall.bands
+    bands = report.latency_breakdown.bands
     heads = [f"{b.name} {seconds(b.ttft_s)}" for b in bands]
     table = _table("Where the time went, means by TTFT", ("",), heads)
-    for stage in report.waterfall.stages:
+    for stage in report.latency_breakdown.stages:
         if stage == AFTER_FIRST_TOKEN[0]:
             table.add_section()
         table.add_row(stage.replace("_", " "), *(seconds(b.stages[stage]) for b in bands))
@@ -235,7 +235,7 @@ def _search(report: Report) -> Table | None:
         return None
     s = report.search
     found = "no rate" if s.rate_per_s is None else f"{three_digits(s.rate_per_s)} requests per second"
-    title = f"Goodput: {found} at which {s.attain:.0%} meet both targets. {s.because.capitalize()}."
+    title = f"Goodput: {found} at which {s.attain:.0%} meet both targets. {s.reason.capitalize()}."
     table = _table(title, (), ("rate", "met", "of", "share", "interval"))
     table.add_column("")
     for p in s.probes:

@@ -117,10 +117,10 @@ def read_usage(record: Record, usage: dict[str, object]) -> None:
 
 
 def read_timings(record: Record, told: dict[str, object]) -> None:
-    """Baton's object: legs and predictions into `timings`, who served into `served_by`. Odd entries are left
-    out."""
-    legs = told.get("timings")
-    entries = dict(cast("dict[str, object]", legs)) if isinstance(legs, dict) else {}
+    """Read Baton's object: phases and predictions into `timings`, workers into `served_by`. Odd entries are
+    left out."""
+    phases = told.get("timings")
+    entries = dict(cast("dict[str, object]", phases)) if isinstance(phases, dict) else {}
     entries |= {name: told.get(name) for name in _PREDICTIONS}
     seconds = {
         name: float(value)

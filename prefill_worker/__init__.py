@@ -1,1 +1,1 @@
-"""The prefill leg's own decisions: who may read which sealed blocks, and until when."""
+"""The prefill phase's own decisions: who may read which full blocks, and until when."""

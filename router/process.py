@@ -41,7 +41,7 @@ from router.live.driver import Driver
 from router.live.drivers import Drivers
 from router.live.peers.following import Following
 from router.live.peers.sharer import Sharer
-from router.live.recent_requests import Stories
+from router.live.recent_requests import RecentRequests
 from router.live.reporting import Reporting
 from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
@@ -205,7 +205,10 @@ class RouterProcess:
         self._config, self._sockets = config, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
         self._spans = spans_for(router_id, config.telemetry)
-        self._meter, self._stories = Meter(), Stories(RequestLog(config.telemetry.log_requests))
+        self._meter, self._recent_requests = (
+            Meter(),
+            RecentRequests(RequestLog(config.telemetry.log_requests)),
+        )
         self._gate = Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id)
         self._configs = each_model(config)
         self.models = Models(
@@ -222,12 +225,12 @@ class RouterProcess:
         self._directory = DirectoryClient(control_address) if control_address else None
         self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
-        self._sharer = Sharer(self.drivers, router_id, self._stories)
+        self._sharer = Sharer(self.drivers, router_id, self._recent_requests)
         self._following = Following(self.drivers, router_id, addresses=config.router.peers)
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
         """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
-        observer = Observer(self._meter, self._spans, self._stories, model=name)
+        observer = Observer(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         return Service(

@@ -87,9 +87,9 @@ class FakeEngine:
 
     def _sample(self, item, tokens):
         """After the last token that is no guess, and after each right guess."""
-        first_guess = len(tokens) - item.draft_count
+        first_draft = len(tokens) - item.draft_count
         sampled = []
-        for end in range(first_guess, len(tokens) + 1):
+        for end in range(first_draft, len(tokens) + 1):
             token = self.next_token(self._context(item, item.first_position + end))
             sampled.append(token)
             if item.sampling.needs_history:

@@ -22,7 +22,7 @@ import psutil
 
 from baton.config import AccessConfig, Config
 from baton.core.messages import Role
-from baton.core.operate import ReplicaPhase, Scale
+from baton.core.operate import ReplicaState, Scale
 from baton.core.tokens import new_token
 from baton.wire.transport import secure
 from tests.integration.browser import chromium, sign_in
@@ -99,14 +99,14 @@ class Person:
             for page_name, path in PAGES.items():
                 self.look(f"all-page-{page_name}-{size_name}", path=path, size=SIZES[size_name])
 
-    def story(self, name):
+    def record(self, name):
         """Of a request that met its objectives."""
         with self._browser.person(size=LAPTOP) as page:
             sign_in(page, self._url, self._token)
             page.goto(f"{self._url}/requests")
             table = page.get_by_role("table", name="Requests")
             table.locator("tbody tr", has_text="completed").first.get_by_role("link").click()
-            page.get_by_role("table", name="Story").wait_for()
+            page.get_by_role("table", name="RecentRequest").wait_for()
             page.wait_for_timeout(1500)
             target = self._folder / f"{name}.png"
             page.screenshot(path=str(target))
@@ -246,7 +246,7 @@ def _normal(person, load, cluster, *, minutes, rate):
     for theme in ("light", "dark"):
         size = LAPTOP if theme == "light" else WALL
         person.look(f"dashboard-load-{theme}", size=size, window="5 min", dark=theme == "dark")
-    person.story("dashboard-request")
+    person.record("dashboard-request")
     person.look_at_all("load")
     person.look_at_pages()
 
@@ -267,7 +267,7 @@ def _lost_worker(person, cluster):
     psutil.Process(worker.pid).send_signal(signal.SIGSTOP)
 
     def is_suspect():
-        return any(r.phase is ReplicaPhase.SUSPECT for r in operator.state().replicas)
+        return any(r.state is ReplicaState.SUSPECT for r in operator.state().replicas)
 
     eventually("it is missed", is_suspect, timeout_s=30)
     person.look("dashboard-lost-worker-light", window="5 min")

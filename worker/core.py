@@ -1,7 +1,7 @@
 """Everything a worker decides, pure: events and the time in, actions out.
 
 `WorkerCore` dispatches; the parts decide: the scheduler which tokens run, the lease book who may read
-our blocks, the intake how a decode leg's KV gets here, the outbox what routers hear.
+our blocks, the receiver how a decode phase's KV gets here, the outbox what routers hear.
 """
 
 from collections import Counter
@@ -11,13 +11,13 @@ from typing import assert_never
 from baton.config import EngineConfig, StoreConfig, TransferConfig
 from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
 from baton.core.messages import (
-    AskKV,
     CancelSequence,
     FailureReason,
     KVRefused,
     KVReleased,
-    Leg,
+    KVRequest,
     LoadReport,
+    Phase,
     RefusalReason,
     ResyncBlocks,
     Role,
@@ -28,7 +28,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.steps import StepResult
-from decode_worker.receiver import GaveUp, Intake, IntakeAction, NoRoom, Read, Ready, Send
+from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Read, Ready, ReceiverAction, Send
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
@@ -36,19 +36,19 @@ from engine.scheduling.sequence import Progress, Sequence
 from engine.scheduling.step_time import StepWork
 from prefill_worker.leases import LeaseBook
 from worker.core_attempts import Attempt, Attempts, Epochs
-from worker.core_progress import Legs
+from worker.core_progress import Phases
 from worker.core_starts import sequence_of, unfit
 from worker.core_status import WorkerStatus
 from worker.core_store import StoreClient
 from worker.events import (
-    AskerLost,
     CopyDone,
     Drain,
-    FromAsker,
+    FromReader,
     FromRouter,
     FromSource,
     FromStore,
     ReadDone,
+    ReaderLost,
     ReadSettled,
     RouterJoined,
     RouterLost,
@@ -60,13 +60,13 @@ from worker.events import (
     StoreJoined,
     StoreLost,
     Tick,
-    ToAsker,
+    ToReader,
     ToSource,
     WorkerAction,
     WorkerEvent,
 )
 from worker.outbox import Outbox
-from worker.phase_clock import LegClock
+from worker.phase_clock import PhaseClock
 
 STEP_S_SMOOTHING = 0.2
 """Weight of the newest step in the reported step time."""
@@ -114,8 +114,8 @@ class WorkerCore:
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
         for work, elapsed_s in measured:
             self._scheduler.times.saw(work, elapsed_s)
-        self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_asks_max=self._waiting_max)
-        self._intake = Intake(
+        self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max)
+        self._receiver = KVReceiver(
             self._cache,
             transfer,
             block_tokens=block_tokens,
@@ -127,7 +127,7 @@ class WorkerCore:
         self._epochs = Epochs()
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
-        self._legs = Legs(self._attempts, self._scheduler, self._leases, self._out)
+        self._phases = Phases(self._attempts, self._scheduler, self._leases, self._out)
         self._store = StoreClient(
             self._cache, self._scheduler, store or StoreConfig(), block_tokens=block_tokens
         )
@@ -138,7 +138,7 @@ class WorkerCore:
     def next_tick_s(self) -> float | None:
         """When `handle` wants to be called at the latest; None: only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
-        parts = (self._leases, self._intake, self._store)
+        parts = (self._leases, self._receiver, self._store)
         due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
         known = [at_s for at_s in due if at_s is not None]
         return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
@@ -146,7 +146,7 @@ class WorkerCore:
     @property
     def is_idle(self) -> bool:
         """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
-        nothing_runs = self._scheduler.is_empty and self._intake.is_idle and self._store.is_idle
+        nothing_runs = self._scheduler.is_empty and self._receiver.is_idle and self._store.is_idle
         return nothing_runs and self._leases.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
@@ -165,13 +165,13 @@ class WorkerCore:
             is_draining=self._is_draining,
             free_blocks=self._pool.free_count,
             held_blocks=self._pool.held_count,
-            quarantined_blocks=self._intake.quarantined_count,
+            quarantined_blocks=self._receiver.quarantined_count,
             running_count=self._scheduler.running_count,
             waiting_count=self._scheduler.waiting_count,
             attempt_count=len(self._attempts),
             lease_count=self._leases.count,
-            intake_count=self._intake.count,
-            reads_in_flight=self._intake.reads_in_flight,
+            receiver_count=self._receiver.count,
+            reads_in_flight=self._receiver.reads_in_flight,
             router_count=self._out.router_count,
             preemption_count=self._scheduler.preemption_count,
             swap_count=self._scheduler.swap_count,
@@ -183,16 +183,16 @@ class WorkerCore:
 
     def check(self) -> None:
         """Asserts that every account balances: each share in the pool has exactly one holder."""
-        for part in (self._pool, self._cache, self._scheduler, self._leases, self._intake, self._store):
+        for part in (self._pool, self._cache, self._scheduler, self._leases, self._receiver, self._store):
             part.check()
         shares: Counter[BlockId] = Counter(self._leases.held_blocks())
-        shares.update(self._intake.held_blocks())
+        shares.update(self._receiver.held_blocks())
         shares.update(self._scheduler.held_blocks())
         shares.update(self._store.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
         assert all(self._pool.shares(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
-        assert live + self._intake.count == len(self._attempts)
+        assert live + self._receiver.count == len(self._attempts)
         assert not self.is_idle or self._pool.held_count == 0
 
     # --- events ---------------------------------------------------------------------------------
@@ -217,19 +217,19 @@ class WorkerCore:
             case FromRouter(router_id, message):
                 if self._out.has(router_id):  # else it came from a session that broke
                     self._on_router(router_id, message, now_s)
-            case FromAsker(asker, message):
-                self._on_asker(asker, message, now_s)
+            case FromReader(reader, message):
+                self._on_reader(reader, message, now_s)
             case FromSource(source, message):
-                self._do_intake(self._intake.heard(source, message, now_s=now_s), now_s=now_s)
+                self._do_receiver(self._receiver.heard(source, message, now_s=now_s), now_s=now_s)
             case SourceLost(source, message):
-                self._do_intake(self._intake.source_lost(source, message), now_s=now_s)
+                self._do_receiver(self._receiver.source_lost(source, message), now_s=now_s)
             case ReadDone(read_id, error, is_settled, is_stale):
-                done = self._intake.read_done(
+                done = self._receiver.read_done(
                     read_id, error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
                 )
-                self._do_intake(done, now_s=now_s)
+                self._do_receiver(done, now_s=now_s)
             case ReadSettled(read_id):
-                self._do_intake(self._intake.read_settled(read_id), now_s=now_s)
+                self._do_receiver(self._receiver.read_settled(read_id), now_s=now_s)
             case RouterJoined(router_id):
                 self._on_router_joined(router_id, now_s)
             case RouterLost(router_id):
@@ -250,8 +250,8 @@ class WorkerCore:
                 self._out.extend(self._store.heard(message))
             case CopyDone():
                 self._out.extend(self._store.copied(event))
-            case AskerLost() | Tick():
-                pass  # a lost asker's leases run on: a one-sided read may still be under way
+            case ReaderLost() | Tick():
+                pass  # a lost reader's leases run on: a one-sided read may still be under way
             case _:
                 assert_never(event)
 
@@ -264,34 +264,36 @@ class WorkerCore:
             self._cancel_all_of(router_id, "its router is lost", now_s)
         for attempt in self._attempts.overdue(now_s):
             self._cancel(attempt.key, "deadline over", now_s)
-            self._legs.fail(attempt, FailureReason.DEADLINE, "the request's time is up")
-        self._legs.tell_askers(self._leases.tick(now_s=now_s))
-        self._do_intake(self._intake.tick(now_s=now_s), now_s=now_s)
+            self._phases.fail(attempt, FailureReason.DEADLINE, "the request's time is up")
+        self._phases.tell_readers(self._leases.tick(now_s=now_s))
+        self._do_receiver(self._receiver.tick(now_s=now_s), now_s=now_s)
         if self._heartbeat_at_s <= now_s:
             self._heartbeat_at_s = now_s + self._heartbeat_s
             self._out.tell_all(self._report())
 
     def _start_work(self, now_s: float) -> None:
-        """The scheduler first: what it lacks the intake must leave free."""
+        """The scheduler first: what it lacks the receiver must leave free."""
         self._advance_loads(now_s)
         while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
             for item in plan.items:  # blocks found in the cache at admission can be read at once
                 attempt = self._attempts.get(item.key)
-                if attempt is not None and attempt.start.leg is Leg.PREFILL and attempt.sequence is not None:
-                    self._legs.announce(attempt.sequence, now_s)
+                if attempt is None or attempt.sequence is None:
+                    continue
+                if attempt.start.phase is Phase.PREFILL:
+                    self._phases.announce(attempt.sequence, now_s)
             self._out.flush_blocks()
             self._out.add(RunStep(plan))
         self._look_again()
         self._advance_loads(now_s)  # of those just admitted
         self._out.extend(self._store.flush())
-        self._do_intake(self._intake.admit(now_s=now_s), now_s=now_s)
-        self._legs.look_at_loads(now_s)
+        self._do_receiver(self._receiver.admit(now_s=now_s), now_s=now_s)
+        self._phases.look_at_loads(now_s)
 
     def _advance_loads(self, now_s: float) -> None:
         self._out.extend(self._store.advance())
         for seq in self._store.take_arrived():
-            if seq.leg is Leg.PREFILL:
-                self._legs.announce(seq, now_s)
+            if seq.phase is Phase.PREFILL:
+                self._phases.announce(seq, now_s)
 
     def _look_again(self) -> None:
         """What a preempted sequence computed may have been stored meanwhile."""
@@ -341,8 +343,8 @@ class WorkerCore:
     def _on_start(self, router_id: RouterId, start: StartSequence, now_s: float) -> None:
         key = SeqKey(start.seq_id, start.epoch)
         if key.epoch < self._epochs.highest(key.seq_id):
-            why = f"epoch {self._epochs.highest(key.seq_id)} is known"
-            self._out.tell(router_id, SequenceRefused(*key, RefusalReason.STALE_EPOCH, why))
+            reason = f"epoch {self._epochs.highest(key.seq_id)} is known"
+            self._out.tell(router_id, SequenceRefused(*key, RefusalReason.STALE_EPOCH, reason))
             return
         if self._epochs.was_started(key) or self._leases.knows(key):
             return
@@ -350,23 +352,25 @@ class WorkerCore:
         refusal = self._refusal_of(start)
         if refusal is not None:
             self._out.tell(router_id, refusal)
-            self._legs.tell_askers(self._leases.close(key, refusal.message, now_s=now_s))
+            self._phases.tell_readers(self._leases.close(key, refusal.message, now_s=now_s))
             return
-        attempt = Attempt(key, router_id, start, deadline_s=now_s + start.time_left_s, clock=LegClock(now_s))
+        attempt = Attempt(
+            key, router_id, start, deadline_s=now_s + start.time_left_s, clock=PhaseClock(now_s)
+        )
         self._attempts.add(attempt)
-        if start.leg is Leg.DECODE:
+        if start.phase is Phase.DECODE:
             assert start.source is not None
-            self._do_intake(
-                self._intake.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
+            self._do_receiver(
+                self._receiver.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
                 now_s=now_s,
             )
             return
         attempt.sequence = self._sequence(start, list(start.tokens))
         self._scheduler.add(attempt.sequence, now_s=now_s)
         self._out.extend(self._store.find(attempt.sequence))
-        self._legs.watch(attempt)
-        if start.leg is Leg.PREFILL:
-            self._legs.tell_askers(self._leases.open(key, now_s=now_s))
+        self._phases.watch(attempt)
+        if start.phase is Phase.PREFILL:
+            self._phases.tell_readers(self._leases.open(key, now_s=now_s))
 
     def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
         key = (start.seq_id, start.epoch)
@@ -374,9 +378,9 @@ class WorkerCore:
             return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
         if (never := unfit(start, tokens_max=self._max_tokens)) is not None:
             return never
-        if start.leg is not Leg.DECODE and self._scheduler.waiting_count >= self._waiting_max:
-            why = f"{self._waiting_max} sequences are waiting"
-            return SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+        if start.phase is not Phase.DECODE and self._scheduler.waiting_count >= self._waiting_max:
+            reason = f"{self._waiting_max} sequences are waiting"
+            return SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
         return None
 
     def _see(self, key: SeqKey, *, is_start: bool, now_s: float) -> None:
@@ -388,7 +392,7 @@ class WorkerCore:
 
     # --- ways out -------------------------------------------------------------------------------
 
-    def _cancel(self, key: SeqKey, why: str, now_s: float) -> None:
+    def _cancel(self, key: SeqKey, reason: str, now_s: float) -> None:
         """Frees everything of an attempt, as far as no reader, no read and no running step needs it.
         Unknown or ended: nothing happens."""
         attempt = self._attempts.get(key)
@@ -396,41 +400,41 @@ class WorkerCore:
             self._attempts.pop(key)
             if attempt.sequence is not None:
                 self._scheduler.remove(attempt.sequence)
-            self._do_intake(self._intake.cancel(key), now_s=now_s)
-        self._legs.tell_askers(self._leases.close(key, why, now_s=now_s))
+            self._do_receiver(self._receiver.cancel(key), now_s=now_s)
+        self._phases.tell_readers(self._leases.close(key, reason, now_s=now_s))
 
-    def _cancel_all_of(self, router_id: RouterId, why: str, now_s: float) -> None:
+    def _cancel_all_of(self, router_id: RouterId, reason: str, now_s: float) -> None:
         for attempt in self._attempts.of(router_id):
-            self._cancel(attempt.key, why, now_s)
+            self._cancel(attempt.key, reason, now_s)
 
     # --- prefill: who reads from us -------------------------------------------------------------
 
-    def _on_asker(self, asker: WorkerId, message: AskKV | KVReleased, now_s: float) -> None:
+    def _on_reader(self, reader: WorkerId, message: KVRequest | KVReleased, now_s: float) -> None:
         key = SeqKey(message.seq_id, message.epoch)
         match message:
-            case AskKV():
-                self._on_ask(asker, key, message, now_s)
+            case KVRequest():
+                self._on_ask(reader, key, message, now_s)
             case KVReleased():
-                self._leases.released(asker, key, now_s=now_s)
+                self._leases.released(reader, key, now_s=now_s)
             case _:
                 assert_never(message)
 
-    def _on_ask(self, asker: WorkerId, key: SeqKey, ask: AskKV, now_s: float) -> None:
+    def _on_ask(self, reader: WorkerId, key: SeqKey, ask: KVRequest, now_s: float) -> None:
         if key.epoch < self._epochs.highest(key.seq_id):
             refused = KVRefused(*key, f"epoch {self._epochs.highest(key.seq_id)} is known")
-            self._out.add(ToAsker(asker, refused))
+            self._out.add(ToReader(reader, refused))
             return
         self._see(key, is_start=False, now_s=now_s)
         if self._leases.knows(key):
-            self._legs.tell_askers(self._leases.ask(asker, ask, now_s=now_s))
+            self._phases.tell_readers(self._leases.ask(reader, ask, now_s=now_s))
         elif self._epochs.was_started(key):
-            self._out.add(ToAsker(asker, KVRefused(*key, "over, or not a prefill leg")))
+            self._out.add(ToReader(reader, KVRefused(*key, "over, or not a prefill phase")))
         else:
-            self._legs.tell_askers(self._leases.ask_early(asker, ask, now_s=now_s))
+            self._phases.tell_readers(self._leases.ask_early(reader, ask, now_s=now_s))
 
     # --- decode: what we read -------------------------------------------------------------------
 
-    def _do_intake(self, actions: list[IntakeAction], *, now_s: float) -> None:
+    def _do_receiver(self, actions: list[ReceiverAction], *, now_s: float) -> None:
         for action in actions:
             match action:
                 case Send(source, message):
@@ -439,11 +443,11 @@ class WorkerCore:
                     self._out.add(StartRead(*action))
                 case Ready():
                     self._on_ready(action, now_s)
-                case GaveUp(key, reason, why):
-                    self._legs.fail(self._attempts.pop(key), reason, why)
-                case NoRoom(key, why):
+                case GaveUp(key, reason, detail):
+                    self._phases.fail(self._attempts.pop(key), reason, detail)
+                case NoRoom(key, reason):
                     attempt = self._attempts.pop(key)
-                    refused = SequenceRefused(*key, RefusalReason.NO_ROOM, why)
+                    refused = SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
                     self._out.tell(attempt.router_id, refused)
                 case _:
                     assert_never(action)
@@ -456,13 +460,13 @@ class WorkerCore:
         seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))
         seq.block_ids, seq.hashes = ready.block_ids, ready.hashes
         seq.computed_count = len(seq.tokens)
-        seq.sealed_count = len(ready.hashes)
+        seq.committed_count = len(ready.hashes)
         tokens = seq.extend((ready.first_token,))
         joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)
         self._out.tell(attempt.router_id, joined)
         self._scheduler.join(seq, now_s=now_s)
         logprobs = () if ready.first_logprobs is None else (ready.first_logprobs,)
-        self._legs.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs, now_s)
+        self._phases.emit(attempt, Progress(seq, tokens, logprobs), ready.prompt_logprobs, now_s)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -470,7 +474,7 @@ class WorkerCore:
         weight = STEP_S_SMOOTHING if self._step_s else 1.0
         self._step_s += weight * (result.elapsed_s - self._step_s)
         for done in self._scheduler.finish_step(result):
-            self._legs.progressed(done, now_s, step_s=result.elapsed_s)
+            self._phases.progressed(done, now_s, step_s=result.elapsed_s)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -484,12 +488,12 @@ class WorkerCore:
             is_draining=self._is_draining,
             free_blocks=self._pool.free_count,
             running_count=self._scheduler.running_count,
-            waiting_count=self._scheduler.waiting_count + self._intake.count,
+            waiting_count=self._scheduler.waiting_count + self._receiver.count,
             waiting_tokens=self._scheduler.waiting_token_count(),
             step_s=self._step_s,
             costs=self._scheduler.times.seen_costs,
             decoding_count=len(decoding),
             context_tokens=sum(seq.computed_count for seq in decoding),
             tokens_per_step=self._scheduler.tokens_per_step,
-            incoming_count=self._intake.count,
+            incoming_count=self._receiver.count,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.core.ids import RouterId, SeqKey, SequenceId
 from baton.core.messages import StartSequence
 from engine.scheduling.sequence import Sequence
-from worker.phase_clock import LegClock
+from worker.phase_clock import PhaseClock
 
 EPOCHS_REMEMBERED_MAX = 16_384
 """Sequences whose highest epoch is remembered after they ended, so that late messages are refused."""
@@ -22,9 +22,9 @@ class Attempt:
     router_id: RouterId
     start: StartSequence
     deadline_s: float
-    clock: LegClock
+    clock: PhaseClock
     sequence: Sequence | None = None
-    """None while a decode leg's KV is on its way."""
+    """None while a decode phase's KV is on its way."""
     has_output: bool = False
 
 

@@ -71,7 +71,7 @@ GRACE_S = 1.0
 """Beyond `load_timeout_s` for the node to say that a load failed."""
 
 
-class LoadPhase(StrEnum):
+class LoadState(StrEnum):
     FINDING = auto()
     """Asked where its blocks are."""
     PARKED = auto()
@@ -93,7 +93,7 @@ class Load:
     """Of the look-up, then of the load."""
     asked_s: float
     """When the look-up was sent."""
-    phase: LoadPhase = LoadPhase.FINDING
+    state: LoadState = LoadState.FINDING
     spans: tuple[FoundSpan, ...] = ()
     first: int = 0
     end: int = 0
@@ -217,7 +217,7 @@ class Loads:
         for load in list(self._loads.values()):
             load.is_cut = True
             self._shrink(load, load.copy_next or load.first, Why.FAILED)
-            if load.phase is LoadPhase.FINDING and load.is_wanted:
+            if load.state is LoadState.FINDING and load.is_wanted:
                 self._over(load)
 
     # --- what is found --------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Loads:
     def found(self, message: FoundBlocks, *, now_s: float) -> None:
         """Also after the sequence was admitted: then what it has not come to yet may be brought."""
         load = self._loads.get(message.find_id)
-        if load is None or load.phase is not LoadPhase.FINDING or not load.is_wanted:
+        if load is None or load.state is not LoadState.FINDING or not load.is_wanted:
             return
         load.incoming.wait_until_s = 0.0
         asked_count = len(load.hashes) - load.held_count
@@ -265,7 +265,7 @@ class Loads:
             self.counts.recomputed[Why.FASTER] += found_count
             self._over(load)
             return
-        load.phase = LoadPhase.PARKED
+        load.state = LoadState.PARKED
         load.first, load.end, load.bring_s = plan.first, plan.end, plan.bring_s
         load.incoming.first = load.incoming.ready = plan.first
         load.incoming.end = plan.end
@@ -295,7 +295,7 @@ class Loads:
 
     def ready(self, message: BlocksReady, *, now_s: float) -> None:
         load = self._loads.get(message.load_id)
-        if load is None or load.phase is not LoadPhase.LOADING:
+        if load is None or load.state is not LoadState.LOADING:
             return
         counts = {len(message.slots), len(message.checksums), len(message.tiers or message.slots)}
         if message.first != len(load.slots) or len(counts) > 1:
@@ -310,7 +310,7 @@ class Loads:
 
     def failed(self, message: LoadFailed) -> None:
         load = self._loads.get(message.load_id)
-        if load is not None and load.phase is LoadPhase.LOADING:
+        if load is not None and load.state is LoadState.LOADING:
             self._shrink(load, load.first + message.first, Why.FAILED)
 
     def copied(self, copy: LoadCopy, done: CopyDone) -> None:
@@ -344,17 +344,17 @@ class Loads:
     def advance(self, *, now_s: float) -> list[WorkerAction]:
         """Everything that is possible, or due."""
         actions: list[WorkerAction] = []
-        loading = [load for load in self._loads.values() if load.phase is LoadPhase.LOADING]
+        loading = [load for load in self._loads.values() if load.state is LoadState.LOADING]
         self._prefetched_count = sum(load.end - load.first for load in loading if not load.is_admitted)
         for load in list(self._loads.values()):
             if not load.is_wanted:
                 actions += self._end(load)
-            elif load.phase is LoadPhase.FINDING:
+            elif load.state is LoadState.FINDING:
                 if load.incoming.wait_until_s <= now_s:
                     load.incoming.wait_until_s = 0.0
-            elif load.phase is LoadPhase.PARKED:
+            elif load.state is LoadState.PARKED:
                 actions += self._ask(load, loading, now_s=now_s)
-            elif load.phase is LoadPhase.LOADING:
+            elif load.state is LoadState.LOADING:
                 actions += (
                     self._admitted(load, now_s=now_s) if load.is_admitted else self._hold(load, now_s=now_s)
                 )
@@ -364,7 +364,7 @@ class Loads:
         for load in self._loads.values():
             assert 0 <= load.first <= load.end <= len(load.hashes)
             incoming = load.incoming
-            if load.is_wanted and load.phase is not LoadPhase.FINDING:
+            if load.is_wanted and load.state is not LoadState.FINDING:
                 assert incoming.first <= max(incoming.ready, incoming.end)
                 assert load.end <= incoming.end or not load.is_admitted
             assert load.is_wanted or load.copying_count, "nobody's load"
@@ -383,7 +383,7 @@ class Loads:
         loading.append(load)
         del self._loads[load.load_id]
         self._next_id += 1
-        load.load_id, load.phase, load.loading_s = self._next_id, LoadPhase.LOADING, now_s
+        load.load_id, load.state, load.loading_s = self._next_id, LoadState.LOADING, now_s
         self._loads[load.load_id] = load
         self.counts.started_count += 1
         wanted = tuple(load.hashes[load.first : load.end])
@@ -413,7 +413,7 @@ class Loads:
         if now_s < load.loading_s + PREFETCH_HOLD_S:
             return []
         ended = self._end_load(load)
-        load.phase, load.was_prefetched = LoadPhase.PARKED, True
+        load.state, load.was_prefetched = LoadState.PARKED, True
         load.slots, load.checksums, load.tiers = [], [], []
         return ended
 
@@ -459,12 +459,12 @@ class Loads:
             load.copying_count += 1
         return actions
 
-    def _shrink(self, load: Load, end: int, why: Why) -> None:
+    def _shrink(self, load: Load, end: int, reason: Why) -> None:
         """Blocks from `end` on will not be in place."""
         end = max(end, load.first)
         if end >= load.end:
             return
-        self.counts.recomputed[why] += load.end - end
+        self.counts.recomputed[reason] += load.end - end
         load.end = end
         if not load.is_admitted:
             load.incoming.end = end
@@ -484,17 +484,17 @@ class Loads:
         return self._end_load(load)
 
     def _end_load(self, load: Load) -> list[WorkerAction]:
-        if load.phase is not LoadPhase.LOADING or load.is_cut:
+        if load.state is not LoadState.LOADING or load.is_cut:
             return []
         return [ToStore(EndLoad(load.load_id, tuple(load.corrupt)))]
 
 
 def _due_s(load: Load) -> float | None:
-    match load.phase:
-        case LoadPhase.FINDING:
+    match load.state:
+        case LoadState.FINDING:
             return load.incoming.wait_until_s or None
-        case LoadPhase.PARKED:
+        case LoadState.PARKED:
             return None
-        case LoadPhase.LOADING:
+        case LoadState.LOADING:
             due_s = load.give_up_s if load.is_admitted else load.loading_s + PREFETCH_HOLD_S
             return due_s if due_s < math.inf else None

@@ -1,4 +1,4 @@
-"""Write-through: sealed blocks are offered to the store, and copied into the slots it names."""
+"""Write-through: full blocks are offered to the store, and copied into the slots it names."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from worker.events import CopyDone, ToStore, WorkerAction
 BATCH_BLOCKS = 16
 """Blocks of one offer: so many are copied, and held for it, at a time."""
 GATHER_S = 0.1
-"""Fewer than a batch wait so long for company: decodes seal a block now and then, and each offer is five
+"""Fewer than a batch wait so long for company: decodes commit a block now and then, and each offer is five
 messages."""
 IN_FLIGHT_SHARE = 32
 """At most 1/32 of the pool is offered, and perhaps held for copying, at once."""
@@ -38,9 +38,9 @@ class Offers:
         self._queue_max = self._pool.block_count
         self._in_flight_max = min(IN_FLIGHT_MAX, max(1, self._pool.block_count // IN_FLIGHT_SHARE))
         self._known: OrderedDict[BlockHash, BlockFacts] = OrderedDict()
-        """What was sealed here lately, and may still be in the pool: a store that begins anew is told."""
+        """What was committed here lately, and may still be in the pool: a store that begins anew is told."""
         self._queue: OrderedDict[BlockHash, tuple[BlockFacts, float]] = OrderedDict()
-        """With the time each was sealed."""
+        """With the time each was committed."""
         self._is_joined = False
         self._offers: dict[int, Offer] = {}
         self._in_flight_count = self._next_id = 0
@@ -76,7 +76,7 @@ class Offers:
         self._queue.clear()
         self._in_flight_count = 0
 
-    def sealed(self, facts: BlockFacts, *, now_s: float) -> None:
+    def committed(self, facts: BlockFacts, *, now_s: float) -> None:
         self._known[facts.block_hash] = facts
         self._known.move_to_end(facts.block_hash)
         if len(self._known) > self._queue_max:
@@ -88,9 +88,9 @@ class Offers:
         """Whole batches, and whatever has waited for long enough."""
         actions: list[WorkerAction] = []
         while self._queue and (room := self._in_flight_max - self._in_flight_count) > 0:
-            sealed_s = next(iter(self._queue.values()))[1]
+            committed_s = next(iter(self._queue.values()))[1]
             size = min(BATCH_BLOCKS, self._in_flight_max)
-            if now_s < sealed_s + GATHER_S and min(len(self._queue), room) < size:
+            if now_s < committed_s + GATHER_S and min(len(self._queue), room) < size:
                 break
             count = min(len(self._queue), size, room)
             actions.append(self._offer([self._queue.popitem(last=False)[1][0] for _ in range(count)]))

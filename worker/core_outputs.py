@@ -1,7 +1,7 @@
 """What routers hear of a sequence's progress."""
 
-from baton.core.costs import LegTimings
-from baton.core.messages import Leg, SequenceOutput
+from baton.core.costs import PhaseTimings
+from baton.core.messages import Phase, SequenceOutput
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
 from engine.scheduling.sequence import Progress, Sequence
@@ -15,7 +15,7 @@ def token_output(
 ) -> SequenceOutput:
     """Of the sequence's newest tokens, `done.tokens`."""
     seq = done.sequence
-    is_first_here = not attempt.has_output and attempt.start.leg is not Leg.DECODE
+    is_first_here = not attempt.has_output and attempt.start.phase is not Phase.DECODE
     return SequenceOutput(
         *seq.key,
         first_index=seq.generated_count - len(done.tokens),
@@ -28,7 +28,7 @@ def token_output(
     )
 
 
-def embedding_output(done: Progress, timings: LegTimings) -> SequenceOutput:
+def embedding_output(done: Progress, timings: PhaseTimings) -> SequenceOutput:
     return SequenceOutput(
         *done.sequence.key,
         first_index=0,

@@ -1,18 +1,18 @@
-"""What a leg's progress means to others: tokens for its router, blocks for who reads them, and its end."""
+"""What a phase's progress means to others: tokens for its router, blocks for who reads them, and its end."""
 
-from baton.core.messages import FailureReason, Leg, SequenceFailed, Task
+from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
 from engine.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from prefill_worker.leases import LeaseBook, Tell
 from worker.core_attempts import Attempt, Attempts
 from worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
-from worker.events import ToAsker
+from worker.events import ToReader
 from worker.outbox import Outbox
 from worker.phase_clock import waits_for_store
 
 
-class Legs:
+class Phases:
     """Of one worker's live attempts."""
 
     def __init__(self, attempts: Attempts, scheduler: Scheduler, leases: LeaseBook, out: Outbox) -> None:
@@ -46,7 +46,7 @@ class Legs:
         attempt.clock.stepped(now_s - step_s)
         if attempt.start.task is Task.EMBED:
             self._on_embedded(attempt, done, now_s)
-        elif attempt.start.leg is Leg.PREFILL:
+        elif attempt.start.phase is Phase.PREFILL:
             self._on_prefilled(attempt, done, now_s)
         elif done.tokens:
             self.emit(attempt, done, prompt_logprobs_of(attempt, done.sequence), now_s)
@@ -76,10 +76,10 @@ class Legs:
                 cached_token_count=seq.cached_token_count or 0,
                 now_s=now_s,
             )
-            self.tell_askers(told)
+            self.tell_readers(told)
             self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
         else:
-            self.tell_askers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
+            self.tell_readers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
 
     def emit(
         self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
@@ -96,12 +96,12 @@ class Legs:
         self._scheduler.remove(seq)
 
     def announce(self, seq: Sequence, now_s: float) -> None:
-        sealed = seq.block_ids[: seq.sealed_count]
-        self.tell_askers(self._leases.sealed(seq.key, sealed, now_s=now_s))
+        committed = seq.block_ids[: seq.committed_count]
+        self.tell_readers(self._leases.committed(seq.key, committed, now_s=now_s))
 
-    def tell_askers(self, told: list[Tell]) -> None:
+    def tell_readers(self, told: list[Tell]) -> None:
         for tell in told:
-            self._out.add(ToAsker(tell.asker, tell.message))
+            self._out.add(ToReader(tell.reader, tell.message))
 
     def fail(self, attempt: Attempt, reason: FailureReason, message: str) -> None:
         self._out.tell(attempt.router_id, SequenceFailed(*attempt.key, reason, message))

@@ -5,7 +5,7 @@ import msgspec
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     FailureReason,
-    Leg,
+    Phase,
     RefusalReason,
     SequenceFailed,
     SequenceRefused,
@@ -18,29 +18,29 @@ from engine.scheduling.sequence import Sequence
 def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | SequenceFailed | None:
     """Why this worker can never run it; None: it can. `tokens_max`: of one sequence."""
     key = (start.seq_id, start.epoch)
-    if not start.tokens or (start.leg is Leg.DECODE and start.source is None):
+    if not start.tokens or (start.phase is Phase.DECODE and start.source is None):
         return SequenceFailed(*key, FailureReason.INTERNAL, "no tokens, or no source to pull from")
     is_embedding = start.task is Task.EMBED
-    if is_embedding and start.leg is not Leg.WHOLE:
-        return SequenceFailed(*key, FailureReason.INTERNAL, f"an embedding has no {start.leg} leg")
+    if is_embedding and start.phase is not Phase.AGGREGATED:
+        return SequenceFailed(*key, FailureReason.INTERNAL, f"an embedding has no {start.phase} phase")
     if len(start.tokens) + (0 if is_embedding else 1) > tokens_max:
         more = "" if is_embedding else " and one more"
-        why = f"{len(start.tokens)} tokens{more} do not fit {tokens_max}"
-        return SequenceRefused(*key, RefusalReason.TOO_LONG, why)
+        reason = f"{len(start.tokens)} tokens{more} do not fit {tokens_max}"
+        return SequenceRefused(*key, RefusalReason.TOO_LONG, reason)
     return None
 
 
 def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, tokens_max: int) -> Sequence:
     """`tokens`: those of the start, and what is known beyond them."""
     # A client that has tokens already got the prompt's logprobs with the first of them.
-    generates = start.leg is not Leg.DECODE and start.task is Task.GENERATE
+    generates = start.phase is not Phase.DECODE and start.task is Task.GENERATE
     wants_prompt = start.sampling.prompt_logprobs is not None and start.generated_count == 0 and generates
     sampling = start.sampling
     if not wants_prompt and sampling.prompt_logprobs is not None:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     return Sequence(
         key=SeqKey(start.seq_id, start.epoch),
-        leg=start.leg,
+        phase=start.phase,
         tokens=tokens,
         prompt_token_count=start.prompt_token_count,
         sampling=sampling,

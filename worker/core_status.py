@@ -21,7 +21,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     attempt_count: int
     """Accepted and not answered for good."""
     lease_count: int
-    intake_count: int
+    receiver_count: int
     reads_in_flight: int
     router_count: int
     preemption_count: int

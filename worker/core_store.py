@@ -1,5 +1,7 @@
-"""The store as a worker sees it: blocks are offered as they are sealed, and brought where that is faster than
-computing them. Without a store nothing is offered and nothing asked; what was under way ends by itself."""
+"""The store as a worker sees it: blocks are offered as they are committed, and brought where that is faster
+than computing them. Without a store nothing is offered and nothing asked; what was under way ends by
+itself.
+"""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -42,7 +44,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     offered_blocks: int
     written_blocks: int
     skipped_blocks: int
-    """Sealed, and not offered or not written: too many at once, or reused before it was their turn."""
+    """Committed, and not offered or not written: too many at once, or reused before it was their turn."""
     loads_started: int
     """Loads."""
     loaded_blocks: dict[str, int]
@@ -79,7 +81,7 @@ class StoreClient:
         self._copies = Copies(cache.pool)
         self._offers = Offers(cache, self._copies)
         self._loads = Loads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
-        scheduler.when_sealed(self._sealed)
+        scheduler.when_committed(self._committed)
 
     @property
     def is_idle(self) -> bool:
@@ -108,7 +110,7 @@ class StoreClient:
             skipped_blocks=offers.skipped_count,
             loads_started=loads.counts.started_count,
             loaded_blocks={str(tier): count for tier, count in loads.counts.loaded.items()},
-            recomputed_blocks={str(why): count for why, count in loads.counts.recomputed.items()},
+            recomputed_blocks={str(reason): count for reason, count in loads.counts.recomputed.items()},
             predicted_load_s=loads.times.predicted_s,
             actual_load_s=loads.times.actual_s,
         )
@@ -120,7 +122,7 @@ class StoreClient:
     # --- events ---------------------------------------------------------------------------------
 
     def at(self, now_s: float) -> None:
-        """What is sealed from here on is sealed now."""
+        """What is committed from here on is committed now."""
         self._now_s = now_s
 
     def joined(self, welcome: StoreWelcome) -> None:
@@ -172,12 +174,12 @@ class StoreClient:
         return self._loads.take_arrived()
 
     def flush(self) -> list[WorkerAction]:
-        """Offers of what was sealed."""
+        """Offers of what was committed."""
         return self._offers.flush(now_s=self._now_s)
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _sealed(self, seq: Sequence, first: int, end: int) -> None:
+    def _committed(self, seq: Sequence, first: int, end: int) -> None:
         size = self._block_tokens
         for i in range(first, end):
             facts = BlockFacts(
@@ -188,4 +190,4 @@ class StoreClient:
                 tenant=tenant_of(seq.fairness_key),
                 is_generated=(i + 1) * size > seq.prompt_token_count,
             )
-            self._offers.sealed(facts, now_s=self._now_s)
+            self._offers.committed(facts, now_s=self._now_s)

@@ -13,8 +13,8 @@ from typing import Any, Protocol, assert_never
 
 from baton.core.ids import ReadId, RouterId, WorkerId
 from baton.core.messages import (
-    AskerMessage,
     PeerRef,
+    ReaderMessage,
     RouterMessage,
     SourceMessage,
     WorkerMessage,
@@ -51,9 +51,9 @@ class Ports(Protocol):
 
     def to_router(self, router_id: RouterId, message: WorkerMessage) -> None: ...
 
-    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None: ...
+    def to_reader(self, reader: WorkerId, message: SourceMessage) -> None: ...
 
-    def to_source(self, source: PeerRef, message: AskerMessage) -> None: ...
+    def to_source(self, source: PeerRef, message: ReaderMessage) -> None: ...
 
     def start_read(self, read: e.StartRead) -> None: ...
 
@@ -140,8 +140,8 @@ class CoreDriver:
         match action:
             case e.ToRouter(router_id, message):
                 self.ports.to_router(router_id, message)
-            case e.ToAsker(asker, message):
-                self.ports.to_asker(asker, message)
+            case e.ToReader(reader, message):
+                self.ports.to_reader(reader, message)
             case e.ToSource(source, message):
                 self.ports.to_source(source, message)
             case e.StartRead():
@@ -200,8 +200,8 @@ class CoreDriver:
 
 
 class CoreSink:
-    """What sessions and reads report, as events of the core. Implements `RouterSink`, `AskerSink`
-    and `PullerSink`."""
+    """What sessions and reads report, as events of the core. Implements `RouterSink`, `ReaderSink`
+    and `KVReaderSink`."""
 
     def __init__(
         self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadOutcome], None]
@@ -220,11 +220,11 @@ class CoreSink:
     def drain(self) -> None:
         self._post(e.Drain())
 
-    def from_asker(self, asker: WorkerId, message: AskerMessage) -> None:
-        self._post(e.FromAsker(asker, message))
+    def from_reader(self, reader: WorkerId, message: ReaderMessage) -> None:
+        self._post(e.FromReader(reader, message))
 
-    def asker_lost(self, asker: WorkerId) -> None:
-        self._post(e.AskerLost(asker))
+    def reader_lost(self, reader: WorkerId) -> None:
+        self._post(e.ReaderLost(reader))
 
     def from_source(self, source: WorkerId, message: SourceMessage) -> None:
         self._post(e.FromSource(source, message))

@@ -8,8 +8,8 @@ import msgspec
 
 from baton.core.ids import ReadId, RouterId, WorkerId
 from baton.core.messages import (
-    AskerMessage,
     PeerRef,
+    ReaderMessage,
     Role,
     RouterMessage,
     SourceMessage,
@@ -38,21 +38,21 @@ class FromRouter(msgspec.Struct, frozen=True):
     message: RouterMessage
 
 
-class FromAsker(msgspec.Struct, frozen=True):
+class FromReader(msgspec.Struct, frozen=True):
     """A decode worker speaks to us, its source."""
 
-    asker: WorkerId
-    message: AskerMessage
+    reader: WorkerId
+    message: ReaderMessage
 
 
-class AskerLost(msgspec.Struct, frozen=True):
+class ReaderLost(msgspec.Struct, frozen=True):
     """Its peer session broke; its leases run on (a one-sided read may still be under way)."""
 
-    asker: WorkerId
+    reader: WorkerId
 
 
 class FromSource(msgspec.Struct, frozen=True):
-    """A prefill worker speaks to us, its asker."""
+    """A prefill worker speaks to us, its reader."""
 
     source: WorkerId
     message: SourceMessage
@@ -129,8 +129,8 @@ WorkerEvent = (
     RouterJoined
     | RouterLost
     | FromRouter
-    | FromAsker
-    | AskerLost
+    | FromReader
+    | ReaderLost
     | FromSource
     | SourceLost
     | ReadDone
@@ -155,8 +155,8 @@ class ToRouter(msgspec.Struct, frozen=True):
     message: WorkerMessage
 
 
-class ToAsker(msgspec.Struct, frozen=True):
-    asker: WorkerId
+class ToReader(msgspec.Struct, frozen=True):
+    reader: WorkerId
     message: SourceMessage
 
 
@@ -164,7 +164,7 @@ class ToSource(msgspec.Struct, frozen=True):
     """The adapter opens a session to the source if there is none; failing that, SourceLost."""
 
     source: PeerRef
-    message: AskerMessage
+    message: ReaderMessage
 
 
 class StartRead(msgspec.Struct, frozen=True):
@@ -212,4 +212,4 @@ class CopyFromStore(msgspec.Struct, frozen=True):
     checksums: tuple[int, ...]
 
 
-WorkerAction = ToRouter | ToAsker | ToSource | StartRead | RunStep | ToStore | CopyToStore | CopyFromStore
+WorkerAction = ToRouter | ToReader | ToSource | StartRead | RunStep | ToStore | CopyToStore | CopyFromStore

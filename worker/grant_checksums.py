@@ -1,8 +1,8 @@
 """Checksums of granted blocks, computed on a thread on the grant's way out.
 
 The core grants; it never sees a block's bytes. A granted block is held by its lease and its content is
-sealed, so its checksum is the same whenever it is computed while the grant means anything; if the lease ends
-meanwhile, the generations tell the reader before the checksums do.
+committed, so its checksum is the same whenever it is computed while the grant means anything; if the lease
+ends meanwhile, the generations tell the reader before the checksums do.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Send = Callable[[WorkerId, SourceMessage], None]
 
 
 class GrantChecksums:
-    """Messages to one asker leave in the order in which they came. Belongs to the event loop."""
+    """Messages to one reader leave in the order in which they came. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -34,23 +34,23 @@ class GrantChecksums:
         self._lines: dict[WorkerId, deque[SourceMessage]] = {}
         """As long as leases are: a grant answers an ask or a computed chunk."""
 
-    def send(self, asker: WorkerId, message: SourceMessage) -> None:
-        line = self._lines.get(asker)
+    def send(self, reader: WorkerId, message: SourceMessage) -> None:
+        line = self._lines.get(reader)
         if line is not None:
             line.append(message)
         elif isinstance(message, KVGrant) and message.source_blocks:
-            self._lines[asker] = deque([message])
-            self._spawn(self._run(asker))
+            self._lines[reader] = deque([message])
+            self._spawn(self._run(reader))
         else:
-            self._send(asker, message)
+            self._send(reader, message)
 
-    async def _run(self, asker: WorkerId) -> None:
-        line = self._lines[asker]
+    async def _run(self, reader: WorkerId) -> None:
+        line = self._lines[reader]
         while line:
             message = line[0]
             if isinstance(message, KVGrant) and message.source_blocks:
                 sums = await asyncio.to_thread(self._checksums, message.source_blocks)
                 message = msgspec.structs.replace(message, checksums=tuple(sums))
             line.popleft()
-            self._send(asker, message)
-        del self._lines[asker]
+            self._send(reader, message)
+        del self._lines[reader]

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.25
 """Between two looks."""
 
-HELD = ("running_count", "waiting_count", "lease_count", "intake_count", "reads_in_flight")
+HELD = ("running_count", "waiting_count", "lease_count", "receiver_count", "reads_in_flight")
 """Accounts that are 0 once nobody needs the worker."""
 
 

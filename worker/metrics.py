@@ -26,7 +26,7 @@ GAUGES: dict[str, Metric] = {
 COUNTERS: dict[str, Metric] = {
     "preemption_count": catalogue.PREEMPTIONS,
     "swap_count": catalogue.SWAPS,
-    "drafted_count": catalogue.GUESSED_TOKENS,
+    "drafted_count": catalogue.DRAFTED_TOKENS,
     "accepted_count": catalogue.RIGHT_GUESSES,
     "expired_lease_count": catalogue.LEASES_EXPIRED,
 }
@@ -86,12 +86,12 @@ class WorkerMetrics:
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
         self.meter.observe(catalogue.STEP, result.elapsed_s, worker=self._worker)
-        guess_count = sum(item.draft_count for item in plan.items)
+        draft_count = sum(item.draft_count for item in plan.items)
         decode_count = sum(
             len(item.tokens) - item.draft_count == 1 and item.sample_index is not None for item in plan.items
         )
-        prefill_count = plan.token_count - decode_count - guess_count
-        self.meter.inc(catalogue.STEP_TOKENS, guess_count, worker=self._worker, kind="guess")
+        prefill_count = plan.token_count - decode_count - draft_count
+        self.meter.inc(catalogue.STEP_TOKENS, draft_count, worker=self._worker, kind="draft")
         self.meter.inc(catalogue.STEP_TOKENS, prefill_count, worker=self._worker, kind="prefill")
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
 

@@ -1,10 +1,10 @@
-"""Where the time to a leg's first token goes, as its worker sees it."""
+"""Where the time to a phase's first token goes, as its worker sees it."""
 
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from engine.scheduling.sequence import Sequence
 
 
-class LegClock:
+class PhaseClock:
     """Of one attempt that computes a prompt. Told after every event whether it waits for the store, and with
     its first step when that began."""
 
@@ -32,7 +32,7 @@ class LegClock:
             self._began_s = max(began_s, self._accepted_s)
             self._load_before_s = self._loaded_s(self._began_s)
 
-    def timings(self, now_s: float) -> LegTimings:
+    def timings(self, now_s: float) -> PhaseTimings:
         """Its first token is sampled now. The parts are never negative, and sum up to the time since the
         start message."""
         self.stepped(now_s)
@@ -40,7 +40,7 @@ class LegClock:
         began_s = self._began_s
         load_s = self._loaded_s(now_s)
         before_s = min(self._load_before_s, load_s)
-        return LegTimings(
+        return PhaseTimings(
             wait_s=max(0.0, began_s - self._accepted_s - before_s),
             load_s=load_s,
             compute_s=max(0.0, now_s - began_s - (load_s - before_s)),

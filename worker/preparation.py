@@ -112,15 +112,15 @@ class Preparation:
             if start.epoch == pending.start.epoch:
                 return
             if start.epoch < pending.start.epoch:
-                why = f"epoch {pending.start.epoch} is known"
-                self._refuse(router_id, start, RefusalReason.STALE_EPOCH, why)
+                reason = f"epoch {pending.start.epoch} is known"
+                self._refuse(router_id, start, RefusalReason.STALE_EPOCH, reason)
                 return
             self._drop(start.seq_id)
         if all(preparer.is_ready(start) for preparer in self._preparers):
             self._core.from_router(router_id, start)
         elif len(self._pending) >= self._pending_max:
-            why = f"{self._pending_max} sequences wait for their grammar or adapter"
-            self._refuse(router_id, start, RefusalReason.NO_ROOM, why)
+            reason = f"{self._pending_max} sequences wait for their grammar or adapter"
+            self._refuse(router_id, start, RefusalReason.NO_ROOM, reason)
         else:
             # The core ends the epoch before at once, not when the new one is ready.
             if start.epoch:
@@ -153,24 +153,24 @@ class Preparation:
     def _time_is_up(self, router_id: RouterId, start: StartSequence) -> None:
         if start.time_left_s <= self._prepare_s:
             key = SeqKey(start.seq_id, start.epoch)
-            why = "the request's time is up, and its grammar or adapter not ready"
-            self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, why))
+            reason = "the request's time is up, and its grammar or adapter not ready"
+            self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, reason))
             return
         if start.epoch:
             # An earlier worker may have been ready in time: it is this one that is slow, not the request.
-            why = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
-            self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, why))
+            reason = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
+            self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, reason))
             return
         what = "grammar takes longer to compile" if start.sampling.grammar else "adapter takes longer to load"
-        why = f"the {what} than {self._prepare_s:g} s (engine.prepare_s)"
-        self._refuse(router_id, start, RefusalReason.UNSUPPORTED, why)
+        reason = f"the {what} than {self._prepare_s:g} s (engine.prepare_s)"
+        self._refuse(router_id, start, RefusalReason.UNSUPPORTED, reason)
 
     def _claimed(self) -> set[str]:
         starts = (pending.start for pending in self._pending.values())
         return {start.adapter.key for start in starts if start.adapter is not None}
 
-    def _refuse(self, router_id: RouterId, start: StartSequence, reason: RefusalReason, why: str) -> None:
-        self.answer(router_id, SequenceRefused(start.seq_id, start.epoch, reason, why))
+    def _refuse(self, router_id: RouterId, start: StartSequence, reason: RefusalReason, detail: str) -> None:
+        self.answer(router_id, SequenceRefused(start.seq_id, start.epoch, reason, detail))
 
     def _forget(self, start: StartSequence) -> None:
         pending = self._pending.get(start.seq_id)

@@ -144,8 +144,8 @@ class Adapters:
                 needed = {*self._in_use(), *claimed()}
                 victim = next((key for key in self._loaded if key not in needed), None)
                 if victim is None:
-                    why = f"all {self._count_max} adapters of this worker are in use (engine.adapters_max)"
-                    return NotPrepared(RefusalReason.NO_ROOM, why)
+                    reason = f"all {self._count_max} adapters of this worker are in use (engine.adapters_max)"
+                    return NotPrepared(RefusalReason.NO_ROOM, reason)
                 del self._loaded[victim]
                 log.info("adapter %s makes room", victim)
                 await self._loader.drop(victim)

@@ -18,10 +18,10 @@ from baton.config import Config
 from baton.core import garbage
 from baton.core.ids import RouterId, WorkerId, replica_name
 from baton.core.messages import (
-    AskerMessage,
     Member,
     PeerHello,
     PeerRef,
+    ReaderMessage,
     Role,
     SourceMessage,
     WorkerMessage,
@@ -35,10 +35,10 @@ from baton.wire.background import Background
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
-from decode_worker.reader import Puller, Read
+from decode_worker.reader import KVReader, Read
 from engine.executor import Executor
 from kv_transfer.manager import TransferManager
-from prefill_worker.service import AskerSessions
+from prefill_worker.service import ReaderSessions
 from worker import events as e
 from worker.core import WorkerCore
 from worker.driver import CoreDriver, CoreSink
@@ -49,9 +49,9 @@ from worker.metrics import WorkerMetrics
 from worker.preparation import Preparation
 from worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
 from worker.registration import Registration
-from worker.role_switch import RoleFlip
+from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
-from worker.spans import LegSpans
+from worker.spans import PhaseSpans
 from worker.store import WorkerStore
 from worker.store_pool import copies_of
 from worker.transfer import grant_sender, transfer_manager
@@ -68,7 +68,7 @@ NOTE_CHARS_MAX = 400
 
 def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
     """`Member.notes`: the engine's, and the transfer backends (name -> why) that do not work here."""
-    lines = [*engine, *(f"KV transfer without {name}: {why}" for name, why in left_out.items())]
+    lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
@@ -131,7 +131,7 @@ class WorkerProcess:
             stack.callback(self._store.close)
             stack.push_async_callback(self._background.cancel)
             stack.callback(self._driver.close)
-            stack.callback(self._puller.close)
+            stack.callback(self._kv_reader.close)
             garbage.spare_what_stays()
             member = await self._open_doors(stack, executor)
             on_ready(member)
@@ -149,15 +149,17 @@ class WorkerProcess:
             step=self._step,
             spawn=self._background.spawn,
             step_timeout_s=self._config.engine.step_timeout_s,
-            observers=(LegSpans(self._spans, replica_name(self._worker_id)), self._metrics),
+            observers=(PhaseSpans(self._spans, replica_name(self._worker_id)), self._metrics),
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
-        self._role_flip = RoleFlip(self._driver.post, self._driver.idle, spawn=self._background.spawn)
-        self._routers = RouterSessions(sink=preparation, status=self._status, set_role=self._role_flip.ask)
+        self._role_switcher = RoleSwitcher(self._driver.post, self._driver.idle, spawn=self._background.spawn)
+        self._routers = RouterSessions(
+            sink=preparation, status=self._status, set_role=self._role_switcher.ask
+        )
         preparation.answer = self._routers.send
-        self._askers = AskerSessions(hello=self._hello, sink=sink)
-        self._puller = Puller(
+        self._readers = ReaderSessions(hello=self._hello, sink=sink)
+        self._kv_reader = KVReader(
             hello=self._hello,
             transfer=transfer,
             sink=sink,
@@ -165,8 +167,8 @@ class WorkerProcess:
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._store = self._make_store(executor)
-        to_asker = grant_sender(executor.kv, self._config, self._askers.send, spawn=self._background.spawn)
-        self._driver.ports = _Ports(self._routers, to_asker, self._puller, self._store)
+        to_reader = grant_sender(executor.kv, self._config, self._readers.send, spawn=self._background.spawn)
+        self._driver.ports = _Ports(self._routers, to_reader, self._kv_reader, self._store)
 
     def _make_store(self, executor: Executor) -> WorkerStore:
         kv = executor.kv
@@ -216,7 +218,7 @@ class WorkerProcess:
 
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
         host = self._config.cluster.worker_host
-        server, port = await start_server(host, self._port, worker=self._routers, peer=self._askers)
+        server, port = await start_server(host, self._port, worker=self._routers, peer=self._readers)
         stack.push_async_callback(self._stop_server, server)
         metrics = MetricsServer(render=self._render_metrics, health=self._health)
         await metrics.start(host, self._config.cluster.worker_metrics_port)
@@ -249,7 +251,7 @@ class WorkerProcess:
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
         log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
-        self._role_flip.close()
+        self._role_switcher.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
@@ -308,8 +310,8 @@ class WorkerProcess:
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
-        accounts["source_count"] = self._puller.source_count
-        accounts["asker_count"] = self._askers.asker_count
+        accounts["source_count"] = self._kv_reader.source_count
+        accounts["reader_count"] = self._readers.reader_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:
             accounts |= self._experts.load.accounts()
@@ -340,7 +342,7 @@ class WorkerProcess:
     async def _stop_server(self, server: grpc.aio.Server) -> None:
         """What was said last is still delivered, for at most FLUSH_S."""
         self._routers.hang_up()
-        self._askers.hang_up()
+        self._readers.hang_up()
         await server.stop(FLUSH_S)
 
     async def _close_engine(self) -> None:
@@ -351,21 +353,23 @@ class WorkerProcess:
 class _Ports:
     """`driver.Ports` over the sessions."""
 
-    def __init__(self, routers: RouterSessions, to_asker: Send, puller: Puller, store: WorkerStore) -> None:
-        self._routers, self._to_asker, self._puller = routers, to_asker, puller
+    def __init__(
+        self, routers: RouterSessions, to_reader: Send, kv_reader: KVReader, store: WorkerStore
+    ) -> None:
+        self._routers, self._to_reader, self._kv_reader = routers, to_reader, kv_reader
         self._store = store
 
     def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
         self._routers.send(router_id, message)
 
-    def to_asker(self, asker: WorkerId, message: SourceMessage) -> None:
-        self._to_asker(asker, message)
+    def to_reader(self, reader: WorkerId, message: SourceMessage) -> None:
+        self._to_reader(reader, message)
 
-    def to_source(self, source: PeerRef, message: AskerMessage) -> None:
-        self._puller.send(source, message)
+    def to_source(self, source: PeerRef, message: ReaderMessage) -> None:
+        self._kv_reader.send(source, message)
 
     def start_read(self, read: e.StartRead) -> None:
-        self._puller.start_read(
+        self._kv_reader.start_read(
             Read(
                 read.read_id,
                 read.source,

@@ -11,7 +11,7 @@ from worker import events as e
 log = logging.getLogger(__name__)
 
 
-class RoleFlip:
+class RoleSwitcher:
     """One at a time; the one asked for last counts."""
 
     def __init__(
@@ -36,9 +36,9 @@ class RoleFlip:
         if drain_s <= 0:
             self._post(e.SetRole(role, resumes=True))
             return
-        self._task = self._spawn(self._flip(role, drain_s))
+        self._task = self._spawn(self._switch_role(role, drain_s))
 
-    async def _flip(self, role: Role, drain_s: float) -> None:
+    async def _switch_role(self, role: Role, drain_s: float) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         self._post(e.Drain())

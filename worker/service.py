@@ -95,10 +95,10 @@ class RouterSessions:
         session = self._sessions.get(router_id)
         return session is not None and session[0] is link
 
-    def _drop(self, router_id: RouterId, because: str) -> None:
+    def _drop(self, router_id: RouterId, reason: str) -> None:
         session = self._sessions.pop(router_id, None)
         if session is None:
             return
-        log.info("router %s dropped: %s", router_id, because)
+        log.info("router %s dropped: %s", router_id, reason)
         session[1].set()
         self._sink.router_lost(router_id)

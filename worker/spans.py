@@ -1,4 +1,4 @@
-"""Spans of the legs a worker runs, from what its core is told and what it does.
+"""Spans of the phases a worker runs, from what its core is told and what it does.
 
 router `request` → `prefill` (accepted … first token), `decode` (accepted … last token) with its
 `kv.transfer`, or `whole`. The core knows nothing of this: the driver shows events and actions here.
@@ -9,7 +9,7 @@ from typing import Any
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     CancelSequence,
-    Leg,
+    Phase,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
@@ -22,7 +22,7 @@ from baton.telemetry.tracing import Spans
 from worker.events import FromRouter, ToRouter, WorkerAction, WorkerEvent
 
 
-class LegSpans:
+class PhaseSpans:
     def __init__(self, spans: Spans, worker: str) -> None:
         self._spans, self._worker = spans, worker
         self._prefills: set[SeqKey] = set()
@@ -31,11 +31,11 @@ class LegSpans:
         match event:
             case FromRouter(_, StartSequence() as start) if start.traceparent:
                 key = SeqKey(start.seq_id, start.epoch)
-                if start.leg is Leg.PREFILL:
+                if start.phase is Phase.PREFILL:
                     self._prefills.add(key)
                 self._spans.open(
                     key,
-                    str(start.leg),
+                    str(start.phase),
                     parent=start.traceparent,
                     worker=self._worker,
                     sequence=start.seq_id,

@@ -1,4 +1,4 @@
-"""Every knob, declared once. Command line, environment and documentation are derived from here.
+"""Every setting, declared once. Command line, environment and documentation are derived from here.
 
 A value is what was *asked for*: frozen, bounded, unknown keys refused. What follows from it
 (`baton.core.geometry`) and what is measured (`WorkerHello`, `LoadReport`) are other types.
@@ -103,7 +103,7 @@ class TransferConfig(Section):
     peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host. nccl:
     process groups of torch.distributed, NCCL between GPUs and gloo between pools in host memory."""
     lease_s: Seconds = 5.0
-    """How long a prefill worker keeps sealed blocks for a decode worker that does not renew."""
+    """How long a prefill worker keeps full blocks for a decode worker that does not renew."""
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5
     """The reader stops this much before its lease ends."""
     read_timeout_s: Seconds = 3.0
@@ -118,8 +118,8 @@ class TransferConfig(Section):
     checksums: bool = False
     """The source sends a checksum (XXH3-64) of every block, and the reader compares it with what arrived. For
     networks that are not trusted to deliver what was sent; both sides spend about 30 µs per MB."""
-    intake_wait_s: Seconds = 5.0
-    """How long a decode leg may wait for free blocks before it is refused."""
+    receive_wait_s: Seconds = 5.0
+    """How long a decode phase may wait for free blocks before it is refused."""
 
 
 class StoreConfig(Section):
@@ -177,8 +177,8 @@ class StoreConfig(Section):
 class ClusterConfig(Section):
     prefill_workers: Annotated[int, Field(ge=0, le=1024)] = 1
     decode_workers: Annotated[int, Field(ge=0, le=1024)] = 1
-    both_workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Workers that take either leg."""
+    aggregated_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Workers that take either phase."""
     ray_address: str = ""
     """Ray cluster to join; empty: start one on this machine."""
     node_labels: dict[str, dict[str, str]] = {}
@@ -236,9 +236,9 @@ class AutoscaleConfig(Section):
     """… never more."""
     decode_min: Annotated[int, Field(ge=0, le=1024)] = 1
     decode_max: Annotated[int, Field(ge=1, le=1024)] = 8
-    both_min: Annotated[int, Field(ge=0, le=1024)] = 1
-    both_max: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Of workers that take either leg, where there are such."""
+    aggregated_min: Annotated[int, Field(ge=0, le=1024)] = 1
+    aggregated_max: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Of workers that take either phase, where there are such."""
     workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
     """Of all roles, and of all `models`, together; 0: the sum of their own. When it binds, all roles of a
     model are short alike, and a model gets what the others leave."""
@@ -267,18 +267,18 @@ class AutoscaleConfig(Section):
     """From starting a worker until it serves, until starts were seen; so for the next two."""
     drain_s: Seconds = 20.0
     """From draining a worker until it is idle."""
-    flip_s: Seconds = 20.0
+    switch_s: Seconds = 20.0
     """From draining a worker until it serves in another role. No flips where that is longer than starting."""
 
     @property
     def may_sleep(self) -> bool:
         """There may be no worker at all, and the next request brings some back."""
-        has_no_minimum = self.both_min == 0 or self.prefill_min == self.decode_min == 0
+        has_no_minimum = self.aggregated_min == 0 or self.prefill_min == self.decode_min == 0
         return self.mode == "on" and self.zero_after_s > 0 and has_no_minimum
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "AutoscaleConfig":
-        for role in ("prefill", "decode", "both"):
+        for role in ("prefill", "decode", "aggregated"):
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
             if least > most:
                 raise ValueError(f"{role}_min: {least} is above {role}_max, {most}")
@@ -336,6 +336,6 @@ class Config(BaseSettings):
 
 
 def sections() -> dict[str, type[Section]]:
-    """The sections of knobs, by name; `models` is made of them."""
+    """The sections of settings, by name; `models` is made of them."""
     kinds = {name: info.annotation for name, info in Config.model_fields.items()}
     return {n: kind for n, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}

@@ -9,7 +9,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 SECRET = "secret"
-"""Marks, in a knob's schema, that its value may hold a password."""
+"""Marks, in a setting's schema, that its value may hold a password."""
 
 SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
 
@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 
 def secret_fields(section: type[BaseModel]) -> frozenset[str]:
-    """Of the knobs of a section, those marked with SECRET."""
+    """Of the settings of a section, those marked with SECRET."""
     return frozenset(
         name
         for name, info in section.model_fields.items()

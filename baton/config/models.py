@@ -10,7 +10,7 @@ from baton.config.base import Section
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,199}$"
 OWN_SECTIONS = ("model", "engine", "cluster", "slo", "autoscale")
 OWN_OF_CLUSTER = frozenset(
-    {"prefill_workers", "decode_workers", "both_workers", "node_labels", "node_resources"}
+    {"prefill_workers", "decode_workers", "aggregated_workers", "node_labels", "node_resources"}
 )
 NEVER_OWN = {
     "model": {"name": "the entry's key is the name that clients use"},
@@ -19,7 +19,7 @@ NEVER_OWN = {
         "interval_s": "all models are looked at together",
     },
 }
-"""Knobs of the same sections that are not a model's, and why."""
+"""Settings of the same sections that are not a model's, and why."""
 
 S = TypeVar("S", bound=Section)
 
@@ -30,15 +30,15 @@ class ModelEntry(Section):
     model: dict[str, Any]
     """Its `path`, and whatever else of `model` is its own. Its name is the entry's key."""
     engine: dict[str, Any] = {}
-    """Knobs of `engine`."""
+    """Settings of `engine`."""
     cluster: dict[str, Any] = {}
-    """Its pools: `prefill_workers`, `decode_workers`, `both_workers`, `node_labels`, `node_resources`. With
-    `both_workers` alone the other two are 0."""
+    """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `node_labels`,
+    `node_resources`. With `aggregated_workers` alone the other two are 0."""
     slo: dict[str, Any] = {}
-    """Knobs of `slo`: its service classes."""
+    """Settings of `slo`: its service classes."""
     autoscale: dict[str, Any] = {}
-    """Knobs of `autoscale`: its bounds. `workers_max` here is of this model; in the section itself it is of
-    all models together."""
+    """Settings of `autoscale`: its bounds. `workers_max` bounds this model here, and all models together in
+    the section itself."""
 
     def own(self, section: str) -> dict[str, Any]:
         """What it says of a section. Raises ValueError for what is not its own to say."""
@@ -47,16 +47,20 @@ class ModelEntry(Section):
             if section == "cluster" and field not in OWN_OF_CLUSTER:
                 allowed = ", ".join(sorted(OWN_OF_CLUSTER))
                 raise ValueError(f"cluster.{field}: a model has of its own only {allowed}")
-            if why := NEVER_OWN.get(section, {}).get(field):
-                raise ValueError(f"{section}.{field}: {why}; leave it out")
+            if reason := NEVER_OWN.get(section, {}).get(field):
+                raise ValueError(f"{section}.{field}: {reason}; leave it out")
         pools = {"prefill_workers", "decode_workers"}
-        if section == "cluster" and own.get("both_workers") not in (None, 0, "0") and not pools & own.keys():
+        if (
+            section == "cluster"
+            and own.get("aggregated_workers") not in (None, 0, "0")
+            and not pools & own.keys()
+        ):
             own |= {"prefill_workers": 0, "decode_workers": 0}
         return own
 
 
 def with_own(section: S, own: Mapping[str, Any], *, where: str) -> S:
-    """The section with these knobs in place of its own. Raises ValueError, naming the knob."""
+    """The section with these settings in place of its own. Raises ValueError, naming the setting."""
     try:
         return type(section).model_validate({**section.model_dump(), **own})
     except ValidationError as error:
@@ -67,7 +71,7 @@ def with_own(section: S, own: Mapping[str, Any], *, where: str) -> S:
 def _text(where: str, detail: Any) -> str:
     name = ".".join([where, *(str(part) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
-        return f"{name}: no such knob (see `baton config`)"
+        return f"{name}: no such setting (see `baton config`)"
     if detail["type"] == "value_error":
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
     return f"{name}: {detail['msg']}, not {detail['input']!r:.80}"

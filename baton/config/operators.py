@@ -1,4 +1,4 @@
-"""Knobs for those who operate a cluster: who they are, and what they look at. See `baton.config`."""
+"""Settings for those who operate a cluster: who they are, and what they look at. See `baton.config`."""
 
 from typing import Annotated, Literal
 

@@ -31,7 +31,7 @@ class RouterConfig(Section):
     there to compare: longest cached prefix under a load bound, least load, taking turns, chance."""
     any_role: bool = True
     """slo: a worker may run a whole request whatever its role, where that is predicted to be better than
-    handing it over. False: only workers of role both."""
+    handing it over. False: only workers of role aggregated."""
     quick_tokenizer: bool = True
     """Prompts are tokenised by fastokens where it was seen to say what the tokenizers library says, in a
     tenth of the time; the log tells which it is. False: always by the tokenizers library."""
@@ -42,9 +42,9 @@ class RouterConfig(Section):
     """cached_prefix, and slo when it falls back: a worker loaded more than this multiple of the mean is
     passed over."""
     disaggregate: bool = True
-    """False: every request runs both legs on one worker."""
+    """False: every request runs both phases on one worker."""
     fallback_to_other_pool: bool = True
-    """When one pool is empty, serve both legs on the other, and say so in /health and metrics."""
+    """When one pool is empty, serve both phases on the other, and say so in /health and metrics."""
     queue_requests_max: Annotated[int, Field(ge=0)] = 512
     """Sequences of a model that wait for a place; one more is refused with 503."""
     reject_below: Annotated[float, Field(ge=0, lt=1)] = 0.1

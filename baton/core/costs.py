@@ -56,8 +56,8 @@ def prompt_pairs(start: int, end: int) -> int:
     return (end * (end - 1) - start * (start - 1)) // 2
 
 
-class LegTimings(msgspec.Struct, frozen=True):
-    """Where the time of one prefill or whole leg went, on the worker's own clock; seconds."""
+class PhaseTimings(msgspec.Struct, frozen=True):
+    """Where the time of one prefill or whole phase went, on the worker's own clock; seconds."""
 
     wait_s: float
     """From the start message to the first step that computes some of its prompt, loading excluded."""

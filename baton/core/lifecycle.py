@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-STORY_ENTRIES_MAX = 64
+HISTORY_ENTRIES_MAX = 64
 
 
 class IllegalTransition(Exception):
@@ -18,20 +18,20 @@ P = TypeVar("P", bound=StrEnum)
 class Lifecycle(Generic[P]):
     """The current phase of one object and the last transitions that led there."""
 
-    __slots__ = ("_legal", "phase", "story")
+    __slots__ = ("_legal", "history", "state")
 
     def __init__(self, start: P, legal: Mapping[P, frozenset[P]], *, now_s: float) -> None:
         self._legal = legal
-        self.phase: P = start
-        self.story: deque[tuple[float, P, str]] = deque([(now_s, start, "created")], STORY_ENTRIES_MAX)
+        self.state: P = start
+        self.history: deque[tuple[float, P, str]] = deque([(now_s, start, "created")], HISTORY_ENTRIES_MAX)
 
-    def to(self, phase: P, *, now_s: float, cause: str) -> None:
+    def to(self, state: P, *, now_s: float, cause: str) -> None:
         """Raises IllegalTransition if the table does not allow it."""
-        if phase not in self._legal[self.phase]:
-            raise IllegalTransition(f"{self.phase} -> {phase} ({cause}); story={list(self.story)}")
-        self.phase = phase
-        self.story.append((now_s, phase, cause))
+        if state not in self._legal[self.state]:
+            raise IllegalTransition(f"{self.state} -> {state} ({cause}); story={list(self.history)}")
+        self.state = state
+        self.history.append((now_s, state, cause))
 
     @property
     def is_terminal(self) -> bool:
-        return not self._legal[self.phase]
+        return not self._legal[self.state]

@@ -345,10 +345,10 @@ class KVGrant(msgspec.Struct, frozen=True, tag=True):
     There is one grant per computed chunk, in order, and one per request. The prefill worker, which owns the
     blocks, holds them until KVReleased arrives or the lease runs out; every grant of an attempt starts the
     lease of all its blocks anew. Durations cross the wire, instants do not: the owner counts `lease_s` from
-    when it granted, the reader from when it *sent* the request that the grant names in `answers_request`, which
-    is earlier, so the reader stops first whatever the clocks and the network do. `generations[i]` is the
-    generation of `source_blocks[i]`: the reader compares it with the owner's table after the read, since a
-    one-sided read that ended late may have copied somebody else's block.
+    when it granted, the reader from when it *sent* the request that the grant names in `answers_request`,
+    which is earlier, so the reader stops first whatever the clocks and the network do. `generations[i]` is
+    the generation of `source_blocks[i]`: the reader compares it with the owner's table after the read, since
+    a one-sided read that ended late may have copied somebody else's block.
     """
 
     seq_id: SequenceId

@@ -214,8 +214,8 @@ SWAPS = Metric(
     "Of the preempted ones, those whose KV went to host memory.",
     ("worker",),
 )
-GUESSED_TOKENS = Metric(
-    "baton_guessed_tokens_total", "counter", "tokens", "Guesses verified (speculation).", ("worker",)
+DRAFTED_TOKENS = Metric(
+    "baton_drafted_tokens_total", "counter", "tokens", "Guesses verified (speculation).", ("worker",)
 )
 RIGHT_GUESSES = Metric(
     "baton_accepted_tokens_total", "counter", "tokens", "Guesses that were right.", ("worker",)
@@ -266,7 +266,7 @@ STORE_JOINED = Metric(
     ("worker",),
 )
 OFFERED_BLOCKS = Metric(
-    "baton_store_offered_blocks_total", "counter", "blocks", "Sealed blocks offered.", ("worker",)
+    "baton_store_offered_blocks_total", "counter", "blocks", "Full blocks offered.", ("worker",)
 )
 WRITTEN_BLOCKS = Metric(
     "baton_store_written_blocks_total", "counter", "blocks", "Blocks copied into the store.", ("worker",)
@@ -275,7 +275,7 @@ SKIPPED_BLOCKS = Metric(
     "baton_store_skipped_blocks_total",
     "counter",
     "blocks",
-    "Sealed blocks that were not offered or not written: too many at once, or reused before their turn.",
+    "Full blocks that were not offered or not written: too many at once, or reused before their turn.",
     ("worker",),
 )
 LOADED_BLOCKS = Metric(

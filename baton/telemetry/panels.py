@@ -135,7 +135,7 @@ def _goodput() -> Row:
 
 
 def _latency() -> Row:
-    waterfall = Query(Q.mean(cat.TTFT_PART, WINDOW, "part"), "{{part}}")
+    latency_breakdown = Query(Q.mean(cat.TTFT_PART, WINDOW, "part"), "{{part}}")
     return Row(
         "Latency",
         (
@@ -143,7 +143,11 @@ def _latency() -> Row:
             percentiles(cat.TPOT, "Time per output token"),
             percentiles(cat.E2E, "Whole request"),
             Panel(
-                "Where the first token's time goes", "s", (waterfall,), cat.TTFT_PART.help, is_stacked=True
+                "Where the first token's time goes",
+                "s",
+                (latency_breakdown,),
+                cat.TTFT_PART.help,
+                is_stacked=True,
             ),
             percentiles(cat.HANDOVER, "Hand-over to decode"),
             counted(cat.PLACEMENTS, "Placements by kind", "kind"),
@@ -185,7 +189,7 @@ def _pools() -> Row:
 
 
 def _engine() -> Row:
-    right = (Q.rate(cat.RIGHT_GUESSES, WINDOW, "worker"), Q.rate(cat.GUESSED_TOKENS, WINDOW, "worker"))
+    right = (Q.rate(cat.RIGHT_GUESSES, WINDOW, "worker"), Q.rate(cat.DRAFTED_TOKENS, WINDOW, "worker"))
     return Row(
         "Engine",
         (
@@ -193,7 +197,7 @@ def _engine() -> Row:
             counted(cat.STEP_TOKENS, "Tokens computed", "worker", "kind"),
             measured(cat.RUNNING, "Running", "sum", "worker"),
             measured(cat.WAITING, "Accepted, not started", "sum", "worker"),
-            counted(cat.GUESSED_TOKENS, "Guesses", "worker"),
+            counted(cat.DRAFTED_TOKENS, "Guesses", "worker"),
             share("Guesses that were right", *right, "{{worker}}", quiet="while nothing is guessed"),
             counted(cat.PREEMPTIONS, "Preempted", "worker", quiet=UNTIL_PRESSED),
             counted(cat.SWAPS, "Of these swapped", "worker", quiet=UNTIL_PRESSED),
@@ -304,7 +308,7 @@ def _placement() -> Row:
     )
 
 
-def _setbacks() -> Row:
+def _failures() -> Row:
     return Row(
         "Retries, breakers, hedges",
         (
@@ -339,5 +343,5 @@ DASHBOARDS = (
     Dashboard("baton-overview", "Baton: overview", (_goodput(), _latency(), _volume(), _pools())),
     Dashboard("baton-workers", "Baton: workers and KV", (_engine(), _blocks(), _experts())),
     Dashboard("baton-store", "Baton: KV store", (_tiers(), _paths(), _store_use(), _directory())),
-    Dashboard("baton-placement", "Baton: placement", (_placement(), _setbacks())),
+    Dashboard("baton-placement", "Baton: placement", (_placement(), _failures())),
 )

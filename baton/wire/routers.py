@@ -7,7 +7,7 @@ import grpc
 
 from baton.core.ids import RouterId
 from baton.core.messages import WIRE_VERSION
-from baton.core.recent_requests import RecentRequestsReply, RecentRequestsQuery
+from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
 from baton.core.sharing import RouterUpdate
 from baton.wire.client import hung_up
 from baton.wire.decoding import WireError
@@ -23,7 +23,7 @@ from baton.wire.transport import channel_to, chosen, require_operator
 RECENT_REQUESTS_S = 5.0
 """The longest time for one call."""
 
-_RECENT_REQUESTS = f"{PACKAGE}Router/Stories"
+_RECENT_REQUESTS = f"{PACKAGE}Router/RecentRequests"
 
 
 class RouterHandler(Protocol):
@@ -48,8 +48,8 @@ class _RouterServicer(pb_grpc.RouterServicer):
 
     async def RecentRequests(self, request: Any, context: Any) -> pb.RecentRequestsReply:
         await require_operator(context)
-        wanted = await request_of(context, mapping.recent_requests_wanted_from_pb, request)
-        return mapping.recent_requests_told_to_pb(self._handler.recent_requests(wanted))
+        wanted = await request_of(context, mapping.recent_requests_query_from_pb, request)
+        return mapping.recent_requests_reply_to_pb(self._handler.recent_requests(wanted))
 
 
 def add_router(handler: RouterHandler, server: Any) -> None:
@@ -75,10 +75,10 @@ async def recent_requests_of(address: str, wanted: RecentRequestsQuery) -> Recen
     """Recent requests that the router at `address` keeps. Raises LinkBroken."""
     channel = channel_to(address, Party.ROUTER)
     try:
-        request, metadata = mapping.recent_requests_wanted_to_pb(wanted), chosen().metadata(_RECENT_REQUESTS)
+        request, metadata = mapping.recent_requests_query_to_pb(wanted), chosen().metadata(_RECENT_REQUESTS)
         stub = pb_grpc.RouterStub(channel)
         reply = await stub.RecentRequests(request, timeout=RECENT_REQUESTS_S, metadata=metadata)
-        return mapping.recent_requests_told_from_pb(reply)
+        return mapping.recent_requests_reply_from_pb(reply)
     except (grpc.RpcError, WireError) as error:
         raise LinkBroken(f"{address}: {describe(error)}") from None
     finally:

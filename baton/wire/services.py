@@ -16,7 +16,7 @@ from baton.core.budgets import Ask, Grant, Settle
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.ids import BlockHash, NodeId, RouterId, WorkerId
 from baton.core.operate import Action, ClusterState, Decision, Order
-from baton.core.recent_requests import RecentRequestsReply, RecentRequestsQuery
+from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
 from baton.core.sharing import RouterMember, RouterUpdate
 from baton.core.store import StoreChanges, StoreMember
 from baton.wire.holdings import LookUpReply

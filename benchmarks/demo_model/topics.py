@@ -99,7 +99,7 @@ A: The router takes requests from clients, chooses a prefill worker and a decode
    tokens back.
 
 Q: What is a worker? | What does a worker do? | Explain workers.
-A: A worker holds the weights of the model and a pool of KV blocks. Its role is prefill, decode or both.
+A: A worker holds the weights of the model and a pool of KV blocks. Its role is prefill, decode or aggregated.
 
 Q: What is the control plane? | What does the control plane do? | Explain the control plane.
 A: The control plane starts the workers, watches them and starts a new one when a worker is lost. Requests

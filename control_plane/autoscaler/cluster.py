@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Order, ReplicaPhase, Resize
+from baton.core.operate import ClusterState, Order, ReplicaState, Resize
 from control_plane.autoscaler.values import Decision, RoleState
 
 WHO = "autoscaler"
 
-SERVING = (ReplicaPhase.RUNNING, ReplicaPhase.SUSPECT)
-LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.KILLING)
+SERVING = (ReplicaState.RUNNING, ReplicaState.SUSPECT)
+LEAVING = (ReplicaState.DRAINING, ReplicaState.KILLING)
 
 
 def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Role, RoleState]:
@@ -19,15 +19,15 @@ def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Rol
     mine = [replica for replica in state.replicas if replica.model == model]
     pool = state.pool(model)
 
-    def count(role: Role, phases: tuple[ReplicaPhase, ...]) -> int:
-        return sum(replica.role is role and replica.phase in phases for replica in mine)
+    def count(role: Role, phases: tuple[ReplicaState, ...]) -> int:
+        return sum(replica.role is role and replica.state in phases for replica in mine)
 
     def state_of(role: Role) -> RoleState:
         ordered = pool.count(role) if pool else 0
         serving = min(ordered, count(role, SERVING))
         # A flipping replica has its new role already. It is paid for as one that leaves the other.
-        joining = min(ordered - serving, count(role, (ReplicaPhase.FLIPPING,)))
-        leaving = sum(r.role is not role and r.phase is ReplicaPhase.FLIPPING for r in mine)
+        joining = min(ordered - serving, count(role, (ReplicaState.SWITCHING,)))
+        leaving = sum(r.role is not role and r.state is ReplicaState.SWITCHING for r in mine)
         return RoleState(
             serving=serving,
             starting=ordered - serving - joining,
@@ -44,5 +44,5 @@ def order_of(decision: Decision, model: str) -> Order | None:
     if not decision.is_change:
         return None
     counts: Mapping[Role, int] = decision.desired
-    why = "; ".join(decision.reasons)
-    return Order(Resize(dict(counts), model), who=WHO, why=why, is_advice=decision.is_advice)
+    reason = "; ".join(decision.reasons)
+    return Order(Resize(dict(counts), model), who=WHO, reason=reason, is_advice=decision.is_advice)

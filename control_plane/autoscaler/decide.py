@@ -17,7 +17,7 @@ from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
 from control_plane.autoscaler.rate import Rate
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
-    both_needed,
+    aggregated_needed,
     decode_needed,
     decode_strain,
     prefill_needed,
@@ -25,9 +25,9 @@ from control_plane.autoscaler.sizing import (
 )
 from control_plane.autoscaler.values import (
     Decision,
-    Flip,
     Memory,
     Observation,
+    RoleSwitch,
     Settings,
     Sized,
     Traits,
@@ -38,7 +38,7 @@ SLACK = 1.08
 CALM = 0.5
 """Of the misses that may be, predicted for what is expected and the replicas there are: below, one replica
 more can wait until more than a forecast's margin asks for it."""
-FLIP_PATIENCE_S = 60.0
+SWITCH_PATIENCE_S = 60.0
 """For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
 patience is, after mistakes."""
 STARTS_PATIENCE = 3.0
@@ -64,7 +64,7 @@ class Autoscaler:
         self._attainment = {role: Attainment(missed_max=self._missed_max) for role in settings.bounds}
         self._patience = {role: Patience(settings.patience_s) for role in settings.bounds}
         self._hours = Hours(settings.replica_hours_per_day)
-        self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "flip")}
+        self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "switch")}
         self._busy_s: float | None = None
         self._complete_s: float | None = None
         """When nothing was being started, last; the beginning, if something is since then."""
@@ -75,8 +75,8 @@ class Autoscaler:
         return learnt(self.settings.start_s, self._learnt["start"])
 
     @property
-    def flip_s(self) -> float:
-        return learnt(self.settings.flip_s, self._learnt["flip"])
+    def switch_s(self) -> float:
+        return learnt(self.settings.switch_s, self._learnt["switch"])
 
     @property
     def drain_s(self) -> float:
@@ -99,7 +99,7 @@ class Autoscaler:
         return Memory(
             start_s=learnt["start"],
             drain_s=learnt["drain"],
-            flip_s=learnt["flip"],
+            switch_s=learnt["switch"],
             corrections={role: one.factor for role, one in self._attainment.items()},
             patience={role: one.factor for role, one in self._patience.items()},
             spent=self._hours.told(at_s),
@@ -107,7 +107,11 @@ class Autoscaler:
 
     def recall(self, memory: Memory, at_s: float, *, away_s: float) -> None:
         """Before the first decision. `away_s`: since the memory was written."""
-        for name, values in (("start", memory.start_s), ("drain", memory.drain_s), ("flip", memory.flip_s)):
+        for name, values in (
+            ("start", memory.start_s),
+            ("drain", memory.drain_s),
+            ("switch", memory.switch_s),
+        ):
             self._learnt[name].extend(values)
         for role in self.settings.bounds:
             self._attainment[role].factor = memory.corrections.get(role, 1.0)
@@ -128,8 +132,8 @@ class Autoscaler:
         wanted = {role: wanted.get(role, have[role]) for role in sized}
         wanted = self._asleep(seen, wanted, reasons)
         wanted = self._within(seen.at_s, wanted, {role: s.needed for role, s in sized.items()}, reasons)
-        flips = self._flips(seen, have, wanted, reasons)
-        decision = self._decision(seen, have, wanted, flips, sized, reasons)
+        switches = self._switches(seen, have, wanted, reasons)
+        decision = self._decision(seen, have, wanted, switches, sized, reasons)
         for role, count in decision.desired.items():
             self._patience[role].decided(count - have[role], have[role], seen.at_s)
         self.journal.add(decision)
@@ -138,7 +142,7 @@ class Autoscaler:
     # --- what is needed ---------------------------------------------------------------------------
 
     def _learn(self, seen: Observation, traits: Mapping[Role, Traits]) -> None:
-        for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("flip", seen.flip_s)):
+        for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("switch", seen.switch_s)):
             self._learnt[name].extend(values)
         # What is being started was asked for, and nobody can have used it yet; a start that fails for ever
         # keeps nobody awake.
@@ -149,7 +153,7 @@ class Autoscaler:
         if not seen.is_idle or is_young or self._busy_s is None:
             self._busy_s = seen.at_s
         self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
-        prompts_by = traits.get(Role.PREFILL) or traits.get(Role.BOTH)
+        prompts_by = traits.get(Role.PREFILL) or traits.get(Role.AGGREGATED)
         if prompts_by is not None:
             self._demand.observe(seen, prompts_by)
             self._demand.made(seen, traits.get(Role.DECODE) or prompts_by)
@@ -221,7 +225,7 @@ class Autoscaler:
         # Tokens follow prompts, with the same margin.
         mean = ask.prefill.mean
         tokens = ask.decode.mean * (demand / mean if mean else 1.0)
-        return both_needed(
+        return aggregated_needed(
             ask.prompts(kind), ask.decoding(tokens), kind, work=work, missed_max=self._missed_max
         )
 
@@ -307,20 +311,20 @@ class Autoscaler:
             total = allowed
         return within(wanted, needed, self.settings.bounds, total_max=total, reasons=reasons)
 
-    def _flips(
+    def _switches(
         self,
         seen: Observation,
         have: dict[Role, int],
         wanted: dict[Role, int],
         reasons: list[str],
-    ) -> tuple[Flip, ...]:
+    ) -> tuple[RoleSwitch, ...]:
         """Replicas that change their role; `wanted` follows."""
-        if set(have) != {Role.PREFILL, Role.DECODE} or self.flip_s >= self.start_s:
+        if set(have) != {Role.PREFILL, Role.DECODE} or self.switch_s >= self.start_s:
             return ()
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             lacking = wanted[target] - have[target]
             patience = self._patience[source]
-            lately = patience.most(seen.at_s, FLIP_PATIENCE_S * patience.factor / FACTOR_MIN)
+            lately = patience.most(seen.at_s, SWITCH_PATIENCE_S * patience.factor / FACTOR_MIN)
             keep = min(max(lately, self.settings.bounds[source].least, 1), wanted[source])
             spare = min(have[source] - keep, seen.of(source).serving - 1)
             count = min(lacking, spare)
@@ -328,9 +332,9 @@ class Autoscaler:
                 wanted[source] = min(wanted[source], have[source] - count)
                 reasons.append(
                     f"{count} of {source} to {target}: {source} can do with {keep} of {have[source]}, and a "
-                    f"flip takes {self.flip_s:.0f} s, a start {self.start_s:.0f} s"
+                    f"flip takes {self.switch_s:.0f} s, a start {self.start_s:.0f} s"
                 )
-                return (Flip(source, target, count),)
+                return (RoleSwitch(source, target, count),)
         return ()
 
     def _decision(
@@ -338,18 +342,18 @@ class Autoscaler:
         seen: Observation,
         have: dict[Role, int],
         wanted: dict[Role, int],
-        flips: tuple[Flip, ...],
+        switches: tuple[RoleSwitch, ...],
         sized: Mapping[Role, Sized],
         reasons: list[str],
     ) -> Decision:
         after = dict(have)
-        for flip in flips:
-            after[flip.source] -= flip.count
-            after[flip.target] += flip.count
+        for switch_role in switches:
+            after[switch_role.source] -= switch_role.count
+            after[switch_role.target] += switch_role.count
         return Decision(
             at_s=seen.at_s,
             desired=wanted,
-            flips=flips,
+            switches=switches,
             starts={role: max(0, wanted[role] - after[role]) for role in wanted},
             stops={role: max(0, after[role] - wanted[role]) for role in wanted},
             reasons=tuple(reasons),

@@ -18,8 +18,8 @@ from baton.core.operate import (
     AutoscaleState,
     ClusterState,
     Order,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     Resize,
     RoleOutlook,
 )
@@ -32,7 +32,7 @@ SILENT_S = 10.0
 """A router that watches and has reported nothing for so long is not known to be idle."""
 KEPT_MAX = 64
 """Starts, drains and flips that ended while nothing could be decided."""
-UNITS = {Role.PREFILL: "s of prompts per s", Role.DECODE: "tokens/s", Role.BOTH: "s of prompts per s"}
+UNITS = {Role.PREFILL: "s of prompts per s", Role.DECODE: "tokens/s", Role.AGGREGATED: "s of prompts per s"}
 
 
 class RouterLoads:
@@ -87,35 +87,35 @@ class RouterLoads:
         return found
 
 
-class PhaseWatch:
+class StateWatch:
     """How long starts, drains and flips took, from replicas seen again and again."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[ReplicaState, float]] = {}
+        self._known: dict[str, tuple[ReplicaStatus, float]] = {}
         """By name: as it was, and since when."""
-        self.start_s, self.drain_s, self.flip_s = (deque[float](maxlen=KEPT_MAX) for _ in range(3))
+        self.start_s, self.drain_s, self.switch_s = (deque[float](maxlen=KEPT_MAX) for _ in range(3))
 
-    def saw(self, replicas: Iterable[ReplicaState], *, life: str, now_s: float) -> None:
+    def saw(self, replicas: Iterable[ReplicaStatus], *, life: str, now_s: float) -> None:
         """`life`: of the control plane. Workers of an earlier one seem to start when they are found."""
         present = {r.name: (r, now_s - r.for_s) for r in replicas}
         for name, (was, since_s) in self._known.items():
             now, changed_s = present.get(name, (None, now_s))
             is_same = now is not None and now.worker_id == was.worker_id
-            runs = is_same and now is not None and now.phase is ReplicaPhase.RUNNING
-            if was.phase is ReplicaPhase.STARTING and runs and f".{life}" in (was.worker_id or ""):
+            runs = is_same and now is not None and now.state is ReplicaState.RUNNING
+            if was.state is ReplicaState.STARTING and runs and f".{life}" in (was.worker_id or ""):
                 self.start_s.append(changed_s - since_s)
-            elif was.phase is ReplicaPhase.FLIPPING and runs:
-                self.flip_s.append(changed_s - since_s)
-            elif was.phase is ReplicaPhase.DRAINING and not (
-                is_same and now is not None and now.phase is was.phase
+            elif was.state is ReplicaState.SWITCHING and runs:
+                self.switch_s.append(changed_s - since_s)
+            elif was.state is ReplicaState.DRAINING and not (
+                is_same and now is not None and now.state is was.state
             ):
                 self.drain_s.append(changed_s - since_s)
         self._known = present
 
     def take(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
         """Starts, drains and flips that ended since the last time."""
-        taken = tuple(self.start_s), tuple(self.drain_s), tuple(self.flip_s)
-        for one in (self.start_s, self.drain_s, self.flip_s):
+        taken = tuple(self.start_s), tuple(self.drain_s), tuple(self.switch_s)
+        for one in (self.start_s, self.drain_s, self.switch_s):
             one.clear()
         return taken
 
@@ -141,7 +141,7 @@ class LiveAutoscaler:
         self.settings, self.model = settings, model
         self.scaler = Autoscaler(settings)
         self._loads = RouterLoads(now_s=now_s)
-        self._phases = PhaseWatch()
+        self._phases = StateWatch()
         self._traits: dict[Role, Traits] = {}
         self._decided_s = now_s
         self._last: tuple[Mapping[Role, int], Mapping[Role, int]] | None = None
@@ -208,7 +208,7 @@ class LiveAutoscaler:
         self._decided_s = now_s
         workers = self._loads.workers()
         queued, queued_tokens = self._loads.queued
-        start_s, drain_s, flip_s = self._phases.take()
+        start_s, drain_s, switch_s = self._phases.take()
         self._learn_traits(workers.values())
         counted = roles_of(state, self.model, self.settings.bounds)
         return Observation(
@@ -220,7 +220,7 @@ class LiveAutoscaler:
             queued_prompt_tokens=queued_tokens,
             start_s=start_s,
             drain_s=drain_s,
-            flip_s=flip_s,
+            switch_s=switch_s,
         )
 
     def _learn_traits(self, workers: Iterable[WorkerLoad]) -> None:
@@ -263,7 +263,7 @@ class LiveAutoscaler:
             ),
             start_s=scaler.start_s,
             drain_s=scaler.drain_s,
-            flip_s=scaler.flip_s,
+            switch_s=scaler.switch_s,
         )
 
 

@@ -1,4 +1,4 @@
-"""From knobs to what the autoscaler works with."""
+"""From settings to what the autoscaler works with."""
 
 from collections.abc import Iterable, Mapping
 
@@ -26,7 +26,7 @@ def settings_of(
     bounds = {
         Role.PREFILL: Bounds(config.prefill_min, config.prefill_max),
         Role.DECODE: Bounds(config.decode_min, config.decode_max),
-        Role.BOTH: Bounds(config.both_min, config.both_max),
+        Role.AGGREGATED: Bounds(config.aggregated_min, config.aggregated_max),
     }
     used = set(roles)
     return Settings(
@@ -45,6 +45,6 @@ def settings_of(
         window_s=config.window_s,
         start_s=config.start_s,
         drain_s=config.drain_s,
-        flip_s=config.flip_s,
+        switch_s=config.switch_s,
         is_advice=is_advice,
     )

@@ -152,10 +152,10 @@ def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
     return max(0.0, 1 - (1 - nearness) * 10)
 
 
-def both_needed(
+def aggregated_needed(
     prompts: Sequence[Prompt], load: Decoding, traits: Traits, *, work: float, missed_max: float
 ) -> int:
-    """Fewest replicas that take either leg: prompts make steps longer, decodes take time from prompts."""
+    """Fewest replicas that take either phase: prompts make steps longer, decodes take time from prompts."""
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
 
     def suffices(replicas: int) -> bool:

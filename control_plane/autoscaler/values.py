@@ -12,11 +12,11 @@ __all__ = (
     "Bounds",
     "ClassLoad",
     "Decision",
-    "Flip",
     "Memory",
     "Objective",
     "Observation",
     "RoleState",
+    "RoleSwitch",
     "Settings",
     "Sized",
     "Traits",
@@ -67,7 +67,7 @@ class Observation(msgspec.Struct, frozen=True):
     start_s: tuple[float, ...] = ()
     """How long starts took that ended in this interval; so for drains and flips."""
     drain_s: tuple[float, ...] = ()
-    flip_s: tuple[float, ...] = ()
+    switch_s: tuple[float, ...] = ()
 
     def of(self, role: Role) -> RoleState:
         return self.roles.get(role, RoleState())
@@ -118,7 +118,7 @@ class Settings(msgspec.Struct, frozen=True):
     start_s: float = 60.0
     """Until starts were seen; so for the other two."""
     drain_s: float = 20.0
-    flip_s: float = 20.0
+    switch_s: float = 20.0
     is_advice: bool = False
 
 
@@ -129,7 +129,7 @@ class Memory(msgspec.Struct, frozen=True):
     """Unix time."""
     start_s: tuple[float, ...] = ()
     drain_s: tuple[float, ...] = ()
-    flip_s: tuple[float, ...] = ()
+    switch_s: tuple[float, ...] = ()
     corrections: Mapping[Role, float] = {}
     patience: Mapping[Role, float] = {}
     """Factors."""
@@ -138,7 +138,7 @@ class Memory(msgspec.Struct, frozen=True):
     traits: Mapping[Role, Traits] = {}
 
 
-class Flip(msgspec.Struct, frozen=True):
+class RoleSwitch(msgspec.Struct, frozen=True):
     """So many serving workers change their role."""
 
     source: Role
@@ -171,7 +171,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     at_s: float
     desired: Mapping[Role, int]
-    flips: tuple[Flip, ...]
+    switches: tuple[RoleSwitch, ...]
     starts: Mapping[Role, int]
     stops: Mapping[Role, int]
     reasons: tuple[str, ...]
@@ -180,4 +180,4 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def is_change(self) -> bool:
-        return bool(self.flips or any(self.starts.values()) or any(self.stops.values()))
+        return bool(self.switches or any(self.starts.values()) or any(self.stops.values()))

@@ -13,12 +13,12 @@ from baton.core.operate import (
     Decision,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Order,
     Outcome,
-    ReplicaState,
+    ReplicaStatus,
     Scale,
+    SwitchRole,
 )
 from baton.wire.link import LinkBroken
 from control_plane.dashboard.shell import Shell, button
@@ -75,8 +75,8 @@ class Ask:
         if not self._shell.may_operate:
             self._show("Your token may look, not operate.", is_good=False)
             return
-        who, why = f"dashboard {self._shell.session.name}", str(self._why.value or "")[:WHY_MAX]
-        order = Order(self._action(), who, why, is_advice=bool(self.dry.value))
+        who, reason = f"dashboard {self._shell.session.name}", str(self._why.value or "")[:WHY_MAX]
+        order = Order(self._action(), who, reason, is_advice=bool(self.dry.value))
         try:
             decision = await self._shell.dash.collector.order(order)
         except LinkBroken as error:
@@ -97,7 +97,7 @@ class Ask:
         self._answer.set_content(f'<div class="answer {kind}" role="status">{h(text)}</div>')
 
 
-def ask_drain(shell: Shell, replica: ReplicaState) -> Ask:
+def ask_drain(shell: Shell, replica: ReplicaStatus) -> Ask:
     text = "It gets nothing new, finishes or hands over what it has, and ends."
     ask = Ask(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
     with ask.fields:
@@ -105,13 +105,13 @@ def ask_drain(shell: Shell, replica: ReplicaState) -> Ask:
     return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)), replaced)
 
 
-def ask_flip(shell: Shell, replica: ReplicaState) -> Ask:
+def ask_switch(shell: Shell, replica: ReplicaStatus) -> Ask:
     others = [role.value for role in Role if role is not replica.role]
     text = f"It finishes what it has, then takes another role than {replica.role}. Its weights stay loaded."
-    ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="Flip")
+    ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="SwitchRole")
     with ask.fields:
         role = ui.select(others, value=others[0], label="New role").props("outlined dense")
-    return ask.open(lambda: Flip(replica.name, Role(str(role.value))), role)
+    return ask.open(lambda: SwitchRole(replica.name, Role(str(role.value))), role)
 
 
 def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> Ask:

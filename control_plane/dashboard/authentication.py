@@ -51,7 +51,7 @@ _APP = (
 elsewhere, and nothing is sent there."""
 
 
-class Gatekeeper:
+class Authentication:
     def __init__(self, app: Any, sessions: Sessions, *, is_tls: bool, hint: str = "") -> None:
         """`hint`: said on the login page, of where a token is to be had."""
         self.app = app

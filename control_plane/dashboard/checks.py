@@ -10,7 +10,7 @@ import msgspec
 
 from baton.config import Config
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, ReplicaPhase
+from baton.core.operate import ClusterState, ReplicaState
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import gained, level, share_of
 from control_plane.dashboard.samples import Frame, by_label
@@ -47,11 +47,11 @@ def checks(config: Config, state: ClusterState | None, past: Frame | None) -> li
 def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterator[Check]:
     name = "Remote prefill"
     if not config.router.disaggregate:
-        yield Check(name, "off", "router.disaggregate is off: both legs run on one worker")
+        yield Check(name, "off", "router.disaggregate is off: both phases run on one worker")
         return
-    serving = {r.role for r in state.replicas if r.phase is ReplicaPhase.RUNNING}
+    serving = {r.role for r in state.replicas if r.state is ReplicaState.RUNNING}
     if level(past, c.DEGRADED.name):
-        yield Check(name, "bad", "a pool is empty: both legs run on whichever worker there is")
+        yield Check(name, "bad", "a pool is empty: both phases run on whichever worker there is")
     elif Role.PREFILL not in serving or Role.DECODE not in serving:
         yield Check(name, "off", "there are no separate pools of prefill and decode workers")
     else:
@@ -95,8 +95,8 @@ def _caches(past: Frame) -> Iterator[Check]:
         text = f"{share(share_of(hits, all_tokens))} of prompt tokens were not computed again"
         yield Check("Prefix cache", "on", text)
     else:
-        why = "no prompt has shared a block with an earlier one" if all_tokens else "no request yet"
-        yield Check("Prefix cache", "idle", why)
+        reason = "no prompt has shared a block with an earlier one" if all_tokens else "no request yet"
+        yield Check("Prefix cache", "idle", reason)
 
 
 def _events(past: Frame) -> Check:
@@ -166,10 +166,10 @@ def _speculation(config: Config, past: Frame) -> Check:
     name = "Speculation"
     if config.engine.speculation == "off":
         return Check(name, "off", "engine.speculation is off")
-    guessed, right = gained(past, c.GUESSED_TOKENS.name), gained(past, c.RIGHT_GUESSES.name)
-    if not guessed:
+    drafted, right = gained(past, c.DRAFTED_TOKENS.name), gained(past, c.RIGHT_GUESSES.name)
+    if not drafted:
         return Check(name, "idle", "no guess yet, or it turned itself off: guesses were wrong")
-    return Check(name, "on", f"{share(share_of(right, guessed))} of {number(guessed)} guesses were right")
+    return Check(name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} guesses were right")
 
 
 def _routers(state: ClusterState, past: Frame) -> Iterator[Check]:

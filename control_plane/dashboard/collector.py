@@ -17,14 +17,14 @@ import msgspec
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Decision, Order, ReplicaPhase
-from baton.core.recent_requests import StoriesWanted, Story
+from baton.core.operate import ClusterState, Decision, Order, ReplicaState
+from baton.core.recent_requests import RecentRequest, RecentRequestsQuery
 from baton.core.store import StoreMember
 from baton.telemetry import catalogue as c
 from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
-from baton.wire.routers import stories_of
+from baton.wire.routers import recent_requests_of
 from baton.wire.services import WorkerStatusReply
 from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
@@ -46,7 +46,7 @@ LATE_S = 3.0
 PROCESSES_PER_S = 64
 """With more of them, looks are rarer: a large cluster must not make its dashboard busy."""
 
-STORIES_MAX = 300
+RECENT_REQUESTS_MAX = 300
 
 Kind = Literal["router", "worker", "store node"]
 
@@ -198,14 +198,14 @@ class Collector:
 
     # --- when somebody asks -----------------------------------------------------------------------
 
-    async def stories(self, request_id: str = "") -> tuple[list[Story], list[str]]:
+    async def recent_requests(self, request_id: str = "") -> tuple[list[RecentRequest], list[str]]:
         """Newest first, and which routers did not answer."""
         routers = self.state.routers if self.state is not None else ()
-        wanted = StoriesWanted(request_id, STORIES_MAX)
+        wanted = RecentRequestsQuery(request_id, RECENT_REQUESTS_MAX)
         told = await asyncio.gather(
-            *(stories_of(router.address, wanted) for router in routers), return_exceptions=True
+            *(recent_requests_of(router.address, wanted) for router in routers), return_exceptions=True
         )
-        stories: list[Story] = []
+        recent_requests: list[RecentRequest] = []
         troubles: list[str] = []
         for router, answer in zip(routers, told, strict=True):
             if isinstance(answer, LinkBroken):
@@ -213,9 +213,9 @@ class Collector:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                stories += answer.stories
-        stories.sort(key=lambda story: (story.outcome != "running", -story.arrived_s))
-        return stories[:STORIES_MAX], troubles
+                recent_requests += answer.recent_requests
+        recent_requests.sort(key=lambda record: (record.outcome != "running", -record.arrived_s))
+        return recent_requests[:RECENT_REQUESTS_MAX], troubles
 
     async def worker(self, address: str) -> WorkerStatusReply | None:
         """None: it does not answer."""
@@ -259,10 +259,10 @@ def replica_levels(state: ClusterState | None) -> dict[str, dict[Labels, float]]
         return {}
     counts: dict[Labels, float] = {}
     for role in Role:
-        for phase in ReplicaPhase:
-            count = sum(r.role is role and r.phase is phase for r in state.replicas)
+        for replica_state in ReplicaState:
+            count = sum(r.role is role and r.state is replica_state for r in state.replicas)
             if count:
-                counts[("role", role.value), ("state", phase.value)] = float(count)
+                counts[("role", role.value), ("state", replica_state.value)] = float(count)
     return {c.REPLICAS.name: counts}
 
 

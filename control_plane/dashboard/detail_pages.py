@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from fastapi import Request
 from nicegui import background_tasks, ui
 
-from baton.core.operate import ClusterState, ReplicaState
-from baton.core.recent_requests import Story
+from baton.core.operate import ClusterState, ReplicaStatus
+from baton.core.recent_requests import RecentRequest
 from control_plane.dashboard import expert_strips, markup, tables
-from control_plane.dashboard.actions import ask_drain, ask_flip, ask_node, ask_scale
+from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
 from control_plane.dashboard.samples import Frame
 from control_plane.dashboard.shell import Card, Shell, button, draw
 from control_plane.dashboard.text import NOTHING, h, span
@@ -98,7 +98,7 @@ class WorkerPage:
             panel = Panel(f"Worker {name}")
             if shell.may_operate and replica is not None:
                 with panel.buttons:
-                    button("Flip…", lambda: self._ask("flip"))
+                    button("Flip…", lambda: self._ask("switch"))
                     button("Drain…", lambda: self._ask("drain"), kind="danger")
             self._facts = panel.html()
             with ui.element("div").classes("charts3"):
@@ -119,13 +119,13 @@ class WorkerPage:
         steps.keys.set_content(markup.keys([("p50", "c-sky", "line"), ("p99", "c-purple", "line")]))
         return {"sequences": sequences.chart(), "steps": steps.chart(), "blocks": blocks.chart()}
 
-    def _replica(self) -> ReplicaState | None:
+    def _replica(self) -> ReplicaStatus | None:
         state = self._dash.collector.state
         return state.replica(self._name) if state is not None else None
 
     def _ask(self, what: str) -> None:
         replica = self._replica()
-        questions = {"flip": ask_flip, "drain": ask_drain}
+        questions = {"switch": ask_switch, "drain": ask_drain}
         if replica is not None and what in questions:
             with self._shell.page:
                 questions[what](self._shell, replica)
@@ -153,7 +153,7 @@ class WorkerPage:
             self._asking = True
             background_tasks.create(self._ask_worker(replica.address))
 
-    def _draw(self, replica: ReplicaState) -> None:
+    def _draw(self, replica: ReplicaStatus) -> None:
         window, worker_id = self._shell.window, replica.worker_id or ""
         drawn = (window.key, self._dash.step(window), worker_id)
         if drawn == self._drawn:
@@ -166,11 +166,11 @@ class WorkerPage:
         self._shell.put(self._experts, "" if experts is None else expert_strips.worker_experts(experts))
 
 
-def worker_facts(r: ReplicaState, now: Frame | None) -> str:
+def worker_facts(r: ReplicaStatus, now: Frame | None) -> str:
     held = tables.held_share(now, r.worker_id)
-    phase = markup.tag(r.phase, tables.PHASE_TAGS.get(r.phase, "warn"))
+    state = markup.tag(r.state, tables.STATE_TAGS.get(r.state, "warn"))
     items = [
-        ("phase", f"{phase} for {h(span(r.for_s))}"),
+        ("state", f"{state} for {h(span(r.for_s))}"),
         ("role", h(r.role)),
         ("model and version", f"{h(r.model)}, version {h(r.version)}"),
         ("process", f'<span class="mono">{h(r.worker_id or NOTHING)}</span>'),
@@ -180,7 +180,7 @@ def worker_facts(r: ReplicaState, now: Frame | None) -> str:
         ("KV blocks held", markup.share(held)),
         ("deaths in a row", str(r.deaths_in_a_row)),
         ("last end", h(r.last_exit or NOTHING)),
-        ("why", h(r.why or NOTHING)),
+        ("reason", h(r.reason or NOTHING)),
     ]
     return tables.facts(items)
 
@@ -192,7 +192,7 @@ class RequestsPage:
     def __init__(self, dash: Dashboard, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Requests")
-        self._filter, self._ticks, self._stories = "all", 0, list[Story]()
+        self._filter, self._ticks, self._recent_requests = "all", 0, list[RecentRequest]()
         self._asking = False
         with shell.page:
             panel = Panel(
@@ -233,24 +233,24 @@ class RequestsPage:
 
     async def _look(self) -> None:
         try:
-            self._stories, troubles = await self._dash.collector.stories()
+            self._recent_requests, troubles = await self._dash.collector.recent_requests()
         finally:
             self._asking = False
         self._shell.put(self._trouble, "".join(f'<div class="trouble">{h(text)}</div>' for text in troubles))
         self._show()
 
     def _show(self) -> None:
-        self._shell.put(self._table, tables.requests(chosen(self._stories, self._filter)))
+        self._shell.put(self._table, tables.requests(chosen(self._recent_requests, self._filter)))
 
 
-def chosen(stories: Sequence[Story], filter_key: str) -> list[Story]:
+def chosen(recent_requests: Sequence[RecentRequest], filter_key: str) -> list[RecentRequest]:
     match filter_key:
         case "trouble":
-            return [story for story in stories if story.is_trouble]
+            return [record for record in recent_requests if record.is_trouble]
         case "running":
-            return [story for story in stories if story.outcome == "running"]
+            return [record for record in recent_requests if record.outcome == "running"]
         case _:
-            return list(stories)
+            return list(recent_requests)
 
 
 class RequestPage:
@@ -274,19 +274,22 @@ class RequestPage:
 
     async def _look(self) -> None:
         try:
-            stories, troubles = await self._dash.collector.stories(self._request_id)
+            recent_requests, troubles = await self._dash.collector.recent_requests(self._request_id)
         finally:
             self._asking = False
         shell = self._shell
-        if not stories:
+        if not recent_requests:
             said = "; ".join(troubles) or "No router remembers it: it is too long ago, or its router is gone."
             shell.put(self._facts, markup.empty(said))
             return
-        story = stories[0]
-        self._is_over = story.outcome != "running"
-        shell.put(self._facts, tables.story_facts(story))
-        shell.put(self._bars, f'<div style="height:230px">{markup.waterfall(tables.story_bars(story))}</div>')
-        shell.put(self._moments, tables.moments(story))
+        record = recent_requests[0]
+        self._is_over = record.outcome != "running"
+        shell.put(self._facts, tables.record_facts(record))
+        shell.put(
+            self._bars,
+            f'<div style="height:230px">{markup.latency_breakdown(tables.record_bars(record))}</div>',
+        )
+        shell.put(self._moments, tables.moments(record))
 
 
 class DecisionsPage:

@@ -124,7 +124,7 @@ def _attainment_row(row: Attainment, attain: float, *, with_model: bool) -> str:
     )
 
 
-def waterfall(bars: Sequence[Bar]) -> str:
+def latency_breakdown(bars: Sequence[Bar]) -> str:
     """Both clocks of a request: until its first token, and from there to the second one."""
     if not bars:
         return empty("No request told where its time went.")
@@ -186,7 +186,7 @@ def decision_log(decisions: Sequence[Decision], count: int) -> str:
 
 def _short_decision(d: Decision) -> str:
     what = describe(d.action)
-    title = h(f"{d.who}: {what}. {d.why} {d.text}")
+    title = h(f"{d.who}: {what}. {d.reason} {d.text}")
     return (
         f'<tr title="{title}"><td class="num dim">#{d.number}</td><td class="when dim">{clock(d.at_s)}</td>'
         f"<td>{h(d.who)}: {h(what)}</td><td class=end>{tag(d.outcome, OUTCOME_TAGS[d.outcome])}</td></tr>"
@@ -211,7 +211,7 @@ def _decision_row(d: Decision) -> str:
     return (
         f"<tr><td class=dim>{d.number}</td><td class=nowrap>{clock(d.at_s)}</td>{who}"
         f"<td class=nowrap>{h(describe(d.action))}</td><td>{tag(d.outcome, OUTCOME_TAGS[d.outcome])}</td>"
-        f"<td class=n>{h(took)}</td><td>{h(d.why or NOTHING)}</td><td>{h(d.text)}</td></tr>"
+        f"<td class=n>{h(took)}</td><td>{h(d.reason or NOTHING)}</td><td>{h(d.text)}</td></tr>"
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from baton.config import Config
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Decision, Outcome, ReplicaPhase
+from baton.core.operate import ClusterState, Decision, Outcome, ReplicaState
 from baton.telemetry import catalogue as c
 from baton.telemetry.metric import Metric
 from control_plane.dashboard import charts
@@ -26,7 +26,7 @@ from control_plane.dashboard.samples import Frame, by_label, total
 
 PERCENTILES = (0.5, 0.9, 0.99)
 PERCENTILE_COLORS = ("c-sky", "c-blue", "c-purple")
-ROLE_COLORS = {Role.PREFILL: "c-blue", Role.DECODE: "c-green", Role.BOTH: "c-purple"}
+ROLE_COLORS = {Role.PREFILL: "c-blue", Role.DECODE: "c-green", Role.AGGREGATED: "c-purple"}
 OUTCOME_COLORS = {"met": "c-green", "missed": "c-yellow", "refused": "c-red", "failed": "c-ink"}
 MARKS_MAX = 30
 
@@ -157,7 +157,7 @@ def token_chart(times: Sequence[float], points: Points) -> charts.Options:
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A part of the waterfall; seconds."""
+    """A part of the latency breakdown; seconds."""
 
     name: str
     begins_s: float
@@ -166,7 +166,7 @@ class Bar(msgspec.Struct, frozen=True):
     """After the first token."""
 
 
-def waterfall(past: Frame | None) -> list[Bar]:
+def latency_breakdown(past: Frame | None) -> list[Bar]:
     """Of the mean request. Empty: none told."""
     bars: list[Bar] = []
     at_s = 0.0
@@ -236,5 +236,5 @@ def counts(state: ClusterState | None) -> tuple[int, int]:
     """Replicas that serve, and that are wanted."""
     if state is None:
         return 0, 0
-    serving = sum(r.phase is ReplicaPhase.RUNNING for r in state.replicas)
+    serving = sum(r.state is ReplicaState.RUNNING for r in state.replicas)
     return serving, sum(pool.count(role) for pool in state.pools for role in Role)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from baton.core.operate import ClusterState, ReplicaPhase, ReplicaState
+from baton.core.operate import ClusterState, ReplicaState, ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
 from control_plane.dashboard.samples import Frame
@@ -51,18 +51,18 @@ def troubles(
     return found if more <= 0 else [*found[:SHOWN_MAX], Trouble("warn", f"… and {more} more.")]
 
 
-def _replicas(replicas: Iterable[ReplicaState]) -> Iterator[Trouble]:
+def _replicas(replicas: Iterable[ReplicaStatus]) -> Iterator[Trouble]:
     for r in replicas:
         age = span(r.for_s)
-        match r.phase:
-            case ReplicaPhase.SUSPECT:
+        match r.state:
+            case ReplicaState.SUSPECT:
                 yield Trouble("bad", f"{r.name} missed heartbeats for {age}: it gets nothing new.")
-            case ReplicaPhase.WAITING:
-                why = f": {r.last_exit}" if r.last_exit else ""
-                yield Trouble("bad", f"{r.name} has no process, for {age}{why:.160}")
-            case ReplicaPhase.KILLING:
-                yield Trouble("bad", f"{r.name} is being killed: {r.why:.160}")
-            case ReplicaPhase.STARTING if r.deaths_in_a_row or r.last_exit:
+            case ReplicaState.WAITING:
+                reason = f": {r.last_exit}" if r.last_exit else ""
+                yield Trouble("bad", f"{r.name} has no process, for {age}{reason:.160}")
+            case ReplicaState.KILLING:
+                yield Trouble("bad", f"{r.name} is being killed: {r.reason:.160}")
+            case ReplicaState.STARTING if r.deaths_in_a_row or r.last_exit:
                 yield Trouble("warn", f"{r.name} is started again, for {age}; it ended: {r.last_exit:.160}")
             case _:
                 pass

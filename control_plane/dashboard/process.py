@@ -19,7 +19,7 @@ from baton.core.errors import SetupError
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
 from baton.files.token_places import LiveTokens, token_at
 from baton.wire.address import host_port
-from control_plane.dashboard.authentication import Gatekeeper
+from control_plane.dashboard.authentication import Authentication
 from control_plane.dashboard.collector import Collector
 from control_plane.dashboard.pages import mount
 from control_plane.dashboard.session_file import SessionFile
@@ -61,23 +61,23 @@ async def run_dashboard(
     """Serve until SIGTERM, SIGINT or `stop`. `on_ready` gets URL and how to sign in. Raises SetupError."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    knobs = config.dashboard
+    settings = config.dashboard
     book, hint = tokens_of(config)
     collector = Collector(config, control_address)
-    remembered = SessionFile(Path(knobs.sessions_file) if knobs.sessions_file else None)
+    remembered = SessionFile(Path(settings.sessions_file) if settings.sessions_file else None)
     sessions = Sessions(book, now_s=time.time, known=remembered.read(), remember=remembered.write)
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     mount(app, collector, sessions)
-    is_tls = bool(knobs.tls_cert)
-    with _listening(knobs.host, knobs.port) as sock:
-        server = _server(Gatekeeper(app, sessions, is_tls=is_tls, hint=hint), config)
+    is_tls = bool(settings.tls_cert)
+    with _listening(settings.host, settings.port) as sock:
+        server = _server(Authentication(app, sessions, is_tls=is_tls, hint=hint), config)
         port = sock.getsockname()[1]
         stop = stop or asyncio.Event()
         _set_on_signals(stop)
         async with asyncio.TaskGroup() as group:
             collecting = group.create_task(collector.run())
             serving = group.create_task(server.serve(sockets=[sock]))
-            url = f"{'https' if is_tls else 'http'}://{host_port(knobs.host, port)}"
+            url = f"{'https' if is_tls else 'http'}://{host_port(settings.host, port)}"
             on_ready(f"{url} {hint or 'sign in with a token, see `baton tokens`'}")
             await stop.wait()
             server.should_exit = True
@@ -114,7 +114,7 @@ def _local_token(path: Path) -> str:
 
 
 def _server(app: Any, config: Config) -> Server:
-    knobs = config.dashboard
+    settings = config.dashboard
     try:
         uvicorn_config = uvicorn.Config(
             app,
@@ -124,8 +124,8 @@ def _server(app: Any, config: Config) -> Server:
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_S),
             limit_concurrency=CONNECTIONS_MAX,
-            ssl_certfile=knobs.tls_cert or None,
-            ssl_keyfile=knobs.tls_key or None,
+            ssl_certfile=settings.tls_cert or None,
+            ssl_keyfile=settings.tls_key or None,
         )
         uvicorn_config.load()
         logging.getLogger("uvicorn.error").addFilter(_is_news)

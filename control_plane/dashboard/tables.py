@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from baton.core.ids import WorkerId, replica_name
-from baton.core.operate import AutoscaleState, ClusterState, NodeState, ReplicaPhase, ReplicaState
-from baton.core.recent_requests import Moment, Story
+from baton.core.operate import AutoscaleState, ClusterState, NodeState, ReplicaState, ReplicaStatus
+from baton.core.recent_requests import Moment, RecentRequest
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import share_of
 from control_plane.dashboard.markup import PART_COLORS, PART_NAMES, empty, tag
@@ -13,11 +13,11 @@ from control_plane.dashboard.overview import Bar
 from control_plane.dashboard.samples import Frame, total
 from control_plane.dashboard.text import NOTHING, clock, h, number, seconds, share, size, span
 
-PHASE_TAGS = {
-    ReplicaPhase.RUNNING: "good",
-    ReplicaPhase.SUSPECT: "bad",
-    ReplicaPhase.WAITING: "bad",
-    ReplicaPhase.KILLING: "bad",
+STATE_TAGS = {
+    ReplicaState.RUNNING: "good",
+    ReplicaState.SUSPECT: "bad",
+    ReplicaState.WAITING: "bad",
+    ReplicaState.KILLING: "bad",
 }
 OUTCOME_TAGS = {"completed": "good", "running": "", "cancelled": "", "invalid": "warn"}
 VERDICT_TAGS = {"met": "good", "": "", "cancelled": ""}
@@ -52,7 +52,7 @@ def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool)
     if not state.replicas:
         return empty("There are no workers, and none are wanted.")
     heads = (
-        ("worker", ""), ("role", ""), ("phase", ""), ("for", "n"), ("running", "n"), ("waiting", "n"),
+        ("worker", ""), ("role", ""), ("state", ""), ("for", "n"), ("running", "n"), ("waiting", "n"),
         ("KV held", ""), ("node", ""), ("version", ""), ("deaths", "n"), ("", ""),
     )  # fmt: skip
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in heads)
@@ -60,15 +60,15 @@ def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool)
     return f'<table aria-label="Workers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _worker_row(r: ReplicaState, now: Frame | None, *, may_operate: bool) -> str:
+def _worker_row(r: ReplicaStatus, now: Frame | None, *, may_operate: bool) -> str:
     path = worker_path(r.name)
     held = held_share(now, r.worker_id)
     meter = f'<div class=meter><i style="width:{(held or 0) * 100:.0f}%"></i></div>'
     links = f'<a href="{path}?ask=flip">Flip…</a> &nbsp; <a href="{path}?ask=drain">Drain…</a>'
-    title = f' title="{h(r.why or r.last_exit)}"' if r.why or r.last_exit else ""
+    title = f' title="{h(r.reason or r.last_exit)}"' if r.reason or r.last_exit else ""
     cells = (
         f'<td class=nowrap><a href="{path}">{h(r.name)}</a></td><td>{h(r.role)}</td>'
-        f"<td{title}>{tag(r.phase, PHASE_TAGS.get(r.phase, 'warn'))}</td><td class=n>{h(span(r.for_s))}</td>"
+        f"<td{title}>{tag(r.state, STATE_TAGS.get(r.state, 'warn'))}</td><td class=n>{h(span(r.for_s))}</td>"
         f"<td class=n>{number(of_worker(now, c.RUNNING.name, r.worker_id))}</td>"
         f"<td class=n>{number(of_worker(now, c.WAITING.name, r.worker_id))}</td>"
         f'<td style="width:14%"><div title="{share(held)} of its blocks">{meter}</div></td>'
@@ -106,7 +106,7 @@ def autoscaler(found: AutoscaleState | None) -> str:
     if found is None:
         return empty("Off (autoscale.mode): only operators scale this cluster.")
     mode = "orders what it decides" if found.mode == "on" else "advises only, and changes nothing"
-    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, flip {span(found.flip_s)}"
+    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, flip {span(found.switch_s)}"
     said = (
         f'<p style="margin:0 0 6px">{tag(found.mode, "good" if found.mode == "on" else "warn")} It {mode}. '
     )
@@ -128,8 +128,8 @@ def autoscaler(found: AutoscaleState | None) -> str:
     return f'{said}<table aria-label="Autoscaler"><thead>{head}</thead><tbody>{rows}</tbody></table>'
 
 
-def requests(stories: Sequence[Story]) -> str:
-    if not stories:
+def requests(recent_requests: Sequence[RecentRequest]) -> str:
+    if not recent_requests:
         return empty(
             "No such request is remembered. Routers keep the latest 256, and 256 of those in trouble."
         )
@@ -139,11 +139,11 @@ def requests(stories: Sequence[Story]) -> str:
         ("attempts", "n"),
     )  # fmt: skip
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in heads)
-    rows = "".join(_request_row(story) for story in stories)
+    rows = "".join(_request_row(record) for record in recent_requests)
     return f'<table aria-label="Requests"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _request_row(s: Story) -> str:
+def _request_row(s: RecentRequest) -> str:
     is_late = s.ttft_s is not None and 0 < s.ttft_slo_s < s.ttft_s
     is_slow = s.tpot_s is not None and 0 < s.tpot_slo_s < s.tpot_s
     return (
@@ -162,7 +162,7 @@ def _short(request_id: str) -> str:
     return request_id if len(request_id) <= 22 else f"{request_id[:21]}…"
 
 
-def _verdict(s: Story) -> str:
+def _verdict(s: RecentRequest) -> str:
     if not s.verdict:
         return NOTHING
     return tag(s.verdict.replace("_", " "), VERDICT_TAGS.get(s.verdict, "bad"))
@@ -183,7 +183,7 @@ def facts(items: Sequence[tuple[str, str]]) -> str:
     return f'<div class="facts">{parts}</div>'
 
 
-def story_facts(s: Story) -> str:
+def record_facts(s: RecentRequest) -> str:
     ttft, tpot = h(seconds(s.ttft_s)), h(seconds(s.tpot_s))
     items = [
         (
@@ -217,7 +217,7 @@ def _worker_link(worker_id: str) -> str:
     return f'<a href="{worker_path(worker_id.rsplit(".", 1)[0])}">{h(worker_id)}</a>'
 
 
-def story_bars(s: Story) -> list[Bar]:
+def record_bars(s: RecentRequest) -> list[Bar]:
     bars: list[Bar] = []
     at_s = 0.0
     for part, length_s in s.parts.items():
@@ -227,7 +227,7 @@ def story_bars(s: Story) -> list[Bar]:
     return bars
 
 
-def moments(s: Story) -> str:
+def moments(s: RecentRequest) -> str:
     if not s.moments:
         return empty("Nothing was noted of it: it ended before it was placed.")
     head = "<tr><th class=n>after</th><th>what</th><th>where</th><th>details</th></tr>"
@@ -238,7 +238,7 @@ def moments(s: Story) -> str:
 
 def _moment_row(m: Moment) -> str:
     where = ", ".join(_worker_link(worker) for worker in m.workers)
-    details = [m.because] if m.because else []
+    details = [m.reason] if m.reason else []
     details += [f"took {seconds(m.seconds)}"] if m.seconds else []
     details += [size(m.bytes)] if m.bytes else []
     what = PART_NAMES.get(m.what, m.what.replace("_", " "))
@@ -248,7 +248,7 @@ def _moment_row(m: Moment) -> str:
     )
 
 
-def _end_row(s: Story) -> str:
+def _end_row(s: RecentRequest) -> str:
     return (
         f"<tr><td class=n>{h(seconds(s.took_s))}</td><td class=nowrap>{h(s.outcome)}</td><td></td>"
         f"<td>{h(s.error)}</td></tr>"

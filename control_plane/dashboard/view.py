@@ -7,7 +7,7 @@ import msgspec
 
 from baton.config import Config
 from baton.core.ids import replica_name
-from baton.core.operate import ReplicaState
+from baton.core.operate import ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, overview
 from control_plane.dashboard.checks import Check, checks
@@ -43,7 +43,7 @@ class WindowView(msgspec.Struct, frozen=True):
 
     charts: dict[str, charts.Options]
     attainment: list[Attainment]
-    waterfall: list[overview.Bar]
+    latency_breakdown: list[overview.Bar]
     tiers: list[overview.Tier]
     is_empty: bool
     """No request in this time."""
@@ -99,7 +99,7 @@ class Dashboard:
                 "hits": overview.hit_chart(times, points),
             },
             attainment=attainment(past),
-            waterfall=overview.waterfall(past),
+            latency_breakdown=overview.latency_breakdown(past),
             tiers=overview.tiers(history.latest, past),
             is_empty=not gained(past, c.SLO_REQUESTS.name),
         )
@@ -159,7 +159,7 @@ class Dashboard:
         collector = self.collector
         return expert_groups(collector.state, collector.experts.tokens(), collector.history.latest)
 
-    def worker_experts(self, replica: ReplicaState) -> ExpertRow | None:
+    def worker_experts(self, replica: ReplicaStatus) -> ExpertRow | None:
         """None: its model has none, or they are not counted."""
         name = replica_name(replica.worker_id) if replica.worker_id else ""
         rows = (row for group in self.experts() for row in group.workers)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from baton.core.ids import WorkerId, replica_name
-from baton.core.operate import ReplicaState
+from baton.core.operate import ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, tables
 from control_plane.dashboard.derive import quantiles_over_time
@@ -13,7 +13,7 @@ COLORS = ("c-blue", "c-orange", "c-green", "c-purple", "c-sky", "c-red", "c-yell
 """As many lines as can be told apart."""
 
 
-def shown_workers(replicas: Iterable[ReplicaState]) -> list[tuple[str, str, str]]:
+def shown_workers(replicas: Iterable[ReplicaStatus]) -> list[tuple[str, str, str]]:
     """Name, process and colour of those that are drawn: the first ones."""
     there = [(r.name, r.worker_id) for r in replicas if r.worker_id]
     return [(name, worker_id, color) for (name, worker_id), color in zip(there, COLORS, strict=False)]

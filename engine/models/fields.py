@@ -22,8 +22,8 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.data.get(name) is not None
 
-    def refused(self, name: str, why: str) -> SetupError:
-        return SetupError(f"{self.where}: {name} {self.data.get(name)!r} is not supported{why}")
+    def refused(self, name: str, reason: str) -> SetupError:
+        return SetupError(f"{self.where}: {name} {self.data.get(name)!r} is not supported{reason}")
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._value(name, default)

@@ -96,9 +96,9 @@ def _collect(
 def _accept(request: Request, tokens: Sequence[int]) -> tuple[int, ...]:
     """As far as the guesses were right, and not beyond a token that ends the sequence."""
     taken = [tokens[0]]
-    for guess, token in zip(request.drafts, tokens[1:], strict=True):
+    for draft, token in zip(request.drafts, tokens[1:], strict=True):
         newest = taken[-1]
-        if newest != guess or finish_after(request.params, newest, request.index + len(taken)):
+        if newest != draft or finish_after(request.params, newest, request.index + len(taken)):
             break
         taken.append(token)
     return tuple(taken)
@@ -130,8 +130,8 @@ class _Changes:
             return
         trial = state.trial()
         self._collect_row(row, request.index, state, copies=True)
-        for number, guess in enumerate(request.drafts, start=1):
-            if not trial.advance(guess):
+        for number, draft in enumerate(request.drafts, start=1):
+            if not trial.advance(draft):
                 break  # the grammar forbids this guess, so nobody asks for the rows after it
             self._collect_row(row + number, request.index + number, state, copies=True)
         trial.undo()

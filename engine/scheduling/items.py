@@ -19,11 +19,11 @@ class Work:
     sequence: Sequence
     count: int
     """Tokens from `planned_count` on, guesses left out."""
-    guesses: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int:
-        return self.count + len(self.guesses)
+        return self.count + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class OpenStep:
 
 def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
     """What the step costs, before `planned_count` is moved on."""
-    prompt_tokens = decodes = context_tokens = guesses = pairs = 0
+    prompt_tokens = decodes = context_tokens = drafts = pairs = 0
     for one in work:
         start = one.sequence.planned_count
-        guesses += len(one.guesses)
+        drafts += len(one.drafts)
         if one.count == 1:
             decodes += 1
             context_tokens += start
         else:
             prompt_tokens += one.count
             pairs += prompt_pairs(start, start + one.count)
-    return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, guesses, pairs)
+    return StepWork(prompt_tokens, decodes, context_tokens, moved_blocks, drafts, pairs)
 
 
 def item_of(work: Work, *, gives_history: bool, want_drafts: int = 0) -> StepItem:
@@ -62,15 +62,15 @@ def item_of(work: Work, *, gives_history: bool, want_drafts: int = 0) -> StepIte
     samples = is_last and seq.task is Task.GENERATE
     tokens = (PENDING_TOKEN,) if start == known_count else tuple(seq.tokens[start:end])
     follows = end < seq.prompt_token_count and seq.lacks_prompt_logprobs
-    table_end = end + len(work.guesses)
+    table_end = end + len(work.drafts)
     return StepItem(
         key=seq.key,
-        tokens=tokens + work.guesses,
+        tokens=tokens + work.drafts,
         first_position=start,
         block_ids=tuple(seq.block_ids[: blocks_for(table_end, seq.block_tokens)]),
         sample_index=seq.generated_count + seq.sampling_count if samples else None,
         sampling=seq.sampling,
-        draft_count=len(work.guesses),
+        draft_count=len(work.drafts),
         prompt_token_count=seq.prompt_token_count,
         history=tuple(seq.tokens) if gives_history and samples else None,
         want_drafts=want_drafts if samples else 0,

@@ -7,13 +7,13 @@ import msgspec
 
 from baton.core.hashing import chain
 from baton.core.ids import BlockHash, BlockId, SeqKey
-from baton.core.messages import Leg, Task
+from baton.core.messages import Phase, Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
 from engine.scheduling.incoming import Incoming
 
 
-class Guesser(Protocol):
+class Drafter(Protocol):
     """Guesses what a sequence generates next."""
 
     @property
@@ -29,7 +29,7 @@ class Guesser(Protocol):
         """What a draft model guesses to follow the tokens observed."""
         ...
 
-    def guess(self, count: int) -> tuple[int, ...]:
+    def draft(self, count: int) -> tuple[int, ...]:
         """At most `count` tokens after those observed."""
         ...
 
@@ -39,7 +39,7 @@ class Sequence:
     """One attempt while the scheduler has it. The scheduler alone writes to it."""
 
     key: SeqKey
-    leg: Leg
+    phase: Phase
     tokens: list[int]
     """Prompt and all generated tokens known so far."""
     prompt_token_count: int
@@ -67,9 +67,9 @@ class Sequence:
     """Tokens that the steps under way will sample, those after guesses left out."""
     steps_open: int = 0
     """Steps under way that it is in."""
-    is_guessing: bool = False
+    is_drafting: bool = False
     """A step under way verifies guesses: how far it gets is not known."""
-    sealed_count: int = 0
+    committed_count: int = 0
     """Blocks, from the front, that are full and known to the prefix cache."""
     cached_token_count: int | None = None
     """Prompt tokens found in the cache when first admitted."""
@@ -93,7 +93,7 @@ class Sequence:
     generated_here: bool = False
     has_history: bool = False
     """The executor keeps track of its tokens."""
-    guesser: Guesser | None = None
+    drafter: Drafter | None = None
     is_dropped: bool = False
     """Removed while a step with it was under way: its blocks come back when that is done."""
 
@@ -112,11 +112,11 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether another step may be planned for it before those under way are done."""
-        if self.is_guessing or self.runnable_count <= 0:
+        if self.is_drafting or self.runnable_count <= 0:
             return False
         if not self.sampling_count:
             return True
-        if self.leg is Leg.PREFILL:
+        if self.phase is Phase.PREFILL:
             return False
         will_have = self.generated_count + self.sampling_count
         return will_have < self.sampling.max_tokens and self.prompt_token_count + will_have < self.tokens_max

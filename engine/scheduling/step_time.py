@@ -46,7 +46,7 @@ class StepWork:
     """Positions before those that are computed, of the sequences that decode."""
     moved_blocks: int = 0
     """Swapped or copied."""
-    guesses: int = 0
+    drafts: int = 0
     pairs: int = 0
     """Of prompt tokens computed and positions before them, see `baton.core.costs`."""
 
@@ -111,7 +111,7 @@ class StepTimeModel:
         return self._latest.theta[4] / SCALES[4]
 
     @property
-    def guess_s(self) -> float:
+    def draft_s(self) -> float:
         """One more guess to verify."""
         return self._latest.theta[5] / SCALES[5]
 
@@ -168,6 +168,6 @@ def _features(work: StepWork) -> tuple[float, ...]:
         work.decodes / SCALES[2],
         work.context_tokens / SCALES[3],
         work.moved_blocks / SCALES[4],
-        work.guesses / SCALES[5],
+        work.drafts / SCALES[5],
         work.pairs / SCALES[6],
     )

@@ -1,4 +1,4 @@
-"""Block tables of sequences: how they are reserved, shared, copied, swapped, sealed and given back."""
+"""Block tables of sequences: how they are reserved, shared, copied, swapped, committed and given back."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from baton.core.geometry import blocks_for
 from baton.core.hashing import tail_hash
 from baton.core.ids import BlockHash, BlockId
-from baton.core.messages import Leg, Task
+from baton.core.messages import Phase, Task
 from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
 from engine.scheduling.sequence import Sequence
@@ -39,7 +39,7 @@ class Tables:
         self._swap_slot_count = swap_slot_count
         self._free_slots = list(range(swap_slot_count - 1, -1, -1))
         self._promised: dict[BlockHash, Sequence] = {}
-        self._when_sealed: Callable[[Sequence, int, int], None] | None = None
+        self._when_committed: Callable[[Sequence, int, int], None] | None = None
         self.moves = Moves()
 
     @property
@@ -55,9 +55,9 @@ class Tables:
         self._pool.give_back(moves.shares)
         self._free_slots += moves.slots
 
-    def when_sealed(self, tell: Callable[[Sequence, int, int], None]) -> None:
+    def when_committed(self, tell: Callable[[Sequence, int, int], None]) -> None:
         """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
-        self._when_sealed = tell
+        self._when_committed = tell
 
     # --- admission ------------------------------------------------------------------------------
 
@@ -76,11 +76,11 @@ class Tables:
         then changes nothing. At least the last token stays to be computed: sampling needs its logits."""
         hashes = self._full_hashes(seq)
         tail = None if seq.swap_slots or seq.lacks_prompt_logprobs else self._tail_of(seq)
-        grows = seq.leg is not Leg.PREFILL and seq.task is Task.GENERATE
+        grows = seq.phase is not Phase.PREFILL and seq.task is Task.GENERATE
         need_count = blocks_for(len(seq.tokens) + (1 if grows else 0), self._block_tokens)
         got = self._cache.reserve(hashes, need_count, keep_free=keep_free, tail=tail)
         seq.block_ids = got.blocks
-        seq.sealed_count = got.cached_count
+        seq.committed_count = got.cached_count
         start = got.cached_count * self._block_tokens
         if got.copy_source is not None:
             self.moves.copies.append((got.copy_source, got.blocks[got.cached_count]))
@@ -109,10 +109,10 @@ class Tables:
     def computed(self, seq: Sequence) -> None:
         """Blocks that became full can be found from now on, and so can a tail. Positions whose token
         was never heard of (a step of a cancelled sequence) stay nameless."""
-        first = seq.sealed_count
-        self._seal(seq)
-        if self._when_sealed is not None and first < seq.sealed_count:
-            self._when_sealed(seq, first, seq.sealed_count)
+        first = seq.committed_count
+        self._commit(seq)
+        if self._when_committed is not None and first < seq.committed_count:
+            self._when_committed(seq, first, seq.committed_count)
         self.arrived(seq)
         if seq.tail is not None and seq.computed_count >= seq.tail_end:
             self._cache.insert_tail(seq.tail, seq.block_ids[seq.tail_end // self._block_tokens])
@@ -134,7 +134,7 @@ class Tables:
             seq.cached_token_count = min(seq.cached_token_count + token_count, seq.prompt_token_count)
         incoming.first = incoming.ready
         seq.computed_count = seq.planned_count = incoming.ready * self._block_tokens
-        self._seal(seq)
+        self._commit(seq)
         return True
 
     # --- ways out -------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Tables:
         self._pool.give_back(seq.block_ids)
         self._free_slots += seq.swap_slots
         seq.block_ids, seq.swap_slots = [], []
-        seq.computed_count = seq.planned_count = seq.sealed_count = 0
+        seq.computed_count = seq.planned_count = seq.committed_count = 0
         seq.tail = seq.incoming = None
 
     def has_moves_to_come(self, seq: Sequence) -> bool:
@@ -164,7 +164,7 @@ class Tables:
         self._pool.give_back(seq.block_ids[count:])
         self._break_promises(seq)
         seq.block_ids, seq.swap_slots = [], slots
-        seq.planned_count, seq.sealed_count = seq.computed_count, 0
+        seq.planned_count, seq.committed_count = seq.computed_count, 0
         seq.tail = seq.incoming = None
 
     def yield_block(self) -> bool:
@@ -202,14 +202,14 @@ class Tables:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _seal(self, seq: Sequence) -> None:
+    def _commit(self, seq: Sequence) -> None:
         full_count = min(seq.computed_count, len(seq.tokens)) // self._block_tokens
-        if full_count <= seq.sealed_count:
+        if full_count <= seq.committed_count:
             return
         hashes = seq.hashes_of(full_count)
-        for i in range(seq.sealed_count, full_count):
+        for i in range(seq.committed_count, full_count):
             self._cache.insert(hashes[i], seq.block_ids[i])
-        seq.sealed_count = full_count
+        seq.committed_count = full_count
 
     def _full_hashes(self, seq: Sequence) -> list[BlockHash]:
         """Of the blocks it may find in the cache."""
@@ -235,7 +235,7 @@ class Tables:
         seq.tail_end = len(seq.tokens) - 1
         seq.tail = tail
         full_count = len(seq.tokens) // self._block_tokens
-        wanted = seq.hashes_of(full_count)[seq.sealed_count :]
+        wanted = seq.hashes_of(full_count)[seq.committed_count :]
         for block_hash in wanted if tail is None else [*wanted, tail]:
             if block_hash not in self._promised and not self._cache.has(block_hash):
                 self._promised[block_hash] = seq

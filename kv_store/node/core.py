@@ -241,10 +241,10 @@ class NodeCore:
     def _joined(self, hello: StoreHello) -> None:
         """The adapter has reported the end of an earlier session of this id."""
         assert hello.worker_id not in self._workers
-        why = self._refuse(hello)
-        space = None if why else self._space(hello.block_bytes)
+        reason = self._refuse(hello)
+        space = None if reason else self._space(hello.block_bytes)
         if space is None:
-            self._context.emit(ToWorker(hello.worker_id, StoreRefused(why or "too many block sizes")))
+            self._context.emit(ToWorker(hello.worker_id, StoreRefused(reason or "too many block sizes")))
             return
         holder = self._parts.shares.join(hello.worker_id)
         self._workers[hello.worker_id] = Worker(hello.worker_id, space, holder)

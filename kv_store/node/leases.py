@@ -52,9 +52,9 @@ class Leases:
             self._extend(lease)
             self._tell(lease, lease.demand.told, [])
             return
-        why = self._refuse(peer, pin)
-        if why:
-            self._send(space, peer, PinFailed(pin.fetch_id, 0, why))
+        reason = self._refuse(peer, pin)
+        if reason:
+            self._send(space, peer, PinFailed(pin.fetch_id, 0, reason))
             return
         self._open(key, space, peer, pin)
 

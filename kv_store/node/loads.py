@@ -32,14 +32,14 @@ class Loads:
         if len(set(load.hashes)) != len(load.hashes):
             raise ProtocolError(f"load {load_id} wants a block twice")
         limit_s = min(load.time_left_s, self._context.config.load_timeout_s)
-        why = ""
+        reason = ""
         if len(worker.loads) >= LOADS_OPEN_MAX:
-            why = "too many loads are open"
+            reason = "too many loads are open"
         elif not self._context.ends_later(limit_s):
-            why = LATE
-        if why:
-            self._context.counts.loads_failed[why] += 1
-            return LoadFailed(load_id, 0, why)
+            reason = LATE
+        if reason:
+            self._context.counts.loads_failed[reason] += 1
+            return LoadFailed(load_id, 0, reason)
 
         def tell_ready(demand: Demand, first: int, copies: list[HostCopy], tiers: list[Tier]) -> None:
             self._ready(worker, load_id, demand, first, copies, tiers)

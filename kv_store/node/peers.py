@@ -151,9 +151,9 @@ class PeerFetches:
         fetch = self._fetch_from(node_id, answer.fetch_id)
         if fetch is None:
             return
-        why = fetch.accept(answer)
-        if why:
-            self._fail(fetch, f"{node_id} answers with {why}")
+        reason = fetch.accept(answer)
+        if reason:
+            self._fail(fetch, f"{node_id} answers with {reason}")
         else:
             self._over_if_done(fetch)
 
@@ -229,8 +229,8 @@ class PeerFetches:
         blocks, slots, refused = self._take_slots(fetch)
         if slots:
             self._start_read(fetch, blocks, slots, left_s)
-        for fill, why in refused:  # now that the fetch has its read, and is not over by these
-            self._bringer.failed(fill, why)
+        for fill, reason in refused:  # now that the fetch has its read, and is not over by these
+            self._bringer.failed(fill, reason)
         self._over_if_done(fetch)
         return bool(slots or refused)
 
@@ -283,18 +283,18 @@ class PeerFetches:
             return
         read.is_done = True
         fetch, now_s = read.fetch, self._context.now_s
-        why = done.error or ("the peer's slots changed hands" if done.is_stale else "")
-        if not why and now_s >= fetch.lease_end_s:
-            why = "it ended after the lease"
-        if not why and not done.is_settled:
-            why = "it has not settled"
-        if why:
-            self._read_failed(read, why)
+        reason = done.error or ("the peer's slots changed hands" if done.is_stale else "")
+        if not reason and now_s >= fetch.lease_end_s:
+            reason = "it ended after the lease"
+        if not reason and not done.is_settled:
+            reason = "it has not settled"
+        if reason:
+            self._read_failed(read, reason)
         else:
             self._measure(read)
             self._accept(read, set(done.corrupt))
-        if why:
-            self._fail(fetch, f"{fetch.peer.node_id}: {why}")
+        if reason:
+            self._fail(fetch, f"{fetch.peer.node_id}: {reason}")
         else:
             self._over_if_done(fetch)
         self._stuck_bytes[fetch.peer.node_id] += len(read.slots) * fetch.space.slot_bytes
@@ -315,10 +315,10 @@ class PeerFetches:
         read.fetch.reads_open -= 1
         self._release_if_settled(read.fetch)
 
-    def _read_failed(self, read: PeerRead, why: str) -> None:
+    def _read_failed(self, read: PeerRead, reason: str) -> None:
         for block in read.blocks:
             block.fill.is_reading = False
-            self._try_elsewhere(block.fill, read.fetch.peer.node_id, why)
+            self._try_elsewhere(block.fill, read.fetch.peer.node_id, reason)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
         """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
@@ -364,7 +364,7 @@ class PeerFetches:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def _fail(self, fetch: Fetch, why: str) -> None:
+    def _fail(self, fetch: Fetch, reason: str) -> None:
         """The peer's fault: it is avoided for a while."""
         if fetch.is_over:
             return
@@ -373,16 +373,16 @@ class PeerFetches:
         unread = [*(p.fill for p in fetch.queue), *fetch.fills[fetch.pinned_count : fetch.end]]
         self._over(fetch)
         for fill in unread:
-            self._try_elsewhere(fill, fetch.peer.node_id, why)
+            self._try_elsewhere(fill, fetch.peer.node_id, reason)
 
-    def _try_elsewhere(self, fill: Fill, node_id: NodeId, why: str) -> None:
+    def _try_elsewhere(self, fill: Fill, node_id: NodeId, reason: str) -> None:
         """The holder does not count any more for this block."""
         self._lookups.forget_holder(fill.block_hash, node_id)
         fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
         if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
             self._pending.append(fill)
         else:
-            self._bringer.failed(fill, why)
+            self._bringer.failed(fill, reason)
 
     def _over_if_done(self, fetch: Fetch) -> None:
         is_read = not fetch.queue and fetch.pinned_count >= fetch.end and not self._is_reading(fetch)

@@ -41,7 +41,7 @@ class Demand:
     is_ended: bool = False
     end: int = field(init=False)
     """Blocks from here on will not come."""
-    why: str = ""
+    reason: str = ""
     told: int = 0
     """Blocks before this were told ready."""
     copies: list[HostCopy | None] = field(init=False)
@@ -282,7 +282,7 @@ class Bringer:
         if demand.is_admitted:
             self._release(demand, position, demand.end)
         demand.end = position
-        demand.why = message
+        demand.reason = message
 
     def _release(self, demand: Demand, first: int, end: int) -> None:
         for position in reversed(range(first, end)):  # the tail becomes evictable first
@@ -334,4 +334,4 @@ class Bringer:
         if demand.told == demand.end and not demand.is_over:
             demand.is_over = True
             if demand.end < len(demand.hashes):
-                demand.tell_failed(demand.end, demand.why)
+                demand.tell_failed(demand.end, demand.reason)

@@ -1,4 +1,4 @@
-"""Sealed blocks come in from the workers of this host."""
+"""Full blocks come in from the workers of this host."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,8 +60,8 @@ class Writes:
         writes: list[Write] = []
         places: list[Place] = []
         if self.is_closed or len(worker.offers) >= OFFERS_OPEN_MAX:
-            why = "draining" if self.is_closed else "too many offers"
-            self._context.counts.refused[why] += len(offer.blocks)
+            reason = "draining" if self.is_closed else "too many offers"
+            self._context.counts.refused[reason] += len(offer.blocks)
             return TakeBlocks(offer.offer_id, ())
         for i, facts in enumerate(offer.blocks):
             slot = self._take(worker, facts)
@@ -103,18 +103,18 @@ class Writes:
 
     def _take(self, worker: Worker, facts: BlockFacts) -> int | None:
         """A slot for it, or None and the reason counted."""
-        why = self._unwanted(worker, facts)
-        if not why:
+        reason = self._unwanted(worker, facts)
+        if not reason:
             try:
                 slot = self._host.take_slot(worker.space, facts.tenant)
             except OverQuota:
-                why = "quota"
+                reason = "quota"
             except NoRoom:
-                why = "no room"
+                reason = "no room"
             else:
                 self._shares.begin_write(worker.holder, worker.space.slot_bytes)
                 return slot
-        self._context.counts.refused[why] += 1
+        self._context.counts.refused[reason] += 1
         return None
 
     def _unwanted(self, worker: Worker, facts: BlockFacts) -> str:

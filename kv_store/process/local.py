@@ -106,11 +106,11 @@ class WorkerSessions:
         except LinkBroken as error:
             self.drop(worker_id, str(error))
 
-    def drop(self, worker_id: WorkerId, because: str) -> None:
+    def drop(self, worker_id: WorkerId, reason: str) -> None:
         """Tell the worker, by end of file, that the session is over; its own end is awaited as ever."""
         session = self._sessions.get(worker_id)
         if session is not None and not session.is_dropped:
-            log.warning("worker %s dropped: %s", worker_id, because)
+            log.warning("worker %s dropped: %s", worker_id, reason)
             session.is_dropped = True
             session.frames.end_writing()
 

@@ -30,7 +30,7 @@ Key = tuple[int, NodeId]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Runs a coroutine whose unexpected exception ends the process."""
 
-ASKER_MESSAGES = PinBlocks | UnpinBlocks | TakeOver
+READER_MESSAGES = PinBlocks | UnpinBlocks | TakeOver
 """They travel in sessions that the sender opened; answers in those that it was asked in."""
 
 
@@ -198,7 +198,7 @@ class Answering:
 
     async def _read(self, theirs: NodeHello, link: NodeEnd) -> None:
         async for message in link:
-            if isinstance(message, ASKER_MESSAGES):
+            if isinstance(message, READER_MESSAGES):
                 self._post(e.FromPeer(theirs.block_bytes, theirs.node, message))
             else:
                 raise LinkBroken(f"{theirs.node.node_id} answers what nobody asked: {type(message).__name__}")

@@ -45,7 +45,7 @@ from kv_store.node.core import NodeCore
 from kv_store.process.driver import NodeDriver
 from kv_store.process.local import LocalServer, WorkerSessions
 from kv_store.process.metrics import StoreMetrics, accounts
-from kv_store.process.peers import ASKER_MESSAGES, Answering, Asking, PeerReads
+from kv_store.process.peers import READER_MESSAGES, Answering, Asking, PeerReads
 from kv_store.process.size_class import Space
 from kv_store.process.ssd import Disks, within_disk
 from kv_store.process.transfer import transfer_manager
@@ -241,7 +241,7 @@ class StoreProcess:
         self._workers.drop(worker_id, message)
 
     def to_peer(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
-        if isinstance(message, ASKER_MESSAGES):
+        if isinstance(message, READER_MESSAGES):
             self._asking.send(space, peer, message)
         else:
             self._answering.send(space, peer.node_id, message)

@@ -187,8 +187,8 @@ class CmaBackend:
         try:
             found = self._process.read_bytes(parsed.pid, parsed.nonce_address, NONCE_BYTES)
         except Forbidden as error:
-            why = f"this process may not read that of {peer} ({error}): it must have the same user, and"
-            raise IncompatiblePeer(f"{why} kernel.yama.ptrace_scope=0 or CAP_SYS_PTRACE") from None
+            reason = f"this process may not read that of {peer} ({error}): it must have the same user, and"
+            raise IncompatiblePeer(f"{reason} kernel.yama.ptrace_scope=0 or CAP_SYS_PTRACE") from None
         except MemoryLost as error:
             raise TransferFailed(f"{peer}: {error}") from None
         if found != parsed.nonce:

@@ -154,10 +154,10 @@ class FaultyBackend:
             return restore
         at, bit = self._random.randrange(size), 1 << self._random.randrange(8)
 
-        def flip() -> None:
+        def switch_role() -> None:
             block[at] ^= bit
 
-        return flip
+        return switch_role
 
     def _draw(self) -> Fault:
         scripted = next(self._script, None)

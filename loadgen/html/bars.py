@@ -1,11 +1,11 @@
-"""Charts of bars: requests over time, the waterfall, the balance of the pools. Pure."""
+"""Charts of bars: requests over time, the latency breakdown, the balance of the pools. Pure."""
 
 from collections.abc import Sequence
 
 from loadgen.html.lines import LETTERS, WIDE, run_class
 from loadgen.html.marks import Axis, Frame, Markup, joined, linear, polyline, snug, tag
-from loadgen.report.legs import AFTER_FIRST_TOKEN
-from loadgen.report.model import Report, Waterfall, Window, WorkerShare
+from loadgen.report.model import LatencyBreakdown, Report, Window, WorkerShare
+from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.units import count, seconds, share, tick_seconds
 
 OUTCOMES = (
@@ -95,13 +95,18 @@ def outcome_legend(reports: Sequence[Report], run: int) -> Markup:
     return tag("div", *items, class_=f"legend {run_class(run)}")
 
 
-def waterfall_chart(waterfall: Waterfall, *, as_share: bool, longest_s: float) -> Markup:
+def latency_breakdown_chart(
+    latency_breakdown: LatencyBreakdown, *, as_share: bool, longest_s: float
+) -> Markup:
     """A row per band of TTFT: seconds, or shares of the row's own time."""
-    height = 30 + _ROW * len(waterfall.bands) + 40
+    height = 30 + _ROW * len(latency_breakdown.bands) + 40
     width = WIDE / 2
     span = Axis(0, 1, 96, width - 14) if as_share else snug(longest_s, 96, width - 14)
     plane = Frame(span, Axis(0, 1, height - 42, 24), width, height)
-    rows = [_waterfall_row(plane, waterfall, i, as_share=as_share) for i in range(len(waterfall.bands))]
+    rows = [
+        _latency_breakdown_row(plane, latency_breakdown, i, as_share=as_share)
+        for i in range(len(latency_breakdown.bands))
+    ]
     return plane.svg(
         plane.grid(
             x_label="share of the time to the second token" if as_share else "seconds to the second token",
@@ -115,8 +120,10 @@ def waterfall_chart(waterfall: Waterfall, *, as_share: bool, longest_s: float) -
     )
 
 
-def _waterfall_row(plane: Frame, waterfall: Waterfall, row: int, *, as_share: bool) -> Markup:
-    band = waterfall.bands[row]
+def _latency_breakdown_row(
+    plane: Frame, latency_breakdown: LatencyBreakdown, row: int, *, as_share: bool
+) -> Markup:
+    band = latency_breakdown.bands[row]
     top = 30 + _ROW * row
     whole = sum(band.stages.values()) or 1.0
     parts = [tag("text", f"{band.name} {seconds(band.ttft_s)}", x=90, y=top + 15, class_="tick end")]
@@ -135,12 +142,12 @@ def _waterfall_row(plane: Frame, waterfall: Waterfall, row: int, *, as_share: bo
     return joined(parts)
 
 
-def stage_legend(waterfalls: Sequence[Waterfall]) -> Markup:
+def stage_legend(latency_breakdowns: Sequence[LatencyBreakdown]) -> Markup:
     """Stages that are at least one part in 500 of some row."""
     seen = [
         stage
         for stage in STAGE_NAMES
-        if any(b.stages[stage] > 0.002 * sum(b.stages.values()) for w in waterfalls for b in w.bands)
+        if any(b.stages[stage] > 0.002 * sum(b.stages.values()) for w in latency_breakdowns for b in w.bands)
     ]
     items = [
         tag("span", tag("i", class_=f"key s-{stage}"), STAGE_NAMES[stage], class_="item") for stage in seen
@@ -149,12 +156,12 @@ def stage_legend(waterfalls: Sequence[Waterfall]) -> Markup:
     return tag("div", *items, class_="legend")
 
 
-def balance_chart(workers: Sequence[WorkerShare], run: int, *, leg: str, most: int) -> Markup:
-    """`leg`: `prompt` or `output`. Few workers by name; many as a profile, most loaded first."""
-    served = [w for w in workers if (w.prefill_requests if leg == "prompt" else w.decode_requests)]
-    loads = {w.name: w.prompt_tokens if leg == "prompt" else w.output_tokens for w in served}
-    requests = {w.name: w.prefill_requests if leg == "prompt" else w.decode_requests for w in served}
-    title = "Prompt tokens by prefill worker" if leg == "prompt" else "Output tokens by decode worker"
+def balance_chart(workers: Sequence[WorkerShare], run: int, *, phase: str, most: int) -> Markup:
+    """`phase`: `prompt` or `output`. Few workers by name; many as a profile, most loaded first."""
+    served = [w for w in workers if (w.prefill_requests if phase == "prompt" else w.decode_requests)]
+    loads = {w.name: w.prompt_tokens if phase == "prompt" else w.output_tokens for w in served}
+    requests = {w.name: w.prefill_requests if phase == "prompt" else w.decode_requests for w in served}
+    title = "Prompt tokens by prefill worker" if phase == "prompt" else "Output tokens by decode worker"
     if len(served) > WORKERS_NAMED_MAX:
         return _profile(sorted(loads.values(), reverse=True), run, title=title, most=most)
     height = 28 + 24 * len(served) + 40

@@ -124,7 +124,7 @@ def _sections(reports: Sequence[Report]) -> list[Markup]:
         section("Comparison" if several else "Figures", note, tables.summary(reports)),
         _latency_section(reports),
         _time_section(reports),
-        _waterfall_section(reports),
+        _latency_breakdown_section(reports),
         _balance_section(reports),
         _groups_section(reports),
         _scale_section(reports),
@@ -173,20 +173,23 @@ def _time_section(reports: Sequence[Report]) -> Markup:
     )
 
 
-def _waterfall_section(reports: Sequence[Report]) -> Markup | None:
-    told = [(i, r.waterfall) for i, r in enumerate(reports) if r.waterfall is not None]
+def _latency_breakdown_section(reports: Sequence[Report]) -> Markup | None:
+    told = [(i, r.latency_breakdown) for i, r in enumerate(reports) if r.latency_breakdown is not None]
     if not told:
         return None
     longest = max(sum(b.stages.values()) for _, w in told for b in w.bands)
     parts: list[Markup] = [bars.stage_legend([w for _, w in told])]
-    for run, waterfall in told:
+    for run, latency_breakdown in told:
         caption = tag(
-            "p", tables.run_name(reports, run), f": {count(waterfall.count)} requests", class_="caption"
+            "p",
+            tables.run_name(reports, run),
+            f": {count(latency_breakdown.count)} requests",
+            class_="caption",
         )
         pair = tag(
             "div",
-            _figure(bars.waterfall_chart(waterfall, as_share=False, longest_s=longest)),
-            _figure(bars.waterfall_chart(waterfall, as_share=True, longest_s=longest)),
+            _figure(bars.latency_breakdown_chart(latency_breakdown, as_share=False, longest_s=longest)),
+            _figure(bars.latency_breakdown_chart(latency_breakdown, as_share=True, longest_s=longest)),
             class_="pair",
         )
         parts += [
@@ -211,8 +214,8 @@ def _balance_section(reports: Sequence[Report]) -> Markup | None:
     for run, balance in told:
         pair = tag(
             "div",
-            _figure(bars.balance_chart(balance.workers, run, leg="prompt", most=most_prompt)),
-            _figure(bars.balance_chart(balance.workers, run, leg="output", most=most_output)),
+            _figure(bars.balance_chart(balance.workers, run, phase="prompt", most=most_prompt)),
+            _figure(bars.balance_chart(balance.workers, run, phase="output", most=most_output)),
             class_="pair",
         )
         parts += [tag("p", tables.run_name(reports, run), class_="caption"), pair]
@@ -242,7 +245,7 @@ def _search_section(reports: Sequence[Report]) -> Markup | None:
     if not found:
         return None
     said = [
-        tag("p", tables.run_name(reports, i), f": {per_second(s.rate_per_s)}; {s.because}") for i, s in found
+        tag("p", tables.run_name(reports, i), f": {per_second(s.rate_per_s)}; {s.reason}") for i, s in found
     ]
     return section(
         "Goodput search",
@@ -253,5 +256,5 @@ def _search_section(reports: Sequence[Report]) -> Markup | None:
 
 
 def _reasons_section(reports: Sequence[Report]) -> Markup | None:
-    why = tables.reasons(reports)
-    return None if why is None else section("Refused and failed", "", why)
+    reason = tables.reasons(reports)
+    return None if reason is None else section("Refused and failed", "", reason)

@@ -114,19 +114,24 @@ def _number(value: object) -> float | None:
 
 
 def stages(report: Report, run: int) -> Markup:
-    """Mean and percentiles of every stage of the waterfall."""
-    assert report.waterfall is not None
+    """Mean and percentiles of every stage of the latency breakdown."""
+    assert report.latency_breakdown is not None
     names = ("mean", "p50", "p90", "p99", "max")
     body = [
         tag(
             "tr",
             tag("th", tag("i", class_=f"key s-{stage}"), STAGE_NAMES[stage], scope="row"),
             *(
-                cell(_number(getattr(figures, n)), seconds, run=run, path=f"waterfall.stages.{stage}.{n}")
+                cell(
+                    _number(getattr(figures, n)),
+                    seconds,
+                    run=run,
+                    path=f"latency_breakdown.stages.{stage}.{n}",
+                )
                 for n in names
             ),
         )
-        for stage, figures in report.waterfall.stages.items()
+        for stage, figures in report.latency_breakdown.stages.items()
     ]
     return table([tag("th", "stage"), *(tag("th", n, class_="number") for n in names)], body)
 
@@ -156,15 +161,15 @@ def latencies(reports: Sequence[Report]) -> Markup:
 def reasons(reports: Sequence[Report]) -> Markup | None:
     """Why requests were refused or failed; None when all completed."""
     body = [
-        tag("tr", tag("td", run_name(reports, run)), tag("td", why), tag("td", count(n), class_="number"))
+        tag("tr", tag("td", run_name(reports, run)), tag("td", reason), tag("td", count(n), class_="number"))
         for run, report in enumerate(reports)
-        for why, n in [
+        for reason, n in [
             *((f"refused, {w}", n) for w, n in report.refusals.items()),
             *((f"failed, {w}", n) for w, n in report.failures.items()),
         ]
     ]
     return (
-        table([tag("th", "run"), tag("th", "why"), tag("th", "requests", class_="number")], body)
+        table([tag("th", "run"), tag("th", "reason"), tag("th", "requests", class_="number")], body)
         if body
         else None
     )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report.legs import balance, predictions, waterfall
 from loadgen.report.model import (
     QUANTILE_LEVELS,
     Distributions,
@@ -22,6 +21,7 @@ from loadgen.report.model import (
     ShortAnswers,
     Window,
 )
+from loadgen.report.phases import balance, latency_breakdown, predictions
 from loadgen.report.sample import Floats, as_floats, percentiles, quantiles, share_of
 from loadgen.report.scales import slo_scales
 from loadgen.slo import Objectives, Slo
@@ -64,7 +64,7 @@ def make_report(records: Sequence[Record], settings: Settings) -> Report:
         window_s=window_s,
         windows=_windows(ordered, objectives, window_s),
         distributions=_distributions(done),
-        waterfall=waterfall(done),
+        latency_breakdown=latency_breakdown(done),
         balance=balance(done),
         predictions=predictions(done),
         short_answers=_short_answers(done),

@@ -158,7 +158,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Waterfall:
+class LatencyBreakdown:
     """Where the time to the first and second token went, of completed requests whose server tells."""
 
     count: int
@@ -170,7 +170,7 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """What one worker did for completed requests. On one worker for both legs, both are counted."""
+    """What one worker did for completed requests. On one worker for both phases, both are counted."""
 
     name: str
     prefill_requests: int
@@ -271,7 +271,7 @@ class SearchResult:
     """None: not even the lowest rate tried attains it."""
     fails_at_per_s: float | None
     """The lowest rate above it that does not; None: the highest rate allowed still does."""
-    because: str
+    reason: str
     probes: tuple[Probe, ...]
     """In the order in which they ran."""
 
@@ -320,7 +320,7 @@ class Report(Figures):
     window_s: float
     windows: tuple[Window, ...]
     distributions: Distributions
-    waterfall: Waterfall | None
+    latency_breakdown: LatencyBreakdown | None
     balance: PoolBalance | None
     predictions: Predictions | None
     slo_scales: SloScales

@@ -31,7 +31,7 @@ class _Sums:
         )
 
 
-class Offered:
+class ArrivalCounters:
     """Sequences by the name of their class, which the operator's configuration bounds."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class Circuit:
         self.is_open = False
         self.opened_s = self.closed_s = float("-inf")
         self.open_s = 0.0
-        self.because = ""
+        self.reason = ""
         self.in_a_row = 0
         self.recent: deque[bool] = deque(maxlen=WINDOW_EVENTS)
         self.slow_reports = 0
@@ -69,7 +69,7 @@ class Circuit:
 
 class BreakerState(NamedTuple):
     state: State
-    because: str
+    reason: str
     """Why it opened last; empty: it never did."""
 
 
@@ -110,7 +110,7 @@ class Breakers:
     def failed(
         self,
         worker_id: WorkerId,
-        why: str,
+        reason: str,
         *,
         now_s: float,
         seq_id: SequenceId | None = None,
@@ -129,13 +129,13 @@ class Breakers:
         if not is_refusal:
             circuit.recent.append(False)
         if state is State.HALF_OPEN and not is_refusal:
-            self._open(circuit, f"failed again: {why}", now_s)
+            self._open(circuit, f"failed again: {reason}", now_s)
         elif circuit.in_a_row >= self._failures_max * (4 if is_refusal else 1):
-            self._open(circuit, f"{circuit.in_a_row} times in a row: {why}", now_s)
+            self._open(circuit, f"{circuit.in_a_row} times in a row: {reason}", now_s)
         elif len(circuit.recent) == WINDOW_EVENTS and not is_refusal:
             failures = circuit.recent.count(False)
             if failures >= WINDOW_SHARE * WINDOW_EVENTS:
-                self._open(circuit, f"{failures} of {WINDOW_EVENTS} attempts: {why}", now_s)
+                self._open(circuit, f"{failures} of {WINDOW_EVENTS} attempts: {reason}", now_s)
 
     def worked(self, worker_id: WorkerId, seq_id: SequenceId, *, now_s: float) -> None:
         """It did what the sequence was placed there for: its first token, or to have joined."""
@@ -212,7 +212,7 @@ class Breakers:
         circuit = self._known(worker_id)
         if circuit is None:
             return BreakerState(State.CLOSED, "")
-        return BreakerState(circuit.state(now_s), circuit.because)
+        return BreakerState(circuit.state(now_s), circuit.reason)
 
     @property
     def any_open(self) -> bool:
@@ -256,11 +256,11 @@ class Breakers:
             if not self._probes[circuit.probe]:
                 del self._probes[circuit.probe]
 
-    def _open(self, circuit: Circuit, because: str, now_s: float) -> None:
+    def _open(self, circuit: Circuit, reason: str, now_s: float) -> None:
         is_relapse = circuit.is_open or now_s - circuit.closed_s < FORGIVEN_AFTER * circuit.open_s
         longer_s = 2 * circuit.open_s if is_relapse else self._open_s
         circuit.open_s = min(self._open_max_s, max(self._open_s, longer_s))
-        circuit.is_open, circuit.opened_s, circuit.because = True, now_s, because
+        circuit.is_open, circuit.opened_s, circuit.reason = True, now_s, reason
         self._open_names.add(circuit.name)
         self.opened_count += 1
         circuit.in_a_row = circuit.slow_reports = 0

@@ -1,8 +1,8 @@
 """The workers as one router knows them: who they are, what they last reported, what was sent to them.
 
-Load is counted by tickets. A ticket is issued for each leg when it is placed and taken back exactly
-once. What a report may not show yet is added to it: a report that arrives after a placement can have
-left the worker before, so a ticket counts on top of reports until the second one after it was issued.
+Load is counted by tickets. A ticket is issued for each phase when it is placed and taken back exactly
+once. A report that arrives after a placement may have left the worker before it, so a ticket counts on top
+of reports until the second one after it was issued.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baton.core.costs import prompt_pairs
 from baton.core.geometry import blocks_for
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import Leg, LoadReport, PeerRef, Role, WorkerHello
+from baton.core.messages import LoadReport, PeerRef, Phase, Role, WorkerHello
 from baton.core.sharing import WorkerShare
 from router.decisions.placement.views import SEQUENCE_TOKENS, WorkerView
 from router.decisions.prediction.backlog import Backlog
@@ -22,7 +22,7 @@ from router.decisions.prediction.speed import Speed
 
 REPORTS_UNTIL_SEEN = 2
 RHO_S = 10.0
-"""Over how long the share of time that goes to prompts is averaged."""
+"""Seconds over which the share of time that prompts take is averaged."""
 RHO_MAX = 0.95
 USUAL_S = 20.0
 """Over how long the number of sequences that decode is averaged."""
@@ -41,12 +41,12 @@ NO_LOAD = Load(0)
 
 
 class Ticket:
-    """One leg of one sequence at one worker."""
+    """One phase of one sequence at one worker."""
 
-    __slots__ = ("blocks", "has_begun", "leg", "load", "pairs", "report_number", "tokens")
+    __slots__ = ("blocks", "has_begun", "load", "pairs", "phase", "report_number", "tokens")
 
-    def __init__(self, *, leg: Leg, tokens: int, blocks: int, load: Load, report_number: int) -> None:
-        self.leg = leg
+    def __init__(self, *, phase: Phase, tokens: int, blocks: int, load: Load, report_number: int) -> None:
+        self.phase = phase
         self.tokens = tokens
         """Prompt tokens to compute; 0 once they are."""
         self.blocks = blocks
@@ -114,7 +114,7 @@ class Worker:
         self.head_since_s = 0.0
         """When the worker began with the first of them, as far as is known."""
         self.decode_count = self.decode_context = self.joining_count = 0
-        """Legs of this router's that decode here or will, their tokens, and those that do not yet."""
+        """Phases of this router's that decode here or will, their tokens, and those that do not yet."""
         self._whole_prompts = 0
         """Of these, those whose prompt is computed here first and is not yet."""
         self.tpot_slos: Counter[float] = Counter()
@@ -236,21 +236,22 @@ class Worker:
         self,
         seq_id: SequenceId,
         *,
-        leg: Leg,
+        phase: Phase,
         tokens: int,
         blocks: int,
         load: Load = NO_LOAD,
         now_s: float = 0.0,
     ) -> None:
         assert seq_id not in self.tickets, f"{seq_id} is at {self.worker_id} already"
-        ticket = Ticket(leg=leg, tokens=tokens, blocks=blocks, load=load, report_number=self._report_number)
+        number = self._report_number
+        ticket = Ticket(phase=phase, tokens=tokens, blocks=blocks, load=load, report_number=number)
         self.tickets[seq_id] = ticket
         self._count(ticket, sequences=1, tokens=tokens, blocks=blocks)
         if tokens:
             if not self.backlog.count:
                 self.head_since_s = now_s
             self._change_backlog(ticket, is_new=True)
-        if leg is not Leg.PREFILL:
+        if phase is not Phase.PREFILL:
             self._change_decodes(ticket, 1)
             self.joining_count += 1
 
@@ -261,7 +262,7 @@ class Worker:
             return
         ticket.has_begun = True
         self.outlook = None
-        if ticket.leg is not Leg.PREFILL:
+        if ticket.phase is not Phase.PREFILL:
             self.joining_count -= 1
         if ticket.tokens:
             self._change_backlog(ticket, is_new=False)
@@ -273,7 +274,7 @@ class Worker:
         ticket = self.tickets.pop(seq_id)
         if ticket.tokens:
             self._change_backlog(ticket, is_new=False)
-        if ticket.leg is not Leg.PREFILL:
+        if ticket.phase is not Phase.PREFILL:
             self._change_decodes(ticket, -1)
             self.joining_count -= not ticket.has_begun
         self._count(ticket, sequences=-1, tokens=-ticket.tokens, blocks=-ticket.blocks)
@@ -291,7 +292,7 @@ class Worker:
 
     def _change_backlog(self, ticket: Ticket, *, is_new: bool) -> None:
         self.outlook = None
-        self._whole_prompts += (1 if is_new else -1) * (ticket.leg is Leg.WHOLE)
+        self._whole_prompts += (1 if is_new else -1) * (ticket.phase is Phase.AGGREGATED)
         change = self.backlog.add if is_new else self.backlog.remove
         full_tokens = max(ticket.load.full_tokens, ticket.tokens)
         change(
@@ -322,10 +323,10 @@ class Worker:
         fresh = [t for t in tickets if t.tokens]
         sums = [(t.tokens, t.pairs, 1, max(t.load.full_tokens, t.tokens)) for t in fresh]
         assert self.backlog.sums == tuple(map(sum, zip(*sums, strict=True))) if sums else (0, 0, 0, 0)
-        decodes = [t for t in tickets if t.leg is not Leg.PREFILL]
+        decodes = [t for t in tickets if t.phase is not Phase.PREFILL]
         assert self.decode_count == len(decodes)
         assert self.joining_count == sum(not t.has_begun for t in decodes)
-        assert self._whole_prompts == sum(t.leg is Leg.WHOLE for t in fresh)
+        assert self._whole_prompts == sum(t.phase is Phase.AGGREGATED for t in fresh)
         assert self.decode_context == sum(t.load.full_tokens for t in decodes)
         assert self.tpot_slos == Counter(t.load.tpot_slo_s for t in decodes if t.load.tpot_slo_s)
 
@@ -339,7 +340,7 @@ class _Pools(NamedTuple):
     usable: list[Worker]
     prefill: list[Worker]
     decode: list[Worker]
-    both: list[Worker]
+    aggregated: list[Worker]
     has_pairs: bool
     kinds: list[tuple[str, int]]
 
@@ -347,7 +348,7 @@ class _Pools(NamedTuple):
     def of(cls, usable: list[Worker]) -> "_Pools":
         prefill = [w for w in usable if w.role.prefills]
         decode = [w for w in usable if w.role.decodes]
-        both = [w for w in usable if w.role is Role.BOTH]
+        both = [w for w in usable if w.role is Role.AGGREGATED]
         meet = {w.hello.fingerprint for w in prefill} & {w.hello.fingerprint for w in decode}
         kinds = sorted({(w.hello.fingerprint, w.hello.block_tokens) for w in usable})
         return cls(usable, prefill, decode, both, bool(meet) and len(both) < len(usable), kinds)
@@ -403,7 +404,7 @@ class ClusterView:
 
     @property
     def prefill_pool(self) -> list[Worker]:
-        """Of these, those that take prompts; those of role both are in either pool."""
+        """Of these, those that take prompts; those of role aggregated are in either pool."""
         return self._pools.prefill
 
     @property
@@ -411,16 +412,16 @@ class ClusterView:
         return self._pools.decode
 
     @property
-    def both_pool(self) -> list[Worker]:
-        return self._pools.both
+    def aggregated_pool(self) -> list[Worker]:
+        return self._pools.aggregated
 
     @property
-    def is_all_both(self) -> bool:
-        return len(self._pools.both) == len(self._pools.usable)
+    def is_all_aggregated(self) -> bool:
+        return len(self._pools.aggregated) == len(self._pools.usable)
 
     @property
     def has_pairs(self) -> bool:
-        """Somebody can prefill for somebody else who decodes: not among equals of role both."""
+        """Somebody can prefill for somebody else who decodes: not among equals of role aggregated."""
         return self._pools.has_pairs
 
     @property
@@ -435,14 +436,14 @@ class ClusterView:
         worker_id: WorkerId,
         seq_id: SequenceId,
         *,
-        leg: Leg,
+        phase: Phase,
         tokens: int,
         blocks: int,
         load: Load = NO_LOAD,
         now_s: float = 0.0,
     ) -> None:
         worker = self._workers[worker_id]
-        worker.issue(seq_id, leg=leg, tokens=tokens, blocks=blocks, load=load, now_s=now_s)
+        worker.issue(seq_id, phase=phase, tokens=tokens, blocks=blocks, load=load, now_s=now_s)
         self._tickets[seq_id] = (*self._tickets.get(seq_id, ()), worker_id)
 
     def __len__(self) -> int:
@@ -476,8 +477,7 @@ class ClusterView:
         self, worker: Worker, token_count: int, avoid: frozenset[WorkerId], fingerprint: str, now_s: float
     ) -> WorkerView:
         hello = worker.hello
-        # One more than known: the place of the token that is sampled next.
-        blocks = blocks_for(token_count + 1, hello.block_tokens)
+        blocks = blocks_for(token_count + 1, hello.block_tokens)  # one more: the token sampled next
         return WorkerView(
             worker_id=hello.worker_id,
             role=worker.role,

@@ -17,8 +17,8 @@ from baton.core.hashing import root_hash
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     ResyncBlocks,
     SequenceFailed,
@@ -28,13 +28,14 @@ from baton.core.messages import (
     StepOutput,
     WorkerHello,
 )
-from router.decisions.arrival_counters import Offered
+from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.cluster_view import Worker
 from router.decisions.demand import count_first_token, count_over, demand_of
 from router.decisions.events import (
     ClientGone,
     Failed,
     FromWorker,
+    LatencyBreakdown,
     Note,
     PeerLost,
     PeerTold,
@@ -44,17 +45,16 @@ from router.decisions.events import (
     Submit,
     Tick,
     ToWorker,
-    Waterfall,
     WorkerJoined,
     WorkerLost,
     WorkerUpdated,
 )
-from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, Setbacks
+from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, FailureHandling
 from router.decisions.flow import Flow
 from router.decisions.placement.views import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prefix_index import PrefixIndex
-from router.decisions.request_state import Phase
+from router.decisions.request_state import RequestState
 from router.decisions.status import RouterStatus, router_status
 from router.decisions.timers import Timers
 from router.decisions.waiting import Waiting
@@ -70,9 +70,9 @@ class RouterCore:
         self._placing = Placing(config=config, rng=rng)
         self._cluster = self._placing.cluster
         self._index = self._placing.index
-        self._setbacks = Setbacks(config, self._cluster)
-        self._hedging = self._setbacks.hedging
-        self._placing.suspended = self._setbacks.suspended
+        self._failures = FailureHandling(config, self._cluster)
+        self._hedging = self._failures.hedging
+        self._placing.suspended = self._failures.suspended
         self.peers = self._placing.peers
         """Of other routers; what it is asked for is no decision, so it may be asked between events."""
         self._flows: dict[SequenceId, Flow] = {}
@@ -86,7 +86,7 @@ class RouterCore:
         )
         self._timers = Timers()
         self._arrivals = 0
-        self._offered = Offered()
+        self._arrival_counters = ArrivalCounters()
         self._now_s = self._began_s = now_s
 
     # --- the outside ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class RouterCore:
 
     @property
     def has_open_breakers(self) -> bool:
-        return self._setbacks.breakers.any_open
+        return self._failures.breakers.any_open
 
     @property
     def is_idle(self) -> bool:
@@ -129,15 +129,15 @@ class RouterCore:
         """Sequences without a place."""
         return len(self._waiting)
 
-    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+    def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
         """As `Finished` will tell it, so far."""
         flow = self._flows.get(self._hedging.server_of(seq_id))
-        return (None, None) if flow is None else (flow.clock.waterfall(), flow.served)
+        return (None, None) if flow is None else (flow.clock.latency_breakdown(), flow.served)
 
     def status(self) -> RouterStatus:
         return router_status(
             self._placing,
-            self._setbacks,
+            self._failures,
             self._config,
             queued=self.queued_count,
             live=len(self._flows),
@@ -147,21 +147,21 @@ class RouterCore:
     def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
         """For whoever decides how many workers there shall be."""
         flows, up_s = self._flows.values(), now_s - self._began_s
-        return demand_of(router_id, self._offered, self._cluster, flows, up_s=up_s, now_s=now_s)
+        return demand_of(router_id, self._arrival_counters, self._cluster, flows, up_s=up_s, now_s=now_s)
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
         self._placing.check()
         self._placing.check_against(self._flows)
         self._waiting.check()
-        self._setbacks.check()
+        self._failures.check()
         for flow in self._flows.values():
-            assert (flow.phase is Phase.QUEUED) == (not flow.legs)
+            assert (flow.state is RequestState.QUEUED) == (not flow.phases)
             assert not flow.is_over
         self._placing.check_against(self._flows)
         if self.is_idle:
             assert self._timers.next_s is None
-            assert self._setbacks.breakers.is_idle
+            assert self._failures.breakers.is_idle
             assert self._hedging.is_idle
 
     # --- events -----------------------------------------------------------------------------------
@@ -204,14 +204,14 @@ class RouterCore:
         seq_id = submit.seq_id
         assert seq_id not in self._flows, f"{seq_id} was submitted twice"
         self._arrivals += 1
-        self._offered.arrived(submit.slo_class, len(submit.prompt))
+        self._arrival_counters.arrived(submit.slo_class, len(submit.prompt))
         flow = Flow(
             submit,
             arrival=self._arrivals,
             attempts_max=self._config.attempts_max,
             queue_wait_s=self._config.queue_wait_s,
             now_s=self._now_s,
-            retries=self._setbacks.retries,
+            retries=self._failures.retries,
         )
         self._flows[seq_id] = flow
         if flow.next_tick_s(self._now_s) <= self._now_s:
@@ -238,7 +238,7 @@ class RouterCore:
         worker = self._cluster.get(worker_id)
         if worker is None:
             return []
-        self._setbacks.lost(worker, reason, self._now_s)
+        self._failures.lost(worker, reason, self._now_s)
         actions: list[RouterAction] = []
         for seq_id in list(worker.tickets):
             flow = self._flows[seq_id]
@@ -246,7 +246,7 @@ class RouterCore:
             self._settle(flow)
         assert not worker.tickets
         self._placing.lose(worker_id)
-        # Others may be what a sequence waits for now: a whole leg where pairs were possible before.
+        # Others may be what a sequence waits for now: a whole phase where pairs were possible before.
         self._waiting.wants_look = True
         return actions
 
@@ -275,7 +275,7 @@ class RouterCore:
                 return []
             case LoadReport():
                 worker.heard(message, now_s=self._now_s)
-                self._setbacks.reported(worker, message, self._now_s)
+                self._failures.reported(worker, message, self._now_s)
                 self._waiting.wants_look = True
                 return self._migrate_from(worker)
             case WorkerHello():
@@ -287,17 +287,17 @@ class RouterCore:
         flow = self._flows.get(output.seq_id)
         if flow is None:
             return []
-        phase, count = flow.phase, len(flow.generated)
+        state, count = flow.state, len(flow.generated)
         self._placing.on_output(worker_id, output)
         actions = flow.on_output(worker_id, output, now_s=self._now_s)
         self._waiting.generated(flow, len(flow.generated) - count)
         if not count and flow.generated:
-            count_first_token(self._offered, flow, now_s=self._now_s)
-        if flow.phase not in (phase, Phase.QUEUED):
-            self._setbacks.moved_on(flow, worker_id, phase, now_s=self._now_s)
+            count_first_token(self._arrival_counters, flow, now_s=self._now_s)
+        if flow.state not in (state, RequestState.QUEUED):
+            self._failures.moved_on(flow, worker_id, state, now_s=self._now_s)
         if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
             actions = [*self._decide(flow), *actions]
-        if flow.phase is not phase:
+        if flow.state is not state:
             self._settle(flow)
         return actions
 
@@ -312,16 +312,16 @@ class RouterCore:
                 self._placing.on_joined(worker, message)
                 actions = flow.on_joined(worker.worker_id, message, now_s=self._now_s)
                 if actions:
-                    self._setbacks.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
+                    self._failures.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
             case SequenceFailed():
-                sources = [w for w, leg in flow.legs.items() if leg is Leg.PREFILL]
+                sources = [w for w, phase in flow.phases.items() if phase is Phase.PREFILL]
                 actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s)
                 if actions:
-                    self._setbacks.failed(worker, message, sources, self._now_s)
+                    self._failures.failed(worker, message, sources, self._now_s)
             case SequenceRefused(reason=reason):
                 actions = flow.on_refused(worker.worker_id, message, now_s=self._now_s)
                 if actions:
-                    self._setbacks.refused(worker, message, self._now_s)
+                    self._failures.refused(worker, message, self._now_s)
                 if actions and reason in (RefusalReason.NO_ROOM, RefusalReason.DRAINING):
                     worker.refused(is_draining=reason is RefusalReason.DRAINING)
         self._settle(flow)
@@ -331,7 +331,7 @@ class RouterCore:
 
     def _on_timer(self, flow: Flow) -> list[RouterAction]:
         actions = self._on_tick(flow)
-        if flow.phase is Phase.PREFILLING and flow.hedge_at_s <= self._now_s:
+        if flow.state is RequestState.PREFILLING and flow.hedge_at_s <= self._now_s:
             actions += self._hedge(flow)
         self._settle(flow)
         return actions
@@ -346,14 +346,14 @@ class RouterCore:
     def _settle(self, flow: Flow) -> None:
         """Make the accounts follow what the flow became."""
         seq_id = flow.name
-        if flow.is_fork and flow.phase is Phase.QUEUED:
+        if flow.is_fork and flow.state is RequestState.QUEUED:
             flow.on_client_gone(now_s=self._now_s)  # it holds nothing, and is not tried again
         if self._placing.settle(flow, now_s=self._now_s):
             self._waiting.wants_look = True
-        self._setbacks.breakers.left(seq_id, flow.legs)
+        self._failures.breakers.left(seq_id, flow.phases)
         self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
-            count_over(self._offered, flow, now_s=self._now_s)
+            count_over(self._arrival_counters, flow, now_s=self._now_s)
             self._timers.drop(seq_id)
             del self._flows[seq_id]
             if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:
@@ -367,13 +367,13 @@ class RouterCore:
     def _start(self, flow: Flow, placement: Placement) -> list[RouterAction]:
         view = placement.prefill
         self._placing.take(flow, placement, now_s=self._now_s)
-        self._setbacks.started(flow, placement, is_first=not flow.was_placed, now_s=self._now_s)
+        self._failures.started(flow, placement, is_first=not flow.was_placed, now_s=self._now_s)
         return flow.start(
-            placement.legs,
+            placement.phases,
             source=None if placement.decode is None else self._cluster[view.worker_id].peer,
             fingerprint=view.fingerprint,
             cache_root=root_hash(view.fingerprint, flow.submit.salt),
-            because=placement.because,
+            reason=placement.reason,
             is_fallback=placement.is_fallback,
             now_s=self._now_s,
             forecast=placement.forecast,
@@ -393,16 +393,16 @@ class RouterCore:
             self._placing.forget(twin)
             return []
         assert not isinstance(found, NoPlace)
-        self._setbacks.overdue(flow, self._now_s)
+        self._failures.overdue(flow, self._now_s)
         hedging.began(flow.name, twin.name)
         self._flows[twin.name] = twin
         actions = self._start(twin, found)
         self._settle(twin)
-        because = f"no first token for {self._now_s - flow.placed_s:.3f} s"
-        return [Note(flow.submit.seq_id, "hedged", because, tuple(found.legs)), *actions]
+        reason = f"no first token for {self._now_s - flow.placed_s:.3f} s"
+        return [Note(flow.submit.seq_id, "hedged", reason, tuple(found.phases)), *actions]
 
     def _is_worth_it(self, flow: Flow, found: Placement | NoPlace) -> bool:
-        if isinstance(found, NoPlace) or found.prefill.worker_id in flow.legs:
+        if isinstance(found, NoPlace) or found.prefill.worker_id in flow.phases:
             return False
         # Else everybody is busy, and it would be no faster.
         return found.forecast is None or found.forecast.ttft_s <= self._now_s - flow.placed_s
@@ -413,11 +413,11 @@ class RouterCore:
         rival = hedging.rival_of(winner.name)
         assert rival is not None
         loser = self._flows[rival]
-        tokens = sum(self._cluster[w].tickets[rival].tokens for w in loser.legs)
+        tokens = sum(self._cluster[w].tickets[rival].tokens for w in loser.phases)
         what = "hedge_won" if winner.is_fork else "hedge_lost"
         hedging.decided(winner.name, seq_id, wasted_tokens=tokens)
         winner.serve()
-        note = Note(seq_id, what, f"{winner.name} was first", tuple(winner.legs))
+        note = Note(seq_id, what, f"{winner.name} was first", tuple(winner.phases))
         return [note, *self._cancel(rival)]
 
     def _without_moot(self, actions: list[RouterAction]) -> list[RouterAction]:
@@ -435,7 +435,7 @@ class RouterCore:
 
     def _migrate_from(self, worker: Worker) -> list[RouterAction]:
         """Streams of a worker that leaves go on elsewhere, a few at a time."""
-        if not self._setbacks.is_time_to_migrate(worker, self._now_s):
+        if not self._failures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []
         for name in list(worker.tickets)[:MIGRATIONS_AT_ONCE]:

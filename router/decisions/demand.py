@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 from baton.core.demand import DemandReport, Traits, WorkerLoad
 from baton.core.ids import RouterId
-from router.decisions.arrival_counters import Offered
+from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.cluster_view import ClusterView, Worker
 from router.decisions.events import FailureKind
 from router.decisions.flow import Flow
-from router.decisions.request_state import Phase
+from router.decisions.request_state import RequestState
 
 OWN_FAULT = frozenset({FailureKind.TOO_LONG, FailureKind.UNSUPPORTED})
 """No number of workers would have served these."""
 
 
-def count_first_token(offered: Offered, flow: Flow, *, now_s: float) -> None:
+def count_first_token(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
     submit = flow.submit
     offered.started(
         submit.slo_class,
@@ -25,7 +25,7 @@ def count_first_token(offered: Offered, flow: Flow, *, now_s: float) -> None:
     )
 
 
-def count_over(offered: Offered, flow: Flow, *, now_s: float) -> None:
+def count_over(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
     """`flow` has ended, and is no second attempt beside one that goes on."""
     submit, first_s = flow.submit, flow.clock.first_s
     if flow.is_fork:
@@ -38,10 +38,10 @@ def count_over(offered: Offered, flow: Flow, *, now_s: float) -> None:
             span_s=now_s - first_s,
             objective_s=submit.tpot_slo_s,
         )
-    elif flow.phase is Phase.FAILED:
+    elif flow.state is RequestState.FAILED:
         if flow.failure not in OWN_FAULT:
             offered.gave_up(submit.slo_class)
-    elif flow.phase is Phase.DONE:
+    elif flow.state is RequestState.DONE:
         count_first_token(offered, flow, now_s=now_s)  # an embedding
     elif 0 < submit.ttft_slo_s < now_s - flow.arrived_s:
         offered.gave_up(submit.slo_class)  # its client did, with reason
@@ -49,14 +49,14 @@ def count_over(offered: Offered, flow: Flow, *, now_s: float) -> None:
 
 def demand_of(
     router_id: RouterId,
-    offered: Offered,
+    offered: ArrivalCounters,
     cluster: ClusterView,
     flows: Iterable[Flow],
     *,
     up_s: float,
     now_s: float,
 ) -> DemandReport:
-    queued = [flow.token_count for flow in flows if flow.phase is Phase.QUEUED]
+    queued = [flow.token_count for flow in flows if flow.state is RequestState.QUEUED]
     return DemandReport(
         router_id=router_id,
         up_s=up_s,

@@ -142,7 +142,7 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class RetryCause(StrEnum):
-    """Why an attempt was lost, for metrics: closed, while `Note.because` is free text."""
+    """Why an attempt was lost, for metrics: closed, while `Note.reason` is free text."""
 
     WORKER_LOST = auto()
     TRANSFER = auto()
@@ -164,12 +164,12 @@ class Finished(msgspec.Struct, frozen=True):
     """Prompt tokens that the prefill worker found in its cache on the first attempt."""
     embedding: tuple[float, ...] = ()
     """Task EMBED."""
-    waterfall: "Waterfall | None" = None
+    latency_breakdown: "LatencyBreakdown | None" = None
     """Of the first token; None: it came from an attempt that told no timings."""
     served: "Served | None" = None
 
 
-class Waterfall(msgspec.Struct, frozen=True):
+class LatencyBreakdown(msgspec.Struct, frozen=True):
     """Where the time to the first token, and to the first one of the decode worker, went; seconds. Parts
     follow one another, and nothing is counted twice; those of earlier, lost attempts are in `retries_s`."""
 
@@ -203,7 +203,7 @@ class Served(msgspec.Struct, frozen=True):
     prefill_worker: WorkerId
     """Of the attempt that brought the first token."""
     decode_worker: WorkerId
-    """Of the last attempt; the same where one worker runs both legs."""
+    """Of the last attempt; the same where one worker runs both phases."""
     predicted_ttft_s: float | None
     """When it was placed, counted from its arrival; None: nothing was predicted."""
     predicted_tpot_s: float | None
@@ -247,7 +247,7 @@ class Note(msgspec.Struct, frozen=True):
     seq_id: SequenceId
     what: str
     """placed | first_token | joined | retried | fallback | refused | hedged | hedge_won | hedge_lost"""
-    because: str
+    reason: str
     worker_ids: tuple[WorkerId, ...] = ()
     seconds: float = 0.0
     bytes: int = 0

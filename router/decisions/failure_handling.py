@@ -11,8 +11,8 @@ from baton.config.router import RouterConfig
 from baton.core.ids import WorkerId
 from baton.core.messages import (
     FailureReason,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     SequenceFailed,
     SequenceRefused,
@@ -22,14 +22,14 @@ from router.decisions.cluster_view import ClusterView, Worker
 from router.decisions.flow import Flow
 from router.decisions.hedging import Hedging
 from router.decisions.placement.views import Placement
-from router.decisions.request_state import Phase
+from router.decisions.request_state import RequestState
 from router.decisions.retry_budgets import WindowBudget
 
 MIGRATIONS_AT_ONCE = 8
 """Streams that a leaving worker's report moves elsewhere; the next report moves more."""
 
 
-class SetbackStatus(msgspec.Struct, frozen=True):
+class FailureStatus(msgspec.Struct, frozen=True):
     """Since the start, unless said otherwise."""
 
     breakers_opened: int = 0
@@ -44,7 +44,7 @@ class SetbackStatus(msgspec.Struct, frozen=True):
     """Now."""
 
 
-class Setbacks:
+class FailureHandling:
     def __init__(self, config: RouterConfig, cluster: ClusterView) -> None:
         self._config = config
         self._cluster = cluster
@@ -53,9 +53,9 @@ class Setbacks:
         self.hedging = Hedging(config)
         self._leaving_since_s: dict[WorkerId, float] = {}
 
-    def status(self) -> SetbackStatus:
+    def status(self) -> FailureStatus:
         hedging = self.hedging
-        return SetbackStatus(
+        return FailureStatus(
             breakers_opened=self.breakers.opened_count,
             retries_left=self.retries.left,
             retries_refused=self.retries.refused_count,
@@ -80,7 +80,7 @@ class Setbacks:
 
     def started(self, flow: Flow, placement: Placement, *, is_first: bool, now_s: float) -> None:
         """An attempt began."""
-        for worker_id in placement.legs:
+        for worker_id in placement.phases:
             self.breakers.placed(worker_id, flow.name, now_s=now_s)
         if is_first and not flow.is_fork:
             self.hedging.placed()
@@ -88,12 +88,12 @@ class Setbacks:
         flow.hedge_at_s = float("inf") if delay_s is None else now_s + delay_s
         flow.placed_s = now_s
 
-    def moved_on(self, flow: Flow, worker_id: WorkerId, before: Phase, *, now_s: float) -> None:
+    def moved_on(self, flow: Flow, worker_id: WorkerId, before: RequestState, *, now_s: float) -> None:
         """Something that its worker said took the sequence on from phase `before`."""
         self.breakers.worked(worker_id, flow.name, now_s=now_s)
-        if before is Phase.PREFILLING and len(flow.generated) == 1:
+        if before is RequestState.PREFILLING and len(flow.generated) == 1:
             self.hedging.saw_first_token(now_s - flow.placed_s)
-        if flow.phase is Phase.DONE:
+        if flow.state is RequestState.DONE:
             self.retries.earn(now_s)
 
     def failed(
@@ -104,19 +104,21 @@ class Setbacks:
             return
         match message.reason:
             case FailureReason.INTERNAL:
-                why = f"internal: {message.message}"
-                self.breakers.failed(worker.worker_id, why, now_s=now_s, seq_id=message.seq_id)
+                reason = f"internal: {message.message}"
+                self.breakers.failed(worker.worker_id, reason, now_s=now_s, seq_id=message.seq_id)
             case FailureReason.TRANSFER:
                 for worker_id in (worker.worker_id, *sources):
-                    why = f"transfer: {message.message}"
-                    self.breakers.failed(worker_id, why, now_s=now_s, seq_id=message.seq_id)
+                    reason = f"transfer: {message.message}"
+                    self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=message.seq_id)
             case _:
                 pass  # the source's fault, nobody's, or told by the source itself
 
     def refused(self, worker: Worker, message: SequenceRefused, now_s: float) -> None:
         if message.reason is RefusalReason.NO_ROOM:
-            why = f"refused: {message.message}"
-            self.breakers.failed(worker.worker_id, why, now_s=now_s, seq_id=message.seq_id, is_refusal=True)
+            reason = f"refused: {message.message}"
+            self.breakers.failed(
+                worker.worker_id, reason, now_s=now_s, seq_id=message.seq_id, is_refusal=True
+            )
 
     def lost(self, worker: Worker, reason: str, now_s: float) -> None:
         """Its session."""
@@ -133,10 +135,10 @@ class Setbacks:
 
     def overdue(self, flow: Flow, now_s: float) -> None:
         """Its first token, and a second attempt began."""
-        for worker_id, leg in flow.legs.items():
-            if leg is not Leg.DECODE:
-                why = f"no first token within {now_s - flow.placed_s:.2f} s"
-                self.breakers.failed(worker_id, why, now_s=now_s, seq_id=flow.name)
+        for worker_id, phase in flow.phases.items():
+            if phase is not Phase.DECODE:
+                reason = f"no first token within {now_s - flow.placed_s:.2f} s"
+                self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=flow.name)
 
     # --- leaving workers --------------------------------------------------------------------------
 

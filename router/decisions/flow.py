@@ -1,7 +1,7 @@
-"""The life of one sequence: which worker runs which leg, and which tokens the client has.
+"""The life of one sequence: which worker runs which phase, and which tokens the client has.
 
 Pure: what happened goes in, actions come out. Placement is decided elsewhere and told to `start`.
-`legs` is the truth about who holds something for the sequence right now; the caller's accounts follow
+`phases` is the truth about who holds something for the sequence right now; the caller's accounts follow
 it. Every loss raises the epoch at once, so that whatever the old attempt still says is stale.
 """
 
@@ -15,8 +15,8 @@ from baton.core.lifecycle import Lifecycle
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
-    Leg,
     PeerRef,
+    Phase,
     RefusalReason,
     SequenceFailed,
     SequenceJoined,
@@ -38,9 +38,9 @@ from router.decisions.events import (
     Submit,
     ToWorker,
 )
-from router.decisions.latency_breakdown import WaterfallClock, served_by
+from router.decisions.latency_breakdown import LatencyClock, served_by
 from router.decisions.prediction.forecast import Forecast
-from router.decisions.request_state import LEGAL, Phase
+from router.decisions.request_state import LEGAL, RequestState
 from router.decisions.retry_budgets import WindowBudget
 from router.decisions.token_order import TokenOrder
 
@@ -73,7 +73,7 @@ class Flow:
         """A second attempt beside another flow's: whatever happens to it, the client hears nothing."""
         self.arrival = arrival
         self.epoch = 0
-        self.legs: Mapping[WorkerId, Leg] = {}
+        self.phases: Mapping[WorkerId, Phase] = {}
         """Who holds something for the current attempt."""
         self.avoid: frozenset[WorkerId] = frozenset()
         """Workers to be placed on last."""
@@ -84,9 +84,9 @@ class Flow:
         self._order = TokenOrder(submit.sampling)
         self.generated = self._order.generated
         """The tokens the client has."""
-        self.clock = WaterfallClock(now_s)
+        self.clock = LatencyClock(now_s)
         self._served = Served(WorkerId(""), WorkerId(""), None, None, 0)
-        self._life: Lifecycle[Phase] = Lifecycle(Phase.QUEUED, LEGAL, now_s=now_s)
+        self._life: Lifecycle[RequestState] = Lifecycle(RequestState.QUEUED, LEGAL, now_s=now_s)
         self._attempts_max = attempts_max
         self.placed_s = now_s
         """When the current attempt began."""
@@ -95,7 +95,7 @@ class Flow:
         self._queue_wait_s = queue_wait_s
         self.submitted_at_s = now_s
         self._waiting_since_s = now_s
-        self._part: Mapping[WorkerId, Leg] = {}
+        self._part: Mapping[WorkerId, Phase] = {}
         """Who took part in the current attempt, whether or not it still holds anything."""
         self._has_joined = False
         self._turned_away = ""
@@ -105,8 +105,8 @@ class Flow:
         self._cached_token_count: int | None = None
 
     @property
-    def phase(self) -> Phase:
-        return self._life.phase
+    def state(self) -> RequestState:
+        return self._life.state
 
     @property
     def arrived_s(self) -> float:
@@ -115,7 +115,7 @@ class Flow:
         return submitted_s if self.submit.arrived_s is None else self.submit.arrived_s
 
     def is_wait_over(self, now_s: float) -> bool:
-        return self.phase is Phase.QUEUED and self._wait_ends_s <= now_s
+        return self.state is RequestState.QUEUED and self._wait_ends_s <= now_s
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +123,7 @@ class Flow:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.phase in (Phase.HANDING_OVER, Phase.DECODING)
+        return self.state in (RequestState.HANDING_OVER, RequestState.DECODING)
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -142,7 +142,7 @@ class Flow:
 
     @property
     def is_last_token(self) -> bool:
-        """Whatever comes next is all there is: no decode leg."""
+        """Whatever comes next is all there is: no decode phase."""
         is_embedding = self.submit.task is Task.EMBED
         return is_embedding or self.submit.sampling.max_tokens - len(self.generated) <= 1
 
@@ -163,9 +163,9 @@ class Flow:
 
     def next_tick_s(self, now_s: float) -> float:
         """When `on_tick` wants to be called, or when the rest of a queued sequence is over."""
-        if self.phase is Phase.PREFILLING:
+        if self.state is RequestState.PREFILLING:
             return min(self.submit.deadline_s, max(now_s, self.hedge_at_s))
-        if self.phase is not Phase.QUEUED:
+        if self.state is not RequestState.QUEUED:
             return self.submit.deadline_s
         ends_s = min(self.submit.deadline_s, self._wait_ends_s)
         return min(ends_s, self.rest_until_s) if self.rest_until_s > now_s else ends_s
@@ -179,38 +179,38 @@ class Flow:
 
     def start(
         self,
-        legs: Mapping[WorkerId, Leg],
+        phases: Mapping[WorkerId, Phase],
         *,
         source: PeerRef | None,
         fingerprint: str,
         cache_root: BlockHash,
-        because: str,
+        reason: str,
         is_fallback: bool,
         now_s: float,
         forecast: Forecast | None = None,
     ) -> list[RouterAction]:
-        """Begin an attempt: tell every leg's worker. `source` is the PREFILL leg's worker."""
-        self._life.to(Phase.PREFILLING, now_s=now_s, cause=because)
-        self.legs, self._part = legs, legs
+        """Begin an attempt: tell every phase's worker. `source` is the PREFILL phase's worker."""
+        self._life.to(RequestState.PREFILLING, now_s=now_s, cause=reason)
+        self.phases, self._part = phases, phases
         self.was_placed, self._fingerprint = True, fingerprint
         self.clock.placed(now_s)
         is_begun = self.clock.has_first_token
-        self._served = served_by(self._served, legs, forecast, now_s - self.arrived_s, is_begun=is_begun)
+        self._served = served_by(self._served, phases, forecast, now_s - self.arrived_s, is_begun=is_begun)
         note = "fallback" if is_fallback else "placed"
         waited_s = now_s - self._waiting_since_s
-        actions: list[RouterAction] = [self._note(note, because, tuple(legs), seconds=waited_s)]
+        actions: list[RouterAction] = [self._note(note, reason, tuple(phases), seconds=waited_s)]
         tokens, submit, sampling = self.tokens, self.submit, self._sampling
-        for worker_id, leg in legs.items():
+        for worker_id, phase in phases.items():
             message = StartSequence(
                 seq_id=self.name,
                 epoch=self.epoch,
-                leg=leg,
+                phase=phase,
                 tokens=tokens,
                 prompt_token_count=len(submit.prompt),
                 sampling=sampling,
                 cache_root=cache_root,
                 time_left_s=max(0.0, submit.deadline_s - now_s),
-                source=source if leg is Leg.DECODE else None,
+                source=source if phase is Phase.DECODE else None,
                 traceparent=submit.traceparent,
                 task=submit.task,
                 adapter=submit.adapter,
@@ -227,7 +227,7 @@ class Flow:
         """End it, whatever it was doing."""
         actions = self._let_go()
         self.failure = kind
-        self._life.to(Phase.FAILED, now_s=now_s, cause=message)
+        self._life.to(RequestState.FAILED, now_s=now_s, cause=message)
         return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s)]
 
     # --- what happens to it -----------------------------------------------------------------------
@@ -242,14 +242,14 @@ class Flow:
 
     def on_client_gone(self, *, now_s: float) -> list[RouterAction]:
         actions = self._let_go()
-        self._life.to(Phase.CANCELLED, now_s=now_s, cause="client gone")
+        self._life.to(RequestState.CANCELLED, now_s=now_s, cause="client gone")
         return actions
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> list[RouterAction]:
         """Tokens may come twice (the decode worker repeats the first), from either worker first, and
         ahead of a missing one: the client gets each once, in order."""
-        leg = self._part.get(worker_id)
-        if leg is None or output.epoch != self.epoch:
+        phase = self._part.get(worker_id)
+        if phase is None or output.epoch != self.epoch:
             return []
         if self._cached_token_count is None and output.cached_token_count is not None:
             self._cached_token_count = output.cached_token_count
@@ -262,12 +262,12 @@ class Flow:
                 None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
             )
         if output.tokens:
-            self._moved_on(leg, now_s=now_s)
+            self._moved_on(phase, now_s=now_s)
         actions: list[RouterAction] = []
         if len(self.generated) > first_index:
             actions += self._delivered(worker_id, first_index, now_s=now_s)
         if reason is not None:
-            has_ended = output.finish is not None and leg is not Leg.PREFILL
+            has_ended = output.finish is not None and phase is not Phase.PREFILL
             actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
         elif self._turned_away and output.tokens:
             cause = RetryCause.SOURCE_REFUSED
@@ -275,10 +275,10 @@ class Flow:
         return actions
 
     def on_joined(self, worker_id: WorkerId, joined: SequenceJoined, *, now_s: float) -> list[RouterAction]:
-        if joined.epoch != self.epoch or self.legs.get(worker_id) is not Leg.DECODE or self._has_joined:
+        if joined.epoch != self.epoch or self.phases.get(worker_id) is not Phase.DECODE or self._has_joined:
             return []
         self._has_joined = True
-        self._moved_on(Leg.DECODE, now_s=now_s)
+        self._moved_on(Phase.DECODE, now_s=now_s)
         note = self._note(
             "joined",
             "all KV has arrived",
@@ -291,45 +291,45 @@ class Flow:
     def on_refused(
         self, worker_id: WorkerId, refused: SequenceRefused, *, now_s: float
     ) -> list[RouterAction]:
-        if refused.epoch != self.epoch or worker_id not in self.legs:
+        if refused.epoch != self.epoch or worker_id not in self.phases:
             return []
-        because = f"{refused.reason}: {refused.message}" if refused.message else str(refused.reason)
-        note = self._note("refused", because, (worker_id,))
+        reason = f"{refused.reason}: {refused.message}" if refused.message else str(refused.reason)
+        note = self._note("refused", reason, (worker_id,))
         match refused.reason:
             case RefusalReason.TOO_LONG:
                 self._holds_nothing(worker_id)
-                return [note, *self.refuse(FailureKind.TOO_LONG, because, now_s=now_s)]
+                return [note, *self.refuse(FailureKind.TOO_LONG, reason, now_s=now_s)]
             case RefusalReason.UNSUPPORTED:
                 self._holds_nothing(worker_id)
-                return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or because, now_s=now_s)]
+                return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or reason, now_s=now_s)]
             case RefusalReason.STALE_EPOCH:
                 cause = RetryCause.STALE_EPOCH
-                return [note, *self._lost(worker_id, {worker_id}, cause, because, now_s=now_s)]
+                return [note, *self._lost(worker_id, {worker_id}, cause, reason, now_s=now_s)]
             case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
                 # Not counted as a loss: what bounds it is the wait for a place, which goes on.
                 self._refusals += 1
-                return [note, *self._requeue(worker_id, {worker_id}, because, self._refusals, now_s=now_s)]
+                return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
 
     def on_failed(self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float) -> list[RouterAction]:
         """Of a worker that no longer matters (prefill, once decode has everything): nothing happens."""
-        if failed.epoch != self.epoch or worker_id not in self.legs:
+        if failed.epoch != self.epoch or worker_id not in self.phases:
             return []
-        because = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)
+        reason = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)
         if failed.reason is FailureReason.DEADLINE:
             self._holds_nothing(worker_id)
-            return self.refuse(FailureKind.DEADLINE, because, now_s=now_s)
+            return self.refuse(FailureKind.DEADLINE, reason, now_s=now_s)
         if failed.reason is FailureReason.SOURCE_REFUSED and self._prefill_may_explain(worker_id):
             self._holds_nothing(worker_id)
-            self._turned_away = because
+            self._turned_away = reason
             return []
         suspects, cause = self._suspects(worker_id, failed.reason), RetryCause(failed.reason)
-        return self._lost(worker_id, suspects, cause, because, now_s=now_s)
+        return self._lost(worker_id, suspects, cause, reason, now_s=now_s)
 
     def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
-        if worker_id not in self.legs:
+        if worker_id not in self.phases:
             return []
-        because = f"{worker_id} lost: {reason}"
-        return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, because, now_s=now_s)
+        detail = f"{worker_id} lost: {reason}"
+        return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, detail, now_s=now_s)
 
     # --- two attempts at once -----------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Flow:
         twin.clock = self.clock.fork()
         twin.clock.lost(now_s)
         twin._served = self._served
-        twin.avoid = frozenset(self.legs)
+        twin.avoid = frozenset(self.phases)
         return twin
 
     def serve(self) -> None:
@@ -359,22 +359,22 @@ class Flow:
 
     def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
         """Go on elsewhere than at this worker, which is leaving."""
-        because = f"{worker_id} is leaving"
-        return self._lost(None, {worker_id}, RetryCause.DRAINED, because, now_s=now_s)
+        reason = f"{worker_id} is leaving"
+        return self._lost(None, {worker_id}, RetryCause.DRAINED, reason, now_s=now_s)
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def _moved_on(self, leg: Leg, *, now_s: float) -> None:
+    def _moved_on(self, phase: Phase, *, now_s: float) -> None:
         self._refusals, self._waiting_since_s = 0, now_s
-        if leg is Leg.PREFILL:
-            if self.phase is Phase.PREFILLING:
-                self._life.to(Phase.HANDING_OVER, now_s=now_s, cause="first token from prefill")
+        if phase is Phase.PREFILL:
+            if self.state is RequestState.PREFILLING:
+                self._life.to(RequestState.HANDING_OVER, now_s=now_s, cause="first token from prefill")
             return
-        if self.phase is not Phase.DECODING:
-            self._life.to(Phase.DECODING, now_s=now_s, cause=f"{leg} has everything")
-            if leg is Leg.DECODE:
+        if self.state is not RequestState.DECODING:
+            self._life.to(RequestState.DECODING, now_s=now_s, cause=f"{phase} has everything")
+            if phase is Phase.DECODE:
                 self.clock.decodes(now_s)
-            self.legs = {w: held for w, held in self.legs.items() if held is not Leg.PREFILL}
+            self.phases = {w: held for w, held in self.phases.items() if held is not Phase.PREFILL}
 
     def _delivered(self, worker_id: WorkerId, first_index: int, *, now_s: float) -> list[RouterAction]:
         tokens = tuple(self.generated[first_index:])
@@ -385,15 +385,15 @@ class Flow:
         ]
         if first_index == 0:
             waited_s = now_s - self.submitted_at_s
-            leg = str(self._part[worker_id])
-            actions.append(self._note("first_token", leg, (worker_id,), seconds=waited_s))
+            phase = str(self._part[worker_id])
+            actions.append(self._note("first_token", phase, (worker_id,), seconds=waited_s))
         return actions
 
     def _finish(self, reason: FinishReason, ended_at: WorkerId | None, *, now_s: float) -> list[RouterAction]:
         if ended_at is not None:
             self._holds_nothing(ended_at)
         actions = self._let_go()
-        self._life.to(Phase.DONE, now_s=now_s, cause=str(reason))
+        self._life.to(RequestState.DONE, now_s=now_s, cause=str(reason))
         self.clock.delivered(len(self.generated), now_s)
         finished = Finished(
             self.submit.seq_id,
@@ -401,7 +401,7 @@ class Flow:
             len(self.generated),
             self.cached_tokens,
             self._order.embedding,
-            self.clock.waterfall(),
+            self.clock.latency_breakdown(),
             self._served,
         )
         return [*actions, finished]
@@ -409,14 +409,14 @@ class Flow:
     def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
         """The source refuses the decode worker when it ended the sequence with its first token, or had no
         room for it. It tells us too, and its own word decides; it may be overtaken by the decode worker's."""
-        others = (leg for w, leg in self.legs.items() if w != worker_id)
-        return self.phase is Phase.PREFILLING and Leg.PREFILL in others
+        others = (phase for w, phase in self.phases.items() if w != worker_id)
+        return self.state is RequestState.PREFILLING and Phase.PREFILL in others
 
     # --- losing and letting go --------------------------------------------------------------------
 
     def _suspects(self, worker_id: WorkerId, reason: FailureReason) -> set[WorkerId]:
         """Whom to avoid: a decode worker may fail for its source's sake."""
-        sources = {w for w, leg in self.legs.items() if leg is Leg.PREFILL and w != worker_id}
+        sources = {w for w, phase in self.phases.items() if phase is Phase.PREFILL and w != worker_id}
         match reason:
             case FailureReason.SOURCE_LOST | FailureReason.SOURCE_REFUSED:
                 return sources or {worker_id}
@@ -430,34 +430,34 @@ class Flow:
         worker_id: WorkerId | None,
         suspects: Set[WorkerId],
         cause: RetryCause,
-        because: str,
+        reason: str,
         *,
         now_s: float,
     ) -> list[RouterAction]:
         self._losses += 1
         if self._losses >= self._attempts_max:
             self._holds_nothing(worker_id)
-            message = f"lost {self._losses} times, at last: {because}"
+            message = f"lost {self._losses} times, at last: {reason}"
             return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
         is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_fork
         # A stream that began goes on: there is no status left by which to tell its client when to come back.
         is_begun = bool(self.generated)
         if is_charged and self._retries is not None and not self._retries.take(now_s, must=is_begun):
             self._holds_nothing(worker_id)
-            message = f"too many attempts fail (router.retry_share), and so did this one: {because}"
+            message = f"too many attempts fail (router.retry_share), and so did this one: {reason}"
             after_s = self._retries.retry_after_s(now_s)
             return self.refuse(FailureKind.RETRIES_SPENT, message, now_s=now_s, retry_after_s=after_s)
         if self.is_fork:
-            return self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)
+            return self._requeue(worker_id, suspects, reason, self._losses, now_s=now_s)
         self._waiting_since_s = now_s
-        note = self._note("retried", because, tuple(self._part), cause=cause)
-        return [note, *self._requeue(worker_id, suspects, because, self._losses, now_s=now_s)]
+        note = self._note("retried", reason, tuple(self._part), cause=cause)
+        return [note, *self._requeue(worker_id, suspects, reason, self._losses, now_s=now_s)]
 
     def _requeue(
         self,
         worker_id: WorkerId | None,
         suspects: Set[WorkerId],
-        because: str,
+        reason: str,
         times: int,
         *,
         now_s: float,
@@ -466,7 +466,7 @@ class Flow:
         then after a rest that doubles."""
         self._holds_nothing(worker_id)
         actions = self._let_go()
-        self._life.to(Phase.QUEUED, now_s=now_s, cause=because)
+        self._life.to(RequestState.QUEUED, now_s=now_s, cause=reason)
         self.epoch += 1
         self.clock.lost(now_s)
         self.avoid = frozenset(suspects)
@@ -478,23 +478,23 @@ class Flow:
     def _note(
         self,
         what: str,
-        because: str,
+        reason: str,
         worker_ids: tuple[WorkerId, ...],
         *,
         seconds: float = 0.0,
         bytes_moved: int = 0,
         cause: RetryCause | None = None,
     ) -> Note:
-        return Note(self.submit.seq_id, what, because, worker_ids, seconds, bytes_moved, cause)
+        return Note(self.submit.seq_id, what, reason, worker_ids, seconds, bytes_moved, cause)
 
     def _holds_nothing(self, worker_id: WorkerId | None) -> None:
-        self.legs = {w: leg for w, leg in self.legs.items() if w != worker_id}
+        self.phases = {w: phase for w, phase in self.phases.items() if w != worker_id}
 
     def _let_go(self) -> list[RouterAction]:
         """Cancel the current attempt at every worker that holds something for it."""
         message = CancelSequence(self.name, self.epoch)
-        actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.legs]
-        self.legs, self._part = {}, {}
+        actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.phases]
+        self.phases, self._part = {}, {}
         self._order.attempt_over()
         self._turned_away = ""
         return actions

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.ids import WorkerId
-from baton.core.messages import Leg
-from router.decisions.events import Served, Waterfall
+from baton.core.messages import Phase
+from router.decisions.events import LatencyBreakdown, Served
 from router.decisions.prediction.forecast import Forecast
 
 
-class WaterfallClock:
+class LatencyClock:
     """Of one sequence. Told what happens to it, in order; instants are on the router's clock."""
 
     __slots__ = (
@@ -32,13 +32,13 @@ class WaterfallClock:
         self._submitted_s = self._since_s = submitted_s
         self._placed_s: float | None = None
         self._queue_s = self._retries_s = 0.0
-        self._timings: LegTimings | None = None
+        self._timings: PhaseTimings | None = None
         self._are_timings_due = True
         self._first_s: float | None = None
         self._decodes_s: float | None = None
         self._second_s: float | None = None
 
-    def fork(self) -> "WaterfallClock":
+    def fork(self) -> "LatencyClock":
         """For a second attempt that begins while the first one runs."""
         return copy.copy(self)
 
@@ -65,7 +65,7 @@ class WaterfallClock:
         elif self._timings is None:
             self._are_timings_due = False  # a later attempt's are not the first token's
 
-    def told(self, timings: LegTimings) -> None:
+    def told(self, timings: PhaseTimings) -> None:
         """By the worker that prefills, maybe after the first token was heard of elsewhere."""
         if self._timings is None and self._are_timings_due:
             self._timings = timings
@@ -82,7 +82,7 @@ class WaterfallClock:
         if self._second_s is None and token_count > 1:
             self._second_s = now_s
 
-    def waterfall(self) -> Waterfall | None:
+    def latency_breakdown(self) -> LatencyBreakdown | None:
         """None: no token yet, or nothing was told by its worker."""
         if self._first_s is None or self._placed_s is None or self._timings is None:
             return None
@@ -92,7 +92,7 @@ class WaterfallClock:
         load_s = min(self._timings.load_s, left_s - wait_s)
         prefill_s = min(self._timings.compute_s, left_s - wait_s - load_s)
         transfer_s, first_decode_s = self._after_first(self._first_s)
-        return Waterfall(
+        return LatencyBreakdown(
             queue_s=self._queue_s,
             retries_s=self._retries_s,
             wait_s=wait_s,
@@ -114,7 +114,7 @@ class WaterfallClock:
 
 def served_by(
     before: Served,
-    legs: Mapping[WorkerId, Leg],
+    phases: Mapping[WorkerId, Phase],
     forecast: Forecast | None,
     waited_s: float,
     *,
@@ -122,8 +122,8 @@ def served_by(
 ) -> Served:
     """One more attempt began, `waited_s` after the request's arrival. `is_begun`: the client has tokens."""
     attempts = before.attempts + 1
-    prefill = next(w for w, leg in legs.items() if leg is not Leg.DECODE)
-    decode = next((w for w, leg in legs.items() if leg is Leg.DECODE), prefill)
+    prefill = next(w for w, phase in phases.items() if phase is not Phase.DECODE)
+    decode = next((w for w, phase in phases.items() if phase is Phase.DECODE), prefill)
     if is_begun:
         return msgspec.structs.replace(before, decode_worker=decode, attempts=attempts)
     if forecast is None:

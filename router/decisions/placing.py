@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.config.router import RouterConfig
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, SequenceId, WorkerId
-from baton.core.messages import Leg, SequenceJoined, SequenceOutput, WorkerHello
+from baton.core.messages import Phase, SequenceJoined, SequenceOutput, WorkerHello
 from router.decisions.affinity import Affinity
 from router.decisions.cluster_view import ClusterView, Load, Worker
-from router.decisions.flow import Flow, Phase
+from router.decisions.flow import Flow, RequestState
 from router.decisions.peer_loads import PeerBook
 from router.decisions.placement import make_policy
 from router.decisions.placement.place import place
@@ -40,7 +40,7 @@ class Watch:
     generated_before: int
     first_s: float | None = None
     first_count: int = 0
-    timings: LegTimings | None = None
+    timings: PhaseTimings | None = None
 
 
 def _want(flow: Flow, now_s: float) -> Want:
@@ -179,33 +179,33 @@ class Placing:
         target = None if placement.decode is None else self.cluster[placement.decode.worker_id]
         held = matched(placement.prefill.fingerprint, placement.prefill.block_tokens)
         predicted = self.predictor.of_pair(source, target, _want(flow, now_s), held, now_s=now_s)
-        because = f"predictions are off, so by cached prefix: {placement.because}"
-        return placement._replace(predicted=predicted, because=because)
+        reason = f"predictions are off, so by cached prefix: {placement.reason}"
+        return placement._replace(predicted=predicted, reason=reason)
 
     def take(self, flow: Flow, placement: Placement, *, now_s: float) -> None:
         """Count the sequence where it was placed, before it starts there."""
         seq_id, view, cached_blocks = flow.name, placement.prefill, placement.cached_blocks
         load = Load(flow.token_count, flow.submit.priority, flow.submit.tpot_slo_s)
-        for worker_id, leg in placement.legs.items():
+        for worker_id, phase in placement.phases.items():
             cached_tokens = cached_blocks.get(worker_id, 0) * view.block_tokens
             self.cluster.issue(
                 worker_id,
                 seq_id,
-                leg=leg,
-                tokens=0 if leg is Leg.DECODE else max(1, flow.token_count - cached_tokens),
+                phase=phase,
+                tokens=0 if phase is Phase.DECODE else max(1, flow.token_count - cached_tokens),
                 blocks=blocks_for(flow.token_count + 1, view.block_tokens),
                 load=load,
                 now_s=now_s,
             )
             seconds = 0.0
-            if leg is not Leg.DECODE and placement.predicted is not None:
+            if phase is not Phase.DECODE and placement.predicted is not None:
                 seconds = placement.predicted.prefill.compute_s
             self.cluster[worker_id].placed(seconds, now_s)
             if self._policy.uses_prefix:
                 hashes = self._hashes_of(flow, view.fingerprint, view.block_tokens)
                 news = hashes[cached_blocks.get(worker_id, 0) :]
                 self.index.placed(worker_id, news, now_s=now_s)
-        self._affinity.placed(flow.submit, placement.legs, is_first_time=not flow.was_placed)
+        self._affinity.placed(flow.submit, placement.phases, is_first_time=not flow.was_placed)
         if placement.predicted is not None:
             decode_id = (placement.decode or view).worker_id
             self._watches[seq_id] = Watch(
@@ -230,9 +230,9 @@ class Placing:
         seq_id = flow.name
         if (watch := self._watches.get(seq_id)) is not None:
             self._observe(flow, watch, now_s)
-        is_freed = self.cluster.take_back_except(seq_id, flow.legs)
+        is_freed = self.cluster.take_back_except(seq_id, flow.phases)
         if flow.is_prefilled:
-            for worker_id in flow.legs:
+            for worker_id in flow.phases:
                 self.cluster[worker_id].prefilled(seq_id, now_s)
         if flow.is_over:
             self._hashes.pop(seq_id, None)
@@ -248,10 +248,10 @@ class Placing:
             if (worker := self.cluster.get(watch.prefill_id)) is not None:
                 elapsed_s = now_s - watch.placed_s
                 self.predictor.saw_first_token(worker, watch.predicted, elapsed_s, watch.timings)
-        if not flow.is_over and flow.phase is not Phase.QUEUED:
+        if not flow.is_over and flow.state is not RequestState.QUEUED:
             return
         del self._watches[flow.name]
-        if flow.phase is not Phase.DONE or watch.first_s is None:
+        if flow.state is not RequestState.DONE or watch.first_s is None:
             return
         if (worker := self.cluster.get(watch.decode_id)) is not None:
             is_first_attempt = watch.generated_before == 0
@@ -278,9 +278,9 @@ class Placing:
     def check_against(self, flows: dict[SequenceId, Flow]) -> None:
         """The accounts hold exactly what these flows hold."""
         assert self._hashes.keys() <= flows.keys()
-        assert self._watches.keys() <= {s for s, f in flows.items() if f.legs}
-        held = {(s, w.worker_id): t.leg for w in self.cluster for s, t in w.tickets.items()}
-        assert held == {(s, w): leg for s, f in flows.items() for w, leg in f.legs.items()}
+        assert self._watches.keys() <= {s for s, f in flows.items() if f.phases}
+        held = {(s, w.worker_id): t.phase for w in self.cluster for s, t in w.tickets.items()}
+        assert held == {(s, w): phase for s, f in flows.items() for w, phase in f.phases.items()}
         if not flows:
             assert all(w.in_flight.values == (0, 0, 0) for w in self.cluster)
             assert self._affinity.is_idle

@@ -3,10 +3,10 @@
 from enum import StrEnum, auto
 
 
-class Phase(StrEnum):
+class RequestState(StrEnum):
     QUEUED = auto()
     PREFILLING = auto()
-    """All legs were told to start."""
+    """All phases were told to start."""
     HANDING_OVER = auto()
     """The prefill worker has sampled its token; the decode worker has not joined."""
     DECODING = auto()
@@ -16,15 +16,18 @@ class Phase(StrEnum):
     CANCELLED = auto()
 
 
-_ENDS = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED})
-LEGAL: dict[Phase, frozenset[Phase]] = {
-    Phase.QUEUED: frozenset({Phase.PREFILLING, Phase.FAILED, Phase.CANCELLED}),
+_ENDS = frozenset({RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED})
+LEGAL: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.QUEUED: frozenset({RequestState.PREFILLING, RequestState.FAILED, RequestState.CANCELLED}),
     # QUEUED, here and below: the attempt was lost or refused.
     # DECODING: the decode worker was heard before the prefill worker, or there is only one worker.
-    Phase.PREFILLING: frozenset({Phase.HANDING_OVER, Phase.DECODING, Phase.QUEUED}) | _ENDS,
-    Phase.HANDING_OVER: frozenset({Phase.DECODING, Phase.QUEUED}) | _ENDS,
-    Phase.DECODING: frozenset({Phase.QUEUED}) | _ENDS,
-    Phase.DONE: frozenset(),
-    Phase.FAILED: frozenset(),
-    Phase.CANCELLED: frozenset(),
+    RequestState.PREFILLING: frozenset(
+        {RequestState.HANDING_OVER, RequestState.DECODING, RequestState.QUEUED}
+    )
+    | _ENDS,
+    RequestState.HANDING_OVER: frozenset({RequestState.DECODING, RequestState.QUEUED}) | _ENDS,
+    RequestState.DECODING: frozenset({RequestState.QUEUED}) | _ENDS,
+    RequestState.DONE: frozenset(),
+    RequestState.FAILED: frozenset(),
+    RequestState.CANCELLED: frozenset(),
 }

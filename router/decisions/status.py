@@ -9,7 +9,7 @@ from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from router.decisions.cluster_view import Worker
-from router.decisions.failure_handling import Setbacks, SetbackStatus
+from router.decisions.failure_handling import FailureHandling, FailureStatus
 from router.decisions.placement.place import pairable_fingerprints
 from router.decisions.placing import Placing
 from router.decisions.prediction.status import PredictionErrors, PredictorStatus
@@ -25,7 +25,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     is_stale: bool
     """No load report for longer than `worker_silence_s`: assumed busy."""
     in_flight_count: int
-    """Sequences of this router that have a leg there."""
+    """Sequences of this router that have a phase there."""
     elsewhere_count: int
     """Sequences of other routers there that its reports need not show yet."""
     in_flight_tokens: int
@@ -44,7 +44,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """What its steps cost, as it says."""
     breaker: str = "closed"
     """closed | open | half_open, see `router.decisions.breaker`."""
-    breaker_because: str = ""
+    breaker_reason: str = ""
     is_suspended: bool = False
     """It gets no new sequence now: its breaker is open, and enough others of its pool are there."""
 
@@ -59,13 +59,13 @@ class RouterStatus(msgspec.Struct, frozen=True):
     is_prefill_pool_empty: bool
     is_decode_pool_empty: bool
     is_fallback_in_use: bool
-    """Pairs are wanted and impossible, and both legs run on whichever worker there is."""
+    """Pairs are wanted and impossible, and both phases run on whichever worker there is."""
     predictor: PredictorStatus
     peer_count: int = 0
     """Other routers whose work counts here."""
     index_bytes: int = 0
     """Of the prefix index."""
-    setbacks: SetbackStatus = SetbackStatus()
+    failure_handling: FailureStatus = FailureStatus()
 
     @property
     def is_degraded(self) -> bool:
@@ -73,18 +73,24 @@ class RouterStatus(msgspec.Struct, frozen=True):
 
 
 def router_status(
-    placing: Placing, setbacks: Setbacks, config: RouterConfig, *, queued: int, live: int, now_s: float
+    placing: Placing,
+    failure_handling: FailureHandling,
+    config: RouterConfig,
+    *,
+    queued: int,
+    live: int,
+    now_s: float,
 ) -> RouterStatus:
     views = placing.cluster.views(0, avoid=frozenset(), fingerprint="", now_s=now_s)
     usable = [v for v in views if not v.is_draining]
     wants_pairs = config.disaggregate
     lacks_pairs = wants_pairs and not pairable_fingerprints(usable)
     may_fall_back = config.fallback_to_other_pool
-    suspended = setbacks.suspended(now_s)
+    suspended = failure_handling.suspended(now_s)
     return RouterStatus(
         queued=queued,
         live=live,
-        workers=tuple(_worker(w, placing, setbacks, suspended, now_s) for w in placing.cluster),
+        workers=tuple(_worker(w, placing, failure_handling, suspended, now_s) for w in placing.cluster),
         is_ready=bool(usable) and (not lacks_pairs or may_fall_back),
         is_prefill_pool_empty=not any(v.role.prefills or not wants_pairs for v in usable),
         is_decode_pool_empty=not any(v.role.decodes or not wants_pairs for v in usable),
@@ -92,15 +98,19 @@ def router_status(
         predictor=placing.predictor_status(),
         peer_count=placing.peers.count,
         index_bytes=placing.index.byte_count,
-        setbacks=setbacks.status(),
+        failure_handling=failure_handling.status(),
     )
 
 
 def _worker(
-    worker: Worker, placing: Placing, setbacks: Setbacks, suspended: Container[WorkerId], now_s: float
+    worker: Worker,
+    placing: Placing,
+    failure_handling: FailureHandling,
+    suspended: Container[WorkerId],
+    now_s: float,
 ) -> WorkerStatus:
     worker_id, hello = worker.worker_id, worker.hello
-    breaker = setbacks.breakers.state(worker_id, now_s=now_s)
+    breaker = failure_handling.breakers.state(worker_id, now_s=now_s)
     return WorkerStatus(
         worker_id=worker_id,
         role=worker.role,
@@ -121,6 +131,6 @@ def _worker(
         block_tokens=hello.block_tokens,
         costs=worker.speed.costs if worker.speed.is_told else None,
         breaker=str(breaker.state),
-        breaker_because=breaker.because,
+        breaker_reason=breaker.reason,
         is_suspended=worker_id in suspended,
     )

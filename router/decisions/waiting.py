@@ -19,7 +19,7 @@ from router.decisions.admission.queue import LOOK_AHEAD, Full, Waiter, WaitLine
 from router.decisions.admission.retry_reservations import Promises
 from router.decisions.admission.tenant_usage import Holdings
 from router.decisions.events import FailureKind, RouterAction
-from router.decisions.flow import Flow, Phase
+from router.decisions.flow import Flow, RequestState
 from router.decisions.placement.views import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prediction.forecast import Forecast
@@ -133,7 +133,7 @@ class Waiting:
         outcome, forecast = None, None
         if self._may_be_tried(now_s):
             outcome, actions, forecast = self._try(flow, now_s=now_s)
-            if flow.phase is not Phase.QUEUED:
+            if flow.state is not RequestState.QUEUED:
                 return actions
         self._had_a_turn = waiter.seq_id if outcome is Outcome.NO_ROOM else None
         if outcome is Outcome.LATE:
@@ -154,11 +154,11 @@ class Waiting:
         if room is None:
             return []
         leaves = flow if isinstance(room, Full) else self._flows[room]
-        because = room.because if isinstance(room, Full) else "the line is full, and others have less in it"
+        reason = room.reason if isinstance(room, Full) else "the line is full, and others have less in it"
         if leaves is flow:
             self._join_late.discard(waiter.seq_id)
         hint_s = self._hint_s(leaves, None, now_s=now_s)
-        actions = leaves.refuse(FailureKind.QUEUE_FULL, because, now_s=now_s, retry_after_s=hint_s)
+        actions = leaves.refuse(FailureKind.QUEUE_FULL, reason, now_s=now_s, retry_after_s=hint_s)
         if leaves is not flow:
             self._settle(leaves)
         return actions
@@ -166,11 +166,11 @@ class Waiting:
     def settle(self, flow: Flow, *, now_s: float) -> None:
         """Line and rest follow what the flow became."""
         seq_id = flow.name
-        if flow.legs:
+        if flow.phases:
             self._holdings.placed(seq_id, flow.submit.tenant, flow.token_count)
         else:
             self._holdings.left(seq_id)
-        if flow.is_over or flow.phase is not Phase.QUEUED:
+        if flow.is_over or flow.state is not RequestState.QUEUED:
             self._leave(seq_id, now_s)
             self._resting.discard(seq_id)
             if flow.is_over:
@@ -240,7 +240,7 @@ class Waiting:
                 outcome, more, _ = self._try(flow, now_s=now_s)
                 actions += more
                 self._settle(flow)
-                if flow.phase is not Phase.QUEUED:
+                if flow.state is not RequestState.QUEUED:
                     continue
                 if outcome is Outcome.NO_ROOM:
                     smallest_miss[flow.is_last_token] = flow.token_count
@@ -264,8 +264,8 @@ class Waiting:
         for seq_id in self._line.take_overdue(now_s):
             flow = self._flows[seq_id]
             if flow.submit.refuse_late and flow.submit.ttft_slo_s > 0:
-                because = f"no first token is possible any more within {flow.submit.ttft_slo_s:g} s"
-                actions += self._refuse_late(flow, None, because, now_s=now_s)
+                reason = f"no first token is possible any more within {flow.submit.ttft_slo_s:g} s"
+                actions += self._refuse_late(flow, None, reason, now_s=now_s)
                 self._settle(flow)
         return actions
 
@@ -273,7 +273,7 @@ class Waiting:
         is_beyond = self._is_beyond(flow, now_s)
         found = self._placing.find(flow, leaves_room=is_beyond, now_s=now_s)
         if isinstance(found, NoPlace):
-            self.waits_for = found.because
+            self.waits_for = found.reason
             if not found.is_final:
                 # Passed by tenants that have less than their share, it does not begin to starve.
                 return Outcome.HELD if is_beyond else Outcome.NO_ROOM, [], None
@@ -281,11 +281,11 @@ class Waiting:
             return Outcome.ENDED, actions, None
         forecast = found.forecast
         if forecast is not None and not flow.was_placed:
-            outcome, because = self._judge(flow, found, forecast, now_s=now_s)
+            outcome, reason = self._judge(flow, found, forecast, now_s=now_s)
             if outcome is Outcome.HOPELESS:
-                return Outcome.ENDED, self._refuse_late(flow, forecast, because, now_s=now_s), forecast
+                return Outcome.ENDED, self._refuse_late(flow, forecast, reason, now_s=now_s), forecast
             if outcome is not Outcome.PLACED:
-                self.waits_for = because
+                self.waits_for = reason
                 return outcome, [], forecast
         elif self._placing.is_blind and not flow.was_placed and self._has_steps_enough(flow, found):
             self.waits_for = "the worker that suits it has enough to do"
@@ -406,8 +406,8 @@ class Waiting:
             if chance.both < TIMELY_MIN:
                 self._join_late.add(waiter.seq_id)
             return None
-        because = f"about {line_s:.1f} s in the line; then " + _unmet(flow, forecast, chance)
-        return self._refuse_late(flow, forecast, because, now_s=now_s)
+        reason = f"about {line_s:.1f} s in the line; then " + _unmet(flow, forecast, chance)
+        return self._refuse_late(flow, forecast, reason, now_s=now_s)
 
     def _as_when_placed(self, forecast: Forecast) -> Forecast:
         """The worker's own line is short by then: sequences are held here instead."""
@@ -425,10 +425,10 @@ class Waiting:
     # --- refusing ---------------------------------------------------------------------------------
 
     def _refuse_late(
-        self, flow: Flow, forecast: Forecast | None, because: str, *, now_s: float
+        self, flow: Flow, forecast: Forecast | None, reason: str, *, now_s: float
     ) -> list[RouterAction]:
         wait_s = self._hint_s(flow, forecast, now_s=now_s)
-        return flow.refuse(FailureKind.UNMET, because, now_s=now_s, retry_after_s=wait_s)
+        return flow.refuse(FailureKind.UNMET, reason, now_s=now_s, retry_after_s=wait_s)
 
     def hint_s(self, flow: Flow, *, now_s: float) -> float:
         """What to tell the client of one whose wait is over, should it be refused now."""
@@ -472,13 +472,13 @@ class Waiting:
         """Raises AssertionError if the accounts disagree."""
         self._line.check()
         self._promises.check()
-        placed = {seq_id for seq_id, flow in self._flows.items() if flow.legs}
+        placed = {seq_id for seq_id, flow in self._flows.items() if flow.phases}
         self._holdings.check(placed)
         assert self._resting <= self._flows.keys()
         assert self._promised <= self._flows.keys()
         assert not self._join_late
         for seq_id, flow in self._flows.items():
-            places = (seq_id in self._line, seq_id in self._resting, bool(flow.legs))
+            places = (seq_id in self._line, seq_id in self._resting, bool(flow.phases))
             assert sum(places) == 1, f"{seq_id} is in {places}"
             assert not (seq_id in self._line and self._line[seq_id].is_new and flow.was_placed)
         if not self._flows:

@@ -15,7 +15,7 @@ from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.asgi import App, Receive, RequestIds, Scope, Send
 from router.http.authentication import Gated
 from router.http.embeddings import EmbeddingRequest
-from router.http.error_middleware import Defects
+from router.http.error_middleware import ErrorMiddleware
 from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
 from router.http.observe import Observer
@@ -49,7 +49,7 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
     _add_adapters(app, models)
     _add_health(app, models, directory_state)
     _add_error_shape(app)
-    return RequestIds(Defects(Gated(_Directly(handlers, app), models.first.gate)))
+    return RequestIds(ErrorMiddleware(Gated(_Directly(handlers, app), models.first.gate)))
 
 
 def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
@@ -58,7 +58,7 @@ def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
     if len(models) == 1:
         return Handler(first, kind, id_prefix)
     shared = first.observer
-    observer = Observer(shared.meter, shared.spans, shared.stories, model=NO_MODEL)
+    observer = Observer(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
     return Dispatch(models, kind, id_prefix, observer=observer)
 
 

@@ -30,7 +30,7 @@ CLOSING_S = 5.0
 """From a connection's close to the word that it is gone."""
 
 
-class Defects:
+class ErrorMiddleware:
     """Outermost: no exception leaves it."""
 
     def __init__(self, app: App) -> None:

@@ -145,9 +145,9 @@ class GenerationRequest(RequestFrame):
 
     def _outcome(self, exchange: Exchange) -> Outcome:
         observer = self.service.observer
-        if exchange.dropped_because:
+        if exchange.dropped_reason:
             observer.on_slow_client()
-            self.message = exchange.dropped_because
+            self.message = exchange.dropped_reason
         if exchange.is_gone:
             self.cancelled(exchange.first_token_s)
             return "cancelled"

@@ -27,7 +27,7 @@ from baton.telemetry.catalogue import (
     STALE,
 )
 from baton.telemetry.metrics import Meter
-from router.decisions.failure_handling import SetbackStatus
+from router.decisions.failure_handling import FailureStatus
 from router.decisions.status import RouterStatus, WorkerStatus
 
 OPENNESS = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
@@ -138,7 +138,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "draining": worker.is_draining,
         "stale": worker.is_stale,
         "breaker": worker.breaker,
-        "breaker_because": worker.breaker_because,
+        "breaker_reason": worker.breaker_reason,
         "suspended": worker.is_suspended,
         "in_flight": worker.in_flight_count,
         "in_flight_elsewhere": worker.elsewhere_count,
@@ -160,7 +160,7 @@ class StatusGauges:
     def __init__(self, meter: Meter, model: str) -> None:
         self._meter, self._model = meter, model
         self._worker_ids: set[str] = set()
-        self._counted = SetbackStatus()
+        self._counted = FailureStatus()
 
     def update(self, status: RouterStatus, *, is_asleep: bool = False) -> None:
         meter, model = self._meter, self._model
@@ -177,7 +177,7 @@ class StatusGauges:
         meter.set(PREDICTOR_EXCESS, predictor.error, model=model)
         for worker in status.workers:
             self._set_worker(worker)
-        self._count(status.setbacks)
+        self._count(status.failure_handling)
         present = {str(worker.worker_id) for worker in status.workers}
         for gone in self._worker_ids - present:
             meter.forget(IN_FLIGHT, worker=gone)
@@ -204,7 +204,7 @@ class StatusGauges:
             meter.set(PREDICTOR_ERROR, errors.tpot_mape, worker=name, what="tpot")
             meter.set(PREDICTOR_BIAS, errors.tpot_bias, worker=name, what="tpot")
 
-    def _count(self, now: SetbackStatus) -> None:
+    def _count(self, now: FailureStatus) -> None:
         """What was added since somebody looked last."""
         meter, before, model = self._meter, self._counted, self._model
         meter.inc(REFUSED_RETRIES, now.retries_refused - before.retries_refused, model=model)

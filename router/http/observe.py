@@ -9,7 +9,7 @@ from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.decisions.events import Note
 from router.http.streaming import Exchange
-from router.live.recent_requests import Stories
+from router.live.recent_requests import RecentRequests
 from router.openai.responses import Usage
 from router.openai.timings import first_of, parts_of
 from router.tenants.service_classes import Objectives, Verdict
@@ -31,21 +31,21 @@ def request_of(seq_id: SequenceId) -> str:
 
 
 class Observer:
-    """Of one model's requests. `stories` are shared by all models of a router."""
+    """Of one model's requests. `recent_requests` are shared by all models of a router."""
 
-    def __init__(self, meter: Meter, spans: Spans, stories: Stories, *, model: str) -> None:
-        self.meter, self.spans, self.stories = meter, spans, stories
+    def __init__(self, meter: Meter, spans: Spans, recent_requests: RecentRequests, *, model: str) -> None:
+        self.meter, self.spans, self.recent_requests = meter, spans, recent_requests
         self._model = model
         self._tenants: set[str] = set()
 
     def on_note(self, note: Note) -> None:
         request_id = request_of(note.seq_id)
-        self.stories.note(request_id, note)
+        self.recent_requests.note(request_id, note)
         self.spans.note(
             request_id,
             note.what,
             sequence=note.seq_id,
-            because=note.because,
+            reason=note.reason,
             workers=list(note.worker_ids),
             seconds=note.seconds,
             bytes=note.bytes,
@@ -66,7 +66,7 @@ class Observer:
 
     def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
         """Returns the traceparent for what this request causes elsewhere."""
-        self.stories.begin(request_id, model=self._model, client_request_id=client_request_id)
+        self.recent_requests.begin(request_id, model=self._model, client_request_id=client_request_id)
         return self.spans.open(
             request_id,
             "request",
@@ -106,13 +106,13 @@ class Observer:
     def _tell(self, exchange: Exchange, usage: Usage, *, arrived_s: float) -> None:
         choice = first_of(exchange.choices)
         tpots_s = [tpot_s for choice in exchange.choices if (tpot_s := choice.tpot_s) is not None]
-        self.stories.answered(
+        self.recent_requests.answered(
             request_of(choice.seq_id),
             usage,
             ttft_s=exchange.first_token_s - arrived_s if exchange.first_token_s else None,
             tpot_s=max(tpots_s, default=None),
             edge=exchange.edge,
-            waterfall=choice.waterfall,
+            latency_breakdown=choice.latency_breakdown,
             served=choice.served,
         )
 
@@ -134,7 +134,7 @@ class Observer:
         self.close(request_id, outcome, error)
         if verdict is not None:
             self.on_verdict(objectives.slo_class, tenant, verdict)
-        self.stories.end(
+        self.recent_requests.end(
             request_id, outcome=outcome, error=error, verdict=verdict, objectives=objectives, tenant=tenant
         )
 

@@ -75,7 +75,7 @@ class RequestFrame(ABC):
             record=client.tenant,
             model=call.model,
         )
-        self.service.observer.stories.is_of(self.request_id, self.objectives, client.name)
+        self.service.observer.recent_requests.is_of(self.request_id, self.objectives, client.name)
         if client.salt and call.priority is not None and call.priority < self.objectives.priority:
             raise ClientError(
                 f"priority must be at least {self.objectives.priority}, that of the request's class: a lower "

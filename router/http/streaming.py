@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.core.errors import BatonError, ClientError, DeadlineOver
 from baton.core.steps import TokenLogprobs
-from router.decisions.events import Served, Submit, Waterfall
+from router.decisions.events import LatencyBreakdown, Served, Submit
 from router.live.driver import Driver
 from router.openai.choice_stream import Choice, Wants
 from router.openai.logprobs import LogprobFormat, joined
@@ -52,7 +52,7 @@ class Exchange:
         self.error: BatonError | None = None
         self.is_gone = False
         """The client went away, or was dropped."""
-        self.dropped_because = ""
+        self.dropped_reason = ""
         """It was dropped, since it does not read."""
         self._choices_per_prompt = self._answers_per_prompt = 1
         self._is_streaming = False
@@ -94,7 +94,7 @@ class Exchange:
     def cancel(self, choice: Choice) -> None:
         self._driver.client_gone(choice.seq_id)
 
-    def progress_of(self, choice: Choice) -> tuple[Waterfall | None, Served | None]:
+    def progress_of(self, choice: Choice) -> tuple[LatencyBreakdown | None, Served | None]:
         return self._driver.progress_of(choice.seq_id)
 
     def on_progress(self, choice: Choice) -> None:
@@ -121,7 +121,7 @@ class Exchange:
         self._wake.set()
 
     def _dropped(self, error: BatonError) -> None:
-        self.dropped_because = str(error)
+        self.dropped_reason = str(error)
         self.client_gone()
 
     def close(self) -> None:

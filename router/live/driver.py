@@ -33,6 +33,7 @@ from router.decisions.events import (
     FailureKind,
     Finished,
     FromWorker,
+    LatencyBreakdown,
     Note,
     RouterAction,
     RouterEvent,
@@ -40,7 +41,6 @@ from router.decisions.events import (
     Submit,
     Tick,
     ToWorker,
-    Waterfall,
     WorkerJoined,
     WorkerLost,
 )
@@ -167,7 +167,7 @@ class Driver:
         if self._forget(seq_id) is not None:
             self.feed(ClientGone(seq_id))
 
-    def progress_of(self, seq_id: SequenceId) -> tuple[Waterfall | None, Served | None]:
+    def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
         """Where the sequence's time went so far, and who serves it."""
         return self._core.progress_of(seq_id)
 

@@ -1,6 +1,6 @@
 """The latest requests of a router, in memory and bounded: who did what to each, and how long it took.
 
-What is kept of a request while it runs is references to what is there anyway. It becomes a `Story` when
+While a request runs, only references to what is there anyway are kept. They become a `RecentRequest` when
 somebody asks, which is seldom.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from baton.core.ids import RouterId
-from baton.core.recent_requests import Moment, StoriesTold, StoriesWanted, Story
-from router.decisions.events import Note, Served, Waterfall
+from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
+from router.decisions.events import LatencyBreakdown, Note, Served
 from router.live.request_log import RequestLog
 from router.openai.responses import Usage
 from router.openai.timings import PARTS, EdgeTimes
@@ -37,6 +37,7 @@ class Draft:
         "edge",
         "ended_s",
         "error",
+        "latency_breakdown",
         "model",
         "notes",
         "objectives",
@@ -48,7 +49,6 @@ class Draft:
         "ttft_s",
         "usage",
         "verdict",
-        "waterfall",
     )
 
     def __init__(self, request_id: str, now_s: float, client_request_id: str, model: str) -> None:
@@ -63,7 +63,7 @@ class Draft:
         self.ttft_s: float | None = None
         self.tpot_s: float | None = None
         self.edge: EdgeTimes | None = None
-        self.waterfall: Waterfall | None = None
+        self.latency_breakdown: LatencyBreakdown | None = None
         self.served: Served | None = None
 
     @property
@@ -76,7 +76,7 @@ class Draft:
 NO_USAGE = Usage()
 
 
-class Stories:
+class RecentRequests:
     """One per router."""
 
     def __init__(
@@ -115,13 +115,13 @@ class Stories:
         ttft_s: float | None = None,
         tpot_s: float | None = None,
         edge: EdgeTimes | None = None,
-        waterfall: Waterfall | None = None,
+        latency_breakdown: LatencyBreakdown | None = None,
         served: Served | None = None,
     ) -> None:
         draft = self._running.get(request_id)
         if draft is not None:
             draft.usage, draft.ttft_s, draft.tpot_s = usage, ttft_s, tpot_s
-            draft.edge, draft.waterfall, draft.served = edge, waterfall, served
+            draft.edge, draft.latency_breakdown, draft.served = edge, latency_breakdown, served
 
     def end(
         self,
@@ -140,13 +140,13 @@ class Stories:
         draft.outcome, draft.error, draft.verdict = outcome, error, verdict
         draft.objectives, draft.tenant = objectives, tenant
         (self._troubled if draft.is_trouble else self._recent).append(draft)
-        self._request_log.ended(is_trouble=draft.is_trouble, story=lambda: self._story(draft))
+        self._request_log.ended(is_trouble=draft.is_trouble, record=lambda: self._record(draft))
 
-    def told(self, wanted: StoriesWanted, router_id: RouterId) -> StoriesTold:
+    def told(self, wanted: RecentRequestsQuery, router_id: RouterId) -> RecentRequestsReply:
         drafts = self._found(wanted)
-        return StoriesTold(router_id, tuple(self._story(draft) for draft in drafts))
+        return RecentRequestsReply(router_id, tuple(self._record(draft) for draft in drafts))
 
-    def _found(self, wanted: StoriesWanted) -> Iterator[Draft]:
+    def _found(self, wanted: RecentRequestsQuery) -> Iterator[Draft]:
         if wanted.request_id:
             found = chain(self._running.values(), self._recent, self._troubled)
             named = wanted.request_id
@@ -156,10 +156,10 @@ class Stories:
         ended = sorted(chain(self._recent, self._troubled), key=lambda draft: -(draft.ended_s or 0.0))
         yield from (*running, *ended)[: max(0, wanted.limit)]
 
-    def _story(self, draft: Draft) -> Story:
+    def _record(self, draft: Draft) -> RecentRequest:
         now_s = self._now_s()
         served, objectives, usage = draft.served, draft.objectives, draft.usage
-        return Story(
+        return RecentRequest(
             request_id=draft.request_id,
             model=draft.model,
             client_request_id=draft.client_request_id,
@@ -191,13 +191,11 @@ def _parts(draft: Draft) -> dict[str, float]:
     parts: dict[str, float] = {}
     if draft.edge is not None:
         parts = {"route": draft.edge.route_s, "tokenize": draft.edge.tokenize_s}
-    if draft.waterfall is not None:
-        parts |= {part: getattr(draft.waterfall, f"{part}_s") for part in PARTS[2:]}
+    if draft.latency_breakdown is not None:
+        parts |= {part: getattr(draft.latency_breakdown, f"{part}_s") for part in PARTS[2:]}
     return parts
 
 
 def _moment(after_s: float, note: Note) -> Moment:
     sequence = note.seq_id.rsplit("/", 1)[-1]
-    return Moment(
-        after_s, note.what, note.because, sequence, tuple(note.worker_ids), note.seconds, note.bytes
-    )
+    return Moment(after_s, note.what, note.reason, sequence, tuple(note.worker_ids), note.seconds, note.bytes)

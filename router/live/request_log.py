@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton.core.recent_requests import Story
+from baton.core.recent_requests import RecentRequest
 
 log = logging.getLogger("baton.requests")
 
@@ -31,11 +31,11 @@ class RequestLog:
         self._which, self._now_s = which, now_s
         self._second, self._in_second, self._left_out = 0, 0, 0
 
-    def ended(self, *, is_trouble: bool, story: Callable[[], Story]) -> None:
-        """`story` is asked for only if it is written."""
+    def ended(self, *, is_trouble: bool, record: Callable[[], RecentRequest]) -> None:
+        """`record` is asked for only if it is written."""
         if self._which == "off" or (self._which == "troubled" and not (is_trouble and self._has_room())):
             return
-        told = story()
+        told = record()
         level = logging.WARNING if told.outcome in _WARNED else logging.INFO
         log.log(level, "%s", in_words(told), extra={"fields": fields_of(told)})
 
@@ -57,9 +57,9 @@ class RequestLog:
         return True
 
 
-def fields_of(story: Story) -> dict[str, Any]:
+def fields_of(record: RecentRequest) -> dict[str, Any]:
     """Flat but for `parts`; what is not known, or empty, is left out."""
-    fields: dict[str, Any] = msgspec.to_builtins(story)
+    fields: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("moments", "arrived_s"):
         del fields[name]
     return {name: value for name, value in fields.items() if value not in (None, "", {})}
@@ -70,7 +70,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def in_words(s: Story) -> str:
+def in_words(s: RecentRequest) -> str:
     parts = [f"{s.request_id} {s.outcome}"]
     if s.verdict and s.verdict not in (s.outcome, "met"):
         parts[0] += f" ({s.verdict.replace('_', ' ')})"

@@ -19,7 +19,7 @@ from baton.core.errors import (
 from baton.core.ids import SequenceId
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
-from router.decisions.events import Failed, FailureKind, Finished, Served, Submit, Waterfall
+from router.decisions.events import Failed, FailureKind, Finished, LatencyBreakdown, Served, Submit
 from router.openai.logprobs import Entry, LogprobFormat, Track
 from router.text.detokenizer import Detokenizer
 from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, Message, Reasoning, merged
@@ -95,7 +95,7 @@ class Owner(Protocol):
     def cancel(self, choice: "Choice") -> None: ...
     def fail(self, error: BatonError) -> None: ...
     def on_progress(self, choice: "Choice") -> None: ...
-    def progress_of(self, choice: "Choice") -> tuple[Waterfall | None, Served | None]: ...
+    def progress_of(self, choice: "Choice") -> tuple[LatencyBreakdown | None, Served | None]: ...
 
 
 class Choice:
@@ -125,7 +125,7 @@ class Choice:
         self.finish: FinishReason | None = None
         self.token_count = 0
         self.cached_token_count = 0
-        self.waterfall: Waterfall | None = None
+        self.latency_breakdown: LatencyBreakdown | None = None
         self.served: Served | None = None
         self.first_token_s = 0.0
         self.last_token_s = 0.0
@@ -193,7 +193,7 @@ class Choice:
             return
         self.token_count = finished.generated_count
         self.cached_token_count = finished.cached_token_count
-        self.waterfall, self.served = finished.waterfall, finished.served
+        self.latency_breakdown, self.served = finished.latency_breakdown, finished.served
         if text := self._detokenizer.finish():
             self._sent_characters += len(text)
             self._say(text)
@@ -231,7 +231,7 @@ class Choice:
     def _end_early(self) -> None:
         """What the engine still generates is not wanted."""
         self._close(FinishReason.STOP)
-        self.waterfall, self.served = self._owner.progress_of(self)
+        self.latency_breakdown, self.served = self._owner.progress_of(self)
         self._owner.cancel(self)
 
     def _close(self, reason: FinishReason) -> None:

@@ -33,9 +33,9 @@ def parts_of(edge: EdgeTimes, choice: Choice) -> Iterator[tuple[str, float]]:
     """(part, seconds) in order; those of the workers only if they told."""
     yield "route", edge.route_s
     yield "tokenize", edge.tokenize_s
-    if (waterfall := choice.waterfall) is not None:
+    if (latency_breakdown := choice.latency_breakdown) is not None:
         for part in PARTS[2:]:
-            yield part, getattr(waterfall, f"{part}_s")
+            yield part, getattr(latency_breakdown, f"{part}_s")
 
 
 def first_of(choices: Sequence[Choice]) -> Choice:

@@ -12,7 +12,7 @@ from baton.core.errors import ClientError
 
 Harmless = tuple[Any, ...]
 
-_BOTH: dict[str, Harmless] = {
+_AGGREGATED: dict[str, Harmless] = {
     "logit_processors": ([],),
     "logits_processors": ([],),
     "typical_p": (1,),
@@ -22,7 +22,7 @@ _BOTH: dict[str, Harmless] = {
     "early_stopping": (False,),
 }
 
-CHAT: dict[str, Harmless] = _BOTH | {
+CHAT: dict[str, Harmless] = _AGGREGATED | {
     "best_of": (1,),
     "echo": (False,),
     "functions": ([],),
@@ -36,7 +36,7 @@ CHAT: dict[str, Harmless] = _BOTH | {
     "mm_processor_kwargs": (),
 }
 
-COMPLETION: dict[str, Harmless] = _BOTH | {"suffix": ("",), "prompt_embeds": ()}
+COMPLETION: dict[str, Harmless] = _AGGREGATED | {"suffix": ("",), "prompt_embeds": ()}
 
 EMBEDDING: dict[str, Harmless] = {"messages": (), "prompt_embeds": (), "normalize": (True,)}
 

@@ -61,9 +61,9 @@ _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minPrope
 Schema = dict[str, Any]
 
 
-def _refuse(path: str, keyword: str, why: str) -> ClientError:
+def _refuse(path: str, keyword: str, reason: str) -> ClientError:
     where = f"{path}.{keyword}" if keyword else path
-    return ClientError(f"{where}: {why}", param=where, code="unsupported_grammar")
+    return ClientError(f"{where}: {reason}", param=where, code="unsupported_grammar")
 
 
 # --- JSON schemas ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from baton.core.steps import StepItem, StepPlan
 from router.decisions.events import Deliver, Failed, FailureKind, Finished, Note
 from router.decisions.hedging import submitted_name
 from simulator.faults.client import Ending, SimClient
-from simulator.faults.failure_checks import SetbackChecker
+from simulator.faults.failure_checks import FailureChecker
 from simulator.faults.model import fake_logprob
 from simulator.faults.scenario import DELAYING, Scenario
 from simulator.faults.starvation import Turns
@@ -44,12 +44,12 @@ class Checkers:
         "_audits",
         "_contents",
         "_ended_outputs",
+        "_failures",
         "_granted",
         "_lease_ends",
         "_leases",
         "_progress",
         "_scenario",
-        "_setbacks",
         "_turns",
         "clients",
         "is_calm",
@@ -70,7 +70,7 @@ class Checkers:
         """Who began to fill a block, and its generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
         self._turns: dict[WorkerId, Turns] = {}
-        self._setbacks: dict[str, SetbackChecker] = {}
+        self._failures: dict[str, FailureChecker] = {}
         """By router."""
         self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
 
@@ -107,7 +107,7 @@ class Checkers:
 
     def finished(self, router: str, action: Finished) -> None:
         client = self._living(action.seq_id, action)
-        self._setbacks_of(router).finished()
+        self._failures_of(router).finished()
         expected = client.expected
         if action.embedding != expected.embedding:
             raise Violation(
@@ -160,24 +160,24 @@ class Checkers:
     def noted(self, router: str, note: Note) -> None:
         """Coverage: what the router says it did; and that it keeps to its budgets."""
         client = self.clients[note.seq_id]
-        self._setbacks_of(router).noted(note, is_begun=bool(client.received))
+        self._failures_of(router).noted(note, is_begun=bool(client.received))
         self.world.counts[f"note: {note.what}"] += 1
         match note.what:
             case "placed" | "fallback":
                 client.placements += 1
-                client.phase = "prefilling"
+                client.state = "prefilling"
                 if client.placements > 1 and client.received:
                     self.world.counts["resumes"] += 1
             case "first_token":
-                client.phase = "handing over"
+                client.state = "handing over"
             case "joined":
-                client.phase = "decoding"
+                client.state = "decoding"
             case "retried":
-                client.phase = "queued"
+                client.state = "queued"
                 self.world.counts[f"retried: {note.cause}"] += 1
                 if self.is_calm:
                     raise Violation(
-                        6, f"no fault in this run, but retried: {note.because}", seq_id=note.seq_id
+                        6, f"no fault in this run, but retried: {note.reason}", seq_id=note.seq_id
                     )
             case _:
                 pass
@@ -193,16 +193,16 @@ class Checkers:
 
     def after_router_event(self, router: "SimRouter") -> None:
         """Invariant 8 while it runs, every few events: its accounts agree with its sequences."""
-        self._setbacks_of(router.name).looked(router)
+        self._failures_of(router.name).looked(router)
         count = self._audits.get(router.name, 0) + 1
         self._audits[router.name] = count
         if count % AUDIT_EVERY == 0:
             self.audit_router(router)
 
-    def _setbacks_of(self, router: str) -> SetbackChecker:
-        if router not in self._setbacks:
-            self._setbacks[router] = SetbackChecker(self.world, self._scenario.router)
-        return self._setbacks[router]
+    def _failures_of(self, router: str) -> FailureChecker:
+        if router not in self._failures:
+            self._failures[router] = FailureChecker(self.world, self._scenario.router)
+        return self._failures[router]
 
     def audit_router(self, router: "SimRouter") -> None:
         try:
@@ -220,7 +220,7 @@ class Checkers:
         counts = self.world.counts
         match message:
             case SequenceJoined():
-                counts["decode legs joined"] += 1
+                counts["decode phases joined"] += 1
                 counts["bytes handed over"] += message.transferred_bytes
             case SequenceRefused():
                 counts[f"refused: {message.reason}"] += 1
@@ -242,7 +242,7 @@ class Checkers:
         if output.finish is not None:
             self._ended_outputs.add(key)
 
-    def source_says(self, worker: "SimWorker", asker: WorkerId, message: SourceMessage) -> None:
+    def source_says(self, worker: "SimWorker", reader: WorkerId, message: SourceMessage) -> None:
         """Remembers until when what is held, and counts leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
             self.world.counts["asks refused by the source"] += 1
@@ -253,7 +253,7 @@ class Checkers:
         ends_s = self.world.now_s + message.lease_s
         self._leases[key] = self._lease_ends[key] = ends_s
         for block, generation in zip(message.source_blocks, message.generations, strict=True):
-            self._granted.setdefault((worker.worker_id, asker, block, generation), set()).add(key)
+            self._granted.setdefault((worker.worker_id, reader, block, generation), set()).add(key)
         self.world.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
 
     def read_starts(self, worker: "SimWorker", read: StartRead) -> None:
@@ -316,7 +316,7 @@ class Checkers:
         counts["blocks swapped out"] += len(plan.swap_out)
         counts["blocks swapped in"] += len(plan.swap_in)
         for item in plan.items:
-            counts["guesses"] += item.draft_count
+            counts["drafts"] += item.draft_count
             counts["histories given"] += item.history is not None
             counts["embeddings"] += item.wants_embedding
 
@@ -373,7 +373,7 @@ class Checkers:
             raise Violation(
                 6,
                 f"{len(late)} requests have not ended {within_s:g} s after the faults stopped; the first is "
-                f"{late[0].phase}, placed {late[0].placements} times",
+                f"{late[0].state}, placed {late[0].placements} times",
                 seq_id=late[0].seq_id,
             )
 

@@ -23,7 +23,7 @@ def sim(
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
-    """Run the production decisions (router, scheduler, leases, intake) under virtual time with seeded
+    """Run the production decisions (router, scheduler, leases, receiver) under virtual time with seeded
     faults, and check what must always hold. Exit status 1 if it did not."""
     console = Console(stderr=json)
     if seed is not None:
@@ -84,6 +84,6 @@ def _show_failure(failure: SeedReport, console: Console) -> None:
     console.rule(f"seed {failure.seed}: invariant {failure.invariant}")
     console.print(failure.message, markup=False, highlight=False)
     console.print("faults: " + (", ".join(failure.faults) or "none"), markup=False)
-    for line in failure.story:
+    for line in failure.history:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"repeat with: {failure.command}", markup=False)

@@ -37,7 +37,6 @@ class SimClient:
         "failure",
         "group",
         "leaves_after_s",
-        "phase",
         "placements",
         "priority",
         "prompt",
@@ -46,6 +45,7 @@ class SimClient:
         "salt",
         "sampling",
         "seq_id",
+        "state",
         "task",
         "time_limit_s",
     )
@@ -71,7 +71,7 @@ class SimClient:
         self.ending: Ending | None = None
         self.ended_s = 0.0
         self.failure = ""
-        self.phase = "queued"
+        self.state = "queued"
         self.placements = 0
         self.cached_token_count = 0
         self.expected = Expected(prompt, sampling, salt, context_max=context_max, loops=loops, task=task)

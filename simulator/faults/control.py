@@ -12,7 +12,6 @@ from control_plane.reconcile_events import (
     Adopted,
     DrainReplica,
     DrainWanted,
-    FlipReplica,
     KillReplica,
     LeaseLapsed,
     MemberSeen,
@@ -23,6 +22,7 @@ from control_plane.reconcile_events import (
     RestartPolicy,
     SetDesired,
     StartReplica,
+    SwitchReplicaRole,
     Tick,
 )
 from simulator.faults.checkers import Checkers
@@ -39,14 +39,22 @@ from simulator.faults.world import World
 from worker.events import Drain, SetRole, WorkerEvent
 
 RECONCILE_S = 0.1
-FLIP_LOOK_S = 0.05
+SWITCH_LOOK_S = 0.05
 """Between two looks of a flipping worker whether it is idle."""
 
 
 class Slot:
     """One replica: the worker that fills it now, and what only the truth knows of it."""
 
-    __slots__ = ("drain_since_s", "first_role", "flip", "frozen_since_s", "incarnation", "name", "worker")
+    __slots__ = (
+        "drain_since_s",
+        "first_role",
+        "frozen_since_s",
+        "incarnation",
+        "name",
+        "switch_role",
+        "worker",
+    )
 
     def __init__(self, name: str, role: Role) -> None:
         self.name, self.first_role = name, role
@@ -54,7 +62,7 @@ class Slot:
         self.worker: SimWorker | None = None
         self.frozen_since_s: float | None = None
         self.drain_since_s: float | None = None
-        self.flip = 0
+        self.switch_role = 0
         """Of the worker: counts the roles it was told to take."""
 
     @property
@@ -292,11 +300,11 @@ class Cluster:
         if slot is None or worker is None or not worker.is_alive:
             return
         match action:
-            case FlipReplica(_, role):
-                slot.flip += 1
-                number, patience_s = slot.flip, self.scenario.drain_timeout_s
+            case SwitchReplicaRole(_, role):
+                slot.switch_role += 1
+                number, patience_s = slot.switch_role, self.scenario.drain_timeout_s
                 self._post(worker, Drain())
-                self._finish_flip(slot, worker, role, number, self.world.now_s + patience_s)
+                self._finish_switch(slot, worker, role, number, self.world.now_s + patience_s)
             case DrainReplica():
                 slot.drain_since_s = self.world.now_s
                 self._post(worker, Drain())
@@ -306,20 +314,20 @@ class Cluster:
             case _:
                 assert_never(action)
 
-    def _finish_flip(self, slot: Slot, worker: SimWorker, role: Role, number: int, until_s: float) -> None:
+    def _finish_switch(self, slot: Slot, worker: SimWorker, role: Role, number: int, until_s: float) -> None:
         """What `worker.role_switch` does, in the worker: it needs no control plane any more."""
 
         def look() -> None:
-            if slot.worker is not worker or slot.flip != number or slot.drain_since_s is not None:
+            if slot.worker is not worker or slot.switch_role != number or slot.drain_since_s is not None:
                 return
             is_drained = worker.core.status().is_draining and worker.core.is_idle
             if is_drained or self.world.now_s >= until_s:
                 self.world.counts["running workers flipped"] += 1
                 worker.post_event(SetRole(role, resumes=True))
             else:
-                self._finish_flip(slot, worker, role, number, until_s)
+                self._finish_switch(slot, worker, role, number, until_s)
 
-        self.world.after(FLIP_LOOK_S, look)
+        self.world.after(SWITCH_LOOK_S, look)
 
     def _post(self, worker: SimWorker, event: WorkerEvent) -> None:
         self.world.after(self.network.delay_s(), lambda: worker.post_event(event))

@@ -17,7 +17,7 @@ CLOCK_SLACK = 1.02
 """A router's clock is a little fast or slow."""
 
 
-class SetbackChecker:
+class FailureChecker:
     """Of one router."""
 
     def __init__(self, world: World, config: RouterConfig) -> None:
@@ -68,8 +68,8 @@ class SetbackChecker:
         self._open_since_s = {w: s for w, s in self._open_since_s.items() if w in known}
         self._states = {w: state for w, state in self._states.items() if w in known}
         usable = [worker for worker in workers if not worker.is_draining]
-        for leg in ("prefills", "decodes"):
-            pool = [worker for worker in usable if getattr(worker.role, leg)]
+        for phase in ("prefills", "decodes"):
+            pool = [worker for worker in usable if getattr(worker.role, phase)]
             if pool and all(worker.is_suspended for worker in pool):
                 raise Violation(11, f"{router.name} keeps out all of {[w.worker_id for w in pool]}")
 

@@ -10,7 +10,7 @@ from simulator.faults.network import Session
 from simulator.faults.node import SimWorker
 from simulator.faults.store_faults import StoreFaults
 
-OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.BOTH: Role.PREFILL}
+OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.AGGREGATED: Role.PREFILL}
 
 
 class Faults:
@@ -43,7 +43,7 @@ class Faults:
             "router_crash": self._router_crash,
             "router_freeze": self._router_freeze,
             "drain": self._drain,
-            "role_flip": self._role_flip,
+            "role_switch": self._role_switcher,
             "control_outage": self._control_outage,
             **self._store.strikes(),
         }
@@ -209,7 +209,7 @@ class Faults:
     def _drain(self) -> None:
         self._cluster.drain(self._slot())
 
-    def _role_flip(self) -> None:
+    def _role_switcher(self) -> None:
         slot = self._slot()
         self._cluster.set_role(slot, OTHER_ROLE[slot.role])
 

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.core.messages import AskKV, CancelSequence, KVGrant, KVReleased, StartSequence
+from baton.core.messages import CancelSequence, KVGrant, KVReleased, KVRequest, StartSequence
 from simulator.faults.world import World
 
-SAFE_TWICE = (StartSequence, CancelSequence, AskKV, KVReleased, KVGrant)
+SAFE_TWICE = (StartSequence, CancelSequence, KVRequest, KVReleased, KVGrant)
 """Messages whose receivers promise that a second copy, however late, changes nothing."""
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
-    AskerMessage,
     CancelSequence,
     FailureReason,
     KVGrant,
     PeerRef,
+    ReaderMessage,
     Role,
     RouterMessage,
     SequenceFailed,
@@ -33,12 +33,12 @@ from simulator.faults.store_link import StoreLink
 from simulator.faults.world import Violation, World
 from worker.core import WorkerCore
 from worker.events import (
-    AskerLost,
     CopyFromStore,
     CopyToStore,
-    FromAsker,
+    FromReader,
     FromRouter,
     FromSource,
+    ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
@@ -46,7 +46,7 @@ from worker.events import (
     StartRead,
     StepDone,
     Tick,
-    ToAsker,
+    ToReader,
     ToRouter,
     ToSource,
     ToStore,
@@ -114,13 +114,13 @@ class SimWorker(Process):
     """One worker process life."""
 
     __slots__ = (
-        "_asker_sessions",
         "_checkers",
         "_compute_rng",
         "_connecting",
         "_device_free_s",
         "_model",
         "_network",
+        "_reader_sessions",
         "_reads",
         "_results",
         "_router_sessions",
@@ -172,9 +172,9 @@ class SimWorker(Process):
         self._device_free_s = 0.0
         """When the last of them is done, in the world's time."""
         self._router_sessions: dict[RouterId, Session] = {}
-        self._asker_sessions: dict[WorkerId, Session] = {}
+        self._reader_sessions: dict[WorkerId, Session] = {}
         self._source_sessions: dict[WorkerId, Session] = {}
-        self._connecting: dict[WorkerId, list[AskerMessage]] = {}
+        self._connecting: dict[WorkerId, list[ReaderMessage]] = {}
         self._results: deque[StepResult] = deque()
         self.core = WorkerCore(
             worker_id=worker_id,
@@ -221,7 +221,7 @@ class SimWorker(Process):
     def feed(self, event: WorkerEvent) -> None:
         if not isinstance(event, Tick):
             self.world.note(self.name, event)
-            if isinstance(event, FromAsker):
+            if isinstance(event, FromReader):
                 self._checkers.source_hears(self, event.message)
         actions = self.core.handle(event, now_s=self.clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
@@ -246,10 +246,10 @@ class SimWorker(Process):
                 session = self._router_sessions.get(router_id)
                 if session is not None:
                     session.send(0, message)
-            case ToAsker(asker, message):
-                self.world.note(f"{self.name} -> {asker}", message)
-                self._checkers.source_says(self, asker, message)
-                session = self._asker_sessions.get(asker)
+            case ToReader(reader, message):
+                self.world.note(f"{self.name} -> {reader}", message)
+                self._checkers.source_says(self, reader, message)
+                session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
             case ToSource(source, message):
@@ -268,7 +268,7 @@ class SimWorker(Process):
                 self._checkers.copy_starts(self, action)
                 self.store.copy(action)
 
-    def _to_source(self, source: PeerRef, message: AskerMessage) -> None:
+    def _to_source(self, source: PeerRef, message: ReaderMessage) -> None:
         peer_id = source.worker_id
         session = self._source_sessions.get(peer_id)
         if session is not None and session.is_open:
@@ -289,9 +289,9 @@ class SimWorker(Process):
             return
         if peer.fingerprint != self.fingerprint:
             raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
-        session = self._network.open(TowardsSource(self, peer.worker_id), TowardsAsker(peer, self.worker_id))
+        session = self._network.open(TowardsSource(self, peer.worker_id), TowardsReader(peer, self.worker_id))
         self._source_sessions[source.worker_id] = session
-        peer.accept_asker(self.worker_id, session)
+        peer.accept_reader(self.worker_id, session)
         for message in messages:
             session.send(1, message)
 
@@ -329,9 +329,9 @@ class SimWorker(Process):
             del self._router_sessions[router_id]
             self.feed(RouterLost(router_id))
 
-    def accept_asker(self, asker: WorkerId, session: Session) -> None:
+    def accept_reader(self, reader: WorkerId, session: Session) -> None:
         """An older session that is not known broken yet is replaced: its break is no news then."""
-        self._asker_sessions[asker] = session
+        self._reader_sessions[reader] = session
 
     def source_broke(self, source: WorkerId, session: Session, reason: str) -> None:
         if self._source_sessions.get(source) is session:
@@ -340,10 +340,10 @@ class SimWorker(Process):
                 self._reads.give_up(self, source)
             self.feed(SourceLost(source, reason))
 
-    def asker_broke(self, asker: WorkerId, session: Session) -> None:
-        if self._asker_sessions.get(asker) is session:
-            del self._asker_sessions[asker]
-            self.feed(AskerLost(asker))
+    def reader_broke(self, reader: WorkerId, session: Session) -> None:
+        if self._reader_sessions.get(reader) is session:
+            del self._reader_sessions[reader]
+            self.feed(ReaderLost(reader))
 
     # --- the GPU ------------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class SimWorker(Process):
 
 
 class TowardsSource:
-    """The asker's end of a session between two workers."""
+    """The reader's end of a session between two workers."""
 
     __slots__ = ("_source", "_worker")
 
@@ -408,20 +408,20 @@ class TowardsSource:
         self._worker.source_broke(self._source, session, reason)
 
 
-class TowardsAsker:
+class TowardsReader:
     """The source's end."""
 
-    __slots__ = ("_asker", "_worker")
+    __slots__ = ("_reader", "_worker")
 
-    def __init__(self, worker: SimWorker, asker: WorkerId) -> None:
-        self._worker, self._asker = worker, asker
+    def __init__(self, worker: SimWorker, reader: WorkerId) -> None:
+        self._worker, self._reader = worker, reader
 
     @property
     def process(self) -> Process:
         return self._worker
 
     def on_message(self, session: Session, message: object) -> None:
-        self._worker.feed(FromAsker(self._asker, cast(AskerMessage, message)))
+        self._worker.feed(FromReader(self._reader, cast(ReaderMessage, message)))
 
     def on_break(self, session: Session, reason: str) -> None:
-        self._worker.asker_broke(self._asker, session)
+        self._worker.reader_broke(self._reader, session)

@@ -150,7 +150,7 @@ class SimRouter(Process):
 
     def _leave(self, client: SimClient) -> None:
         if client.ending is None:
-            self.world.counts[f"left while {client.phase}"] += 1
+            self.world.counts[f"left while {client.state}"] += 1
             self._checkers.ended(client, Ending.GONE)
             del self.live[client.seq_id]
             self.feed(ClientGone(client.seq_id))

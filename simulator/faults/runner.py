@@ -23,8 +23,8 @@ from simulator.faults.reads import Reads
 from simulator.faults.scenario import Scenario, draw_scenario
 from simulator.faults.world import Violation, World, seq_of
 
-STORY_LINES_MAX = 60
-STORY_LINE_CHARS_MAX = 220
+HISTORY_LINES_MAX = 60
+HISTORY_LINE_CHARS_MAX = 220
 EVENTS_MAX = 400_000
 """A run of one seed that needs more has gone astray."""
 
@@ -49,10 +49,10 @@ MUST_HAPPEN = (
     "tails copied",
     "blocks swapped out",
     "blocks swapped in",
-    "guesses",
+    "drafts",
     "histories given",
     "embeddings",
-    "decode legs joined",
+    "decode phases joined",
     "grants of blocks",
     "leases released",
     "leases given back unread",
@@ -94,7 +94,7 @@ SEEDS_FOR_COVERAGE = 100
 class SeedOptions(msgspec.Struct, frozen=True):
     """What may be changed about a run of one seed without changing what the seed draws."""
 
-    keeps_story: bool = True
+    keeps_history: bool = True
     """Collect the story of a failure (costs nothing when there is none)."""
 
 
@@ -109,7 +109,7 @@ class SeedReport(msgspec.Struct, frozen=True):
     faults: tuple[str, ...]
     invariant: int | None = None
     message: str = ""
-    story: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
 
     @property
     def is_ok(self) -> bool:
@@ -204,7 +204,7 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
     except Exception as error:
         invariant, message = 0, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    keeps_story = options is None or options.keeps_story
+    keeps_history = options is None or options.keeps_history
     return SeedReport(
         seed=seed,
         digest=run.world.digest,
@@ -214,20 +214,20 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
         faults=tuple(sorted(run.scenario.faults)),
         invariant=invariant,
         message=message,
-        story=tuple(_story(run.world, seq_id)) if invariant is not None and keeps_story else (),
+        history=tuple(_history(run.world, seq_id)) if invariant is not None and keeps_history else (),
     )
 
 
-def _story(world: World, seq_id: str) -> Iterator[str]:
+def _history(world: World, seq_id: str) -> Iterator[str]:
     """The last things that happened to `seq_id`, or at all when no request is to blame."""
     about = [
         (time_s, who, what)
         for time_s, who, what in world.trace
         if not seq_id or seq_of(what).split("@")[0] == seq_id or seq_id in _seqs_in(what)
     ]
-    for time_s, who, what in about[-STORY_LINES_MAX:]:
+    for time_s, who, what in about[-HISTORY_LINES_MAX:]:
         text = f"{time_s:9.4f}  {who:<16} {what}"
-        yield text if len(text) <= STORY_LINE_CHARS_MAX else text[:STORY_LINE_CHARS_MAX] + "…"
+        yield text if len(text) <= HISTORY_LINE_CHARS_MAX else text[:HISTORY_LINE_CHARS_MAX] + "…"
 
 
 def _seqs_in(value: object) -> set[str]:

@@ -35,7 +35,7 @@ FAULTS = (
     "router_crash",
     "router_freeze",
     "drain",
-    "role_flip",
+    "role_switch",
     "control_outage",
     "upgrade",
     "store_crash",
@@ -44,8 +44,8 @@ FAULTS = (
     "disk_full",
     "disk_slow",
     "disk_error",
-    "disk_flip",
-    "memory_flip",
+    "disk_switch",
+    "memory_switch",
     "directory_outage",
     "directory_flush",
 )
@@ -216,7 +216,7 @@ def _rush(scenario: Scenario) -> Scenario:
     """Few seats, and a long queue of prompts short and long: whose turn is it?"""
     return replace(
         scenario,
-        roles=(Role.BOTH,),
+        roles=(Role.AGGREGATED,),
         faults=frozenset({"repeats"}),
         request_count=70,
         block_count=60,
@@ -237,7 +237,9 @@ def _forgetful(scenario: Scenario) -> Scenario:
     ssd = {"ssd_dir": "ssd", "ssd_bytes": 200 * 2 * PAGE_BYTES}
     return replace(
         scenario,
-        faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
+        faults=frozenset(
+            {*faults, "small_pool", "store_crash", "worker_crash", "memory_switch", "disk_switch"}
+        ),
         strikes_max=12,
         block_count=24,
         request_count=60,
@@ -307,7 +309,7 @@ def _calm(scenario: Scenario) -> Scenario:
 
 
 def _draw_roles(rng: random.Random) -> tuple[Role, ...]:
-    prefill, decode, both = Role.PREFILL, Role.DECODE, Role.BOTH
+    prefill, decode, aggregated = Role.PREFILL, Role.DECODE, Role.AGGREGATED
     return rng.choice(
         (
             (prefill, prefill, decode, decode),
@@ -315,8 +317,8 @@ def _draw_roles(rng: random.Random) -> tuple[Role, ...]:
             (prefill, prefill, decode, decode),
             (prefill, decode),
             (prefill, decode, decode),
-            (prefill, decode, both),
-            (both, both),
+            (prefill, decode, aggregated),
+            (aggregated, aggregated),
         )
     )
 
@@ -343,7 +345,7 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
         read_timeout_s=rng.choice((0.15, 0.4)),
         read_attempts_max=rng.choice((1, 2, 3, 10)),
         reads_in_flight_max=rng.choice((1, 2, 8)),
-        intake_wait_s=rng.choice((0.3, 1.5)),
+        receive_wait_s=rng.choice((0.3, 1.5)),
         bytes_in_flight_max=rng.choice((2, 8, 1000)) * GEOMETRY.block_bytes,
     )
 

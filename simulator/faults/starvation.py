@@ -7,7 +7,7 @@ that waits. Seen from outside: arrivals are the start messages, admissions the f
 from typing import TYPE_CHECKING
 
 from baton.core.ids import SeqKey
-from baton.core.messages import Leg, StartSequence
+from baton.core.messages import Phase, StartSequence
 from baton.core.steps import StepPlan
 from simulator.faults.world import Violation
 
@@ -48,7 +48,7 @@ class Turns:
     def heard(self, worker: "SimWorker", start: StartSequence) -> None:
         """After the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
-        if start.leg is Leg.DECODE or key in self._arrivals:
+        if start.phase is Phase.DECODE or key in self._arrivals:
             return
         # Also of those that start at once: others may wait for what they compute.
         prompt_start = (start.cache_root, start.tokens[:SIBLING_TOKENS])

@@ -91,7 +91,7 @@ class SimDisk:
     def forget(self, ssd_slot: int) -> None:
         self.slots.pop(ssd_slot, None)
 
-    def flip(self) -> bool:
+    def switch_role(self) -> bool:
         """One bit of one block. False: there is none."""
         if not self.slots:
             return False

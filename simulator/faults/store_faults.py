@@ -21,8 +21,8 @@ class StoreFaults:
             "disk_full": self._disk_full,
             "disk_slow": self._disk_slow,
             "disk_error": self._disk_error,
-            "disk_flip": self._disk_flip,
-            "memory_flip": self._memory_flip,
+            "disk_switch": self._disk_switch,
+            "memory_switch": self._memory_switch,
             "directory_outage": self._directory_outage,
             "directory_flush": self._cluster.directory.flush,
         }
@@ -88,13 +88,13 @@ class StoreFaults:
 
         self._cluster.world.after(self._span_s(), normal)
 
-    def _disk_flip(self) -> None:
-        self._cluster.world.counts["bits flipped on disks"] += self._host().disk.flip()
+    def _disk_switch(self) -> None:
+        self._cluster.world.counts["bits flipped on disks"] += self._host().disk.switch_role()
 
-    def _memory_flip(self) -> None:
+    def _memory_switch(self) -> None:
         node = self._node()
         if node is not None and self._cluster.scenario.store.checksums:  # else nobody could know
-            self._cluster.world.counts["bits flipped in arenas"] += node.flip(self._rng)
+            self._cluster.world.counts["bits flipped in arenas"] += node.switch_role(self._rng)
 
     def _directory_outage(self) -> None:
         self._cluster.directory.go_down(self._span_s())

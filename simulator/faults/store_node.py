@@ -290,7 +290,7 @@ class SimStoreNode(Process):
             )
         )
 
-    def flip(self, rng: random.Random) -> bool:
+    def switch_role(self, rng: random.Random) -> bool:
         """One bit of one block at rest in the arena: what is being written has no checksum yet."""
         writing = {slot for session in self.sessions for slot in session.worker.store.slots_being_written()}
         full = [s for s, cells in enumerate(self.arena.cells) if cells[0] != -1 and s not in writing]

@@ -2,7 +2,7 @@
 
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from engine.prefix_cache import PrefixCache
 from simulator.fleet.sequence import MacroSequence
 
@@ -25,10 +25,10 @@ class Blocks:
 
     def admit(self, seq: MacroSequence, *, keep_free: int) -> None:
         """Blocks for all that is known of it. Raises OutOfBlocks and then changes nothing."""
-        grows = seq.leg is not Leg.PREFILL
+        grows = seq.phase is not Phase.PREFILL
         need = blocks_for(seq.known_count + (1 if grows else 0), self._block_tokens)
         got = self._cache.reserve(self._findable(seq), need, keep_free=keep_free)
-        seq.block_ids, seq.sealed_count = got.blocks, got.cached_count
+        seq.block_ids, seq.committed_count = got.blocks, got.cached_count
         seq.computed_count = got.cached_count * self._block_tokens
         if seq.cached_count is None:
             seq.cached_count = min(seq.computed_count, seq.prompt_count)
@@ -37,17 +37,17 @@ class Blocks:
             incoming.first = min(max(incoming.first, got.cached_count), incoming.end)
             incoming.ready = max(incoming.first, incoming.ready)
             self.arrived(seq)
-        for block_hash in seq.hashes[seq.sealed_count :]:
+        for block_hash in seq.hashes[seq.committed_count :]:
             if block_hash not in self._promised and not self._cache.has(block_hash):
                 self._promised[block_hash] = seq
                 seq.promised.append(block_hash)
 
-    def seal(self, seq: MacroSequence) -> None:
+    def commit(self, seq: MacroSequence) -> None:
         """Full blocks of the prompt can be found from now on."""
         full = min(seq.computed_count // self._block_tokens, len(seq.hashes))
-        for i in range(seq.sealed_count, full):
+        for i in range(seq.committed_count, full):
             self._cache.insert(seq.hashes[i], seq.block_ids[i])
-        seq.sealed_count = max(seq.sealed_count, full)
+        seq.committed_count = max(seq.committed_count, full)
 
     def arrived(self, seq: MacroSequence) -> bool:
         """Counts blocks that came from elsewhere as computed, once computing got to where they begin."""
@@ -60,7 +60,7 @@ class Blocks:
             seq.cached_count += (incoming.ready - incoming.first) * self._block_tokens
         incoming.first = incoming.ready
         seq.computed_count = incoming.ready * self._block_tokens
-        self.seal(seq)
+        self.commit(seq)
         return True
 
     def give_back(self, seq: MacroSequence) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.config import EngineConfig
 from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from engine.block_pool import OutOfBlocks
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import OVERLAP_STEP_S_MAX, WATERMARK_SHARE
@@ -28,10 +28,10 @@ class Listener(Protocol):
 
     def admitted(self, seq: MacroSequence) -> None: ...
 
-    def sealed(self, seq: MacroSequence) -> None: ...
+    def committed(self, seq: MacroSequence) -> None: ...
 
     def sampled(self, seq: MacroSequence) -> None:
-        """Its first token on this worker. A PREFILL leg's blocks are the listener's from now on."""
+        """Its first token on this worker. A PREFILL phase's blocks are the listener's from now on."""
         ...
 
     def second_token(self, seq: MacroSequence) -> None: ...
@@ -164,7 +164,7 @@ class MacroEngine:
     def arrived(self, seq: MacroSequence) -> None:
         """Its `incoming` moved."""
         if seq.is_running and self._blocks.arrived(seq):
-            self._listener.sealed(seq)
+            self._listener.committed(seq)
         self.look_again()
 
     def look_again(self) -> None:
@@ -270,7 +270,7 @@ class MacroEngine:
         count = 1 if work else self._steps_alike(number)
         growth_s = self._costs.context_token_s * decodes
         goes_on = decodes > 1 or any(
-            chunk < seq.pending_count or seq.leg is not Leg.PREFILL for seq, chunk in work
+            chunk < seq.pending_count or seq.phase is not Phase.PREFILL for seq, chunk in work
         )
         is_ahead = self._overlaps(first_s) and goes_on
         self._version += 1
@@ -338,12 +338,12 @@ class MacroEngine:
         seq.computed_count += count
         seq.prompt_steps_tokens += count
         self.prompt_tokens_computed += count
-        self._blocks.seal(seq)
+        self._blocks.commit(seq)
         self._blocks.arrived(seq)
         if seq.pending_count == 0:
             self._sample(seq)
         else:
-            self._listener.sealed(seq)
+            self._listener.committed(seq)
 
     def _sample(self, seq: MacroSequence) -> None:
         self._prompts.remove(seq)
@@ -352,7 +352,7 @@ class MacroEngine:
         self._blocks.break_promises(seq)
         is_first = seq.known_count == seq.start.prompt_token_count + seq.start.generated_count + 1
         is_over = seq.known_count >= seq.end_count
-        if seq.leg is Leg.PREFILL:
+        if seq.phase is Phase.PREFILL:
             seq.is_running = False
             self._order.shares.left(seq.fairness_key)
             self._prioritised -= seq.priority != 0
@@ -473,7 +473,9 @@ class MacroEngine:
         return preempted
 
     def _preempt(self) -> None:
-        able = (s for s in (*self._batch.members, *self._prompts, *self._joined) if s.leg is not Leg.PREFILL)
+        able = (
+            s for s in (*self._batch.members, *self._prompts, *self._joined) if s.phase is not Phase.PREFILL
+        )
         victim = max(able, key=self._order.standing)
         if victim in self._batch:
             self._batch.leave(victim)
@@ -483,7 +485,7 @@ class MacroEngine:
             self._prompts.remove(victim)
         self._blocks.give_back(victim)
         victim.is_running = False
-        victim.computed_count = victim.sealed_count = 0
+        victim.computed_count = victim.committed_count = 0
         insort(self._waiting, victim, key=_by_age)
         self._is_head_blocked = True
         self.preemption_count += 1

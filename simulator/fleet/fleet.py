@@ -84,9 +84,9 @@ Observer = Callable[["Fleet"], bool]
 
 def timings_of(finished: Finished) -> dict[str, float] | None:
     """As a live answer's `timings` tell them; None: the router does not know."""
-    if finished.waterfall is None:
+    if finished.latency_breakdown is None:
         return None
-    timings: dict[str, float] = msgspec.structs.asdict(finished.waterfall)
+    timings: dict[str, float] = msgspec.structs.asdict(finished.latency_breakdown)
     served = finished.served
     if served is not None and served.predicted_ttft_s is not None:
         timings["predicted_ttft_s"] = served.predicted_ttft_s

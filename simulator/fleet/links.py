@@ -20,8 +20,8 @@ class Port:
 
 
 class Flow:
-    """One sequence's KV. Bytes become available as chunks are sealed; `drained` is called when all that was
-    offered has arrived and no more will be offered."""
+    """One sequence's KV. Bytes become available as chunks are committed; `drained` is called when all that
+    was offered has arrived and no more will be offered."""
 
     __slots__ = (
         "_agenda",

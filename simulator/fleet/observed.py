@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from baton.core.demand import ClassLoad
-from router.decisions.arrival_counters import Offered
+from router.decisions.arrival_counters import ArrivalCounters
 from simulator.fleet.workload import Demand
 
 
@@ -13,10 +13,10 @@ class Observed:
     def __init__(self, objectives: Mapping[str, tuple[float, float]]) -> None:
         """Name of a class -> TTFT and TPOT, seconds, 0 for none."""
         self._objectives = objectives
-        self._offered = Offered()
+        self._offered = ArrivalCounters()
 
     def take(self) -> dict[str, ClassLoad]:
-        offered, self._offered = self._offered, Offered()
+        offered, self._offered = self._offered, ArrivalCounters()
         return offered.totals()
 
     def arrived(self, demand: Demand) -> None:

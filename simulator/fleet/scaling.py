@@ -35,7 +35,7 @@ class ScalingSpec:
 
     start_s: float = 120.0
     """From deciding for a worker to its first heartbeat. It is paid for meanwhile."""
-    flip_s: float = 1.0
+    switch_s: float = 1.0
     """From the end of a drain to serving in the other role."""
     interval_s: float = 15.0
     gpus_per_worker: int = 1
@@ -70,7 +70,7 @@ class _Leaving:
 class _Durations:
     start_s: list[float] = field(default_factory=list[float])
     drain_s: list[float] = field(default_factory=list[float])
-    flip_s: list[float] = field(default_factory=list[float])
+    switch_s: list[float] = field(default_factory=list[float])
 
 
 def traits_of(kind: WorkerSpec) -> Traits:
@@ -89,7 +89,7 @@ class FleetScaling:
         self.fleet, self.spec, self.rule = fleet, spec, rule
         self.samples: list[ScaleSample] = []
         self.drain_s_max = 0.0
-        self.flips = self.starts = self.stops = 0
+        self.switches = self.starts = self.stops = 0
         self._kinds = {kind.role: kind for kind, _ in fleet.spec.workers}
         self._starting: dict[int, Role] = {}
         self._start_number = 0
@@ -166,7 +166,7 @@ class FleetScaling:
             queued_prompt_tokens=fleet.unplaced_tokens,
             start_s=tuple(done.start_s),
             drain_s=tuple(done.drain_s),
-            flip_s=tuple(done.flip_s),
+            switch_s=tuple(done.switch_s),
         )
 
     def _state(self, role: Role) -> RoleState:
@@ -206,10 +206,10 @@ class FleetScaling:
     # --- doing ------------------------------------------------------------------------------------
 
     def _perform(self, decision: Decision) -> None:
-        for flip in decision.flips:
-            for worker in self._spare(flip.source, flip.count):
-                self.flips += 1
-                self._drain(worker, flip.target)
+        for switch_role in decision.switches:
+            for worker in self._spare(switch_role.source, switch_role.count):
+                self.switches += 1
+                self._drain(worker, switch_role.target)
         for role, count in decision.stops.items():
             # A worker that has not started serves nobody: it goes first.
             for number in [n for n, starting in self._starting.items() if starting is role][:count]:
@@ -271,16 +271,16 @@ class FleetScaling:
         self.drain_s_max = max(self.drain_s_max, took_s)
         self._durations.drain_s.append(took_s)
         if leaving.target is not None:
-            self.fleet.agenda.after(self.spec.flip_s, self._flipped, worker_id)
+            self.fleet.agenda.after(self.spec.switch_s, self._switched, worker_id)
             return
         self._settle()
         del self._leaving[worker_id]
         leaving.worker.end()
         self.fleet.remove(worker_id)
 
-    def _flipped(self, worker_id: WorkerId) -> None:
+    def _switched(self, worker_id: WorkerId) -> None:
         leaving = self._leaving.pop(worker_id)
         assert leaving.target is not None
         leaving.worker.take_role(leaving.target)
         self.fleet.update(worker_id, leaving.target, is_draining=False)
-        self._durations.flip_s.append(self.fleet.agenda.now_s - leaving.since_s)
+        self._durations.switch_s.append(self.fleet.agenda.now_s - leaving.since_s)

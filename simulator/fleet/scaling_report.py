@@ -15,7 +15,7 @@ from simulator.fleet.scaling import FleetScaling, ScaleSample
 DECISIONS_SHOWN_MAX = 200
 DECISIONS_PRINTED = 12
 PLOT_WIDTH, PLOT_HEIGHT, LEFT, FOOT = 1060.0, 260.0, 40.0, 24.0
-COLOURS = {Role.PREFILL: "#0072b2", Role.DECODE: "#d55e00", Role.BOTH: "#009e73"}
+COLOURS = {Role.PREFILL: "#0072b2", Role.DECODE: "#d55e00", Role.AGGREGATED: "#009e73"}
 
 
 class ScalingFigures(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class ScalingFigures(msgspec.Struct, frozen=True):
     replicas_most: int
     starts: int
     stops: int
-    flips: int
+    switches: int
     drain_s_max: float
     reversals: Mapping[str, int]
     """By role: how often its desired count turned from up to down or back."""
@@ -48,7 +48,7 @@ def figures_of(scaling: FleetScaling, *, rule: str) -> ScalingFigures:
         replicas_most=max((_paid(sample) for sample in scaling.samples), default=0),
         starts=scaling.starts,
         stops=scaling.stops,
-        flips=scaling.flips,
+        switches=scaling.switches,
         drain_s_max=scaling.drain_s_max,
         reversals={role.value: count for role, count in scaling.rule.journal.reversals().items()},
         samples=scaling.samples,
@@ -67,7 +67,7 @@ def show_scaling(console: Console, figures: ScalingFigures) -> None:
     console.print(
         f"{figures.rule}: {figures.gpu_hours:.2f} GPU-hours, {figures.replicas_mean:.1f} replicas in the "
         f"mean, {figures.replicas_most} at most; {figures.starts} starts, {figures.stops} stops, "
-        f"{figures.flips} flips; reversals: {turns}"
+        f"{figures.switches} flips; reversals: {turns}"
     )
     for one in figures.decisions[-DECISIONS_PRINTED:]:
         console.print(f"  {one.at_s:7.0f} s  {_changes(one)}: {'; '.join(one.reasons)}", markup=False)
@@ -83,7 +83,7 @@ def scaling_section(figures: ScalingFigures) -> Markup:
     note = (
         f"Rule: {figures.rule}. {figures.gpu_hours:.2f} GPU-hours, {figures.replicas_mean:.1f} replicas in "
         f"the mean and {figures.replicas_most} at most; {figures.starts} starts, {figures.stops} stops, "
-        f"{figures.flips} flips; reversals: {turns}. Lines: replicas that serve; dashed: desired; grey: "
+        f"{figures.switches} flips; reversals: {turns}. Lines: replicas that serve; dashed: desired; grey: "
         "requests per second, on a scale of its own."
     )
     return section("Replicas", note, tag("figure", replica_chart(figures.samples)), _decisions(figures))
@@ -130,12 +130,12 @@ def _decisions(figures: ScalingFigures) -> Markup:
         )
         for one in figures.decisions[:DECISIONS_SHOWN_MAX]
     ]
-    head = [tag("th", name) for name in ("at", "desired", "change", "because")]
+    head = [tag("th", name) for name in ("at", "desired", "change", "reason")]
     return table(head, rows)
 
 
 def _changes(one: Decision) -> str:
-    parts = [f"flip {f.count} {f.source.value} to {f.target.value}" for f in one.flips]
+    parts = [f"flip {f.count} {f.source.value} to {f.target.value}" for f in one.switches]
     parts += [f"start {count} {role.value}" for role, count in one.starts.items() if count]
     parts += [f"stop {count} {role.value}" for role, count in one.stops.items() if count]
     return ("advised: " if one.is_advice else "") + ", ".join(parts)

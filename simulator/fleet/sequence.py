@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.core.ids import BlockHash, BlockId, SeqKey, SequenceId
-from baton.core.messages import Leg, StartSequence
+from baton.core.messages import Phase, StartSequence
 from engine.scheduling.incoming import Incoming
 
 
@@ -12,7 +12,7 @@ class MacroSequence:
     """The engine alone writes to it. `Ranked`, for the production order."""
 
     key: SeqKey
-    leg: Leg
+    phase: Phase
     start: StartSequence
     hashes: list[BlockHash]
     """Of the full blocks of the prompt."""
@@ -30,7 +30,7 @@ class MacroSequence:
     block_ids: list[BlockId] = field(default_factory=list[BlockId])
     computed_count: int = 0
     """Of a decoding one: when it entered the batch, see `entered_at`."""
-    sealed_count: int = 0
+    committed_count: int = 0
     cached_count: int | None = None
     """Prompt tokens found in the cache when first admitted."""
     promised: list[BlockHash] = field(default_factory=list[BlockHash])

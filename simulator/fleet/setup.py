@@ -34,18 +34,18 @@ def block_tokens_of(plan: Plan) -> int:
 class Pools:
     prefill: int = 0
     decode: int = 0
-    both: int = 0
+    aggregated: int = 0
 
     def __str__(self) -> str:
-        parts = ((self.prefill, "prefill"), (self.decode, "decode"), (self.both, "both"))
+        parts = ((self.prefill, "prefill"), (self.decode, "decode"), (self.aggregated, "aggregated"))
         return " + ".join(f"{count} {name}" for count, name in parts if count)
 
     @property
     def count(self) -> int:
-        return self.prefill + self.decode + self.both
+        return self.prefill + self.decode + self.aggregated
 
     def of(self, role: Role) -> int:
-        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}[role]
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.AGGREGATED: self.aggregated}[role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ def fleet_spec(
     seed: int = 0,
 ) -> FleetSpec:
     """Raises SetupError: no pool that can serve, or memory for too few blocks."""
-    if not pools.both and not (pools.prefill and pools.decode):
-        raise SetupError("a cluster needs --both N, or --prefill N and --decode N")
+    if not pools.aggregated and not (pools.prefill and pools.decode):
+        raise SetupError("a cluster needs --aggregated N, or --prefill N and --decode N")
     if any(0 < pools.of(role) < cells for role in Role):
         raise SetupError(f"{cells} cells need at least that many workers of each role in use")
     blocks = int(machine.kv_bytes / machine.kv_token_bytes / block_tokens)

@@ -209,7 +209,7 @@ class WorkerStore:
         incoming.ready = incoming.end
         self._engine.arrived(seq)
 
-    def sealed(self, hashes: Sequence[BlockHash], end: int) -> None:
+    def committed(self, hashes: Sequence[BlockHash], end: int) -> None:
         """The first `end` blocks of a prompt are computed."""
         if end:
             self._node.used(hashes[:end], self._agenda.now_s)

@@ -4,14 +4,14 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, BlockId, SeqKey, WorkerId
 from baton.core.messages import (
     BlockEvents,
     CancelSequence,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     ResyncBlocks,
     Role,
@@ -39,7 +39,7 @@ TOKEN = 0
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """A decode leg whose KV is not all here."""
+    """A decode phase whose KV is not all here."""
 
     key: SeqKey
     start: StartSequence
@@ -55,7 +55,7 @@ class Pull:
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A prefill leg, from being asked for its KV to the release."""
+    """A prefill phase, from being asked for its KV to the release."""
 
     seq: MacroSequence | None = None
     pull: Pull | None = None
@@ -85,9 +85,9 @@ class MacroWorker:
         """In the engine."""
         self._handovers: dict[SeqKey, Handover] = {}
         self._waiting: deque[Pull] = deque()
-        """Decode legs without blocks."""
+        """Decode phases without blocks."""
         self._pulls: dict[SeqKey, Pull] = {}
-        """Of all decode legs that have not joined."""
+        """Of all decode phases that have not joined."""
         self._outputs: list[SequenceOutput] = []
         self._event_number = 0
         self._heartbeat_s = 0.0
@@ -191,7 +191,7 @@ class MacroWorker:
         key = SeqKey(start.seq_id, start.epoch)
         if len(start.tokens) >= self._tokens_max:
             self._say(SequenceRefused(*key, RefusalReason.TOO_LONG, "longer than this worker can hold"))
-        elif start.leg is Leg.DECODE:
+        elif start.phase is Phase.DECODE:
             self._start_pull(key, start)
         elif self.engine.waiting_count >= self.spec.engine.waiting_sequences_max:
             self._say(SequenceRefused(*key, RefusalReason.NO_ROOM, "too many wait"))
@@ -199,7 +199,7 @@ class MacroWorker:
         else:
             seq = self._sequence(key, start)
             self._sequences[key] = seq
-            if start.leg is Leg.PREFILL:
+            if start.phase is Phase.PREFILL:
                 self._handovers.setdefault(key, Handover()).seq = seq
             if self.store is not None:
                 self.store.find(seq)
@@ -210,7 +210,7 @@ class MacroWorker:
         end = min(start.prompt_token_count + start.sampling.max_tokens, self._tokens_max)
         return MacroSequence(
             key=key,
-            leg=start.leg,
+            phase=start.phase,
             start=start,
             hashes=self._hashes_of(start),
             known_count=count,
@@ -250,15 +250,15 @@ class MacroWorker:
     # --- the engine -----------------------------------------------------------------------------
 
     def admitted(self, seq: MacroSequence) -> None:
-        self.sealed(seq)
+        self.committed(seq)
 
-    def sealed(self, seq: MacroSequence) -> None:
-        if seq.leg is Leg.PREFILL:
+    def committed(self, seq: MacroSequence) -> None:
+        if seq.phase is Phase.PREFILL:
             self._offer(self._handovers.get(seq.key))
 
     def sampled(self, seq: MacroSequence) -> None:
         is_over = seq.known_count >= seq.end_count
-        if seq.leg is Leg.PREFILL:
+        if seq.phase is Phase.PREFILL:
             handover = self._handovers[seq.key]
             handover.is_computed = True
             self._emit(seq, seq.known_count, FinishReason.LENGTH if is_over else None)
@@ -272,7 +272,7 @@ class MacroWorker:
 
     def _store_prompt(self, seq: MacroSequence) -> None:
         if self.store is not None:
-            self.store.sealed(seq.hashes, seq.sealed_count)
+            self.store.committed(seq.hashes, seq.committed_count)
 
     def second_token(self, seq: MacroSequence) -> None:
         if seq.known_count + 1 < seq.end_count:
@@ -299,12 +299,12 @@ class MacroWorker:
             )
         )
 
-    def _timings(self, seq: MacroSequence) -> LegTimings:
+    def _timings(self, seq: MacroSequence) -> PhaseTimings:
         assert seq.first_step_s is not None
         begun_s = seq.first_step_s
         waited_s = max(0.0, begun_s - seq.arrived_s)
         computing_s = self._agenda.now_s - begun_s
-        return LegTimings(waited_s, seq.load_s, max(0.0, computing_s - seq.load_s))
+        return PhaseTimings(waited_s, seq.load_s, max(0.0, computing_s - seq.load_s))
 
     def step_ended(self) -> None:
         if self._outputs:
@@ -334,12 +334,14 @@ class MacroWorker:
         self._offer(handover)
 
     def _offer(self, handover: Handover | None) -> None:
-        """What is sealed and was not offered may be read now."""
+        """What is committed and was not offered may be read now."""
         if handover is None or handover.pull is None or handover.seq is None:
             return
         seq, pull = handover.seq, handover.pull
         held = pull.held_count * self.spec.block_tokens
-        ready = len(pull.start.tokens) if handover.is_computed else seq.sealed_count * self.spec.block_tokens
+        ready = (
+            len(pull.start.tokens) if handover.is_computed else seq.committed_count * self.spec.block_tokens
+        )
         before = max(handover.offered_tokens, held)
         handover.offered_tokens = max(ready, handover.offered_tokens)
         size = max(0, ready - before) * self.spec.kv_token_bytes
@@ -371,7 +373,7 @@ class MacroWorker:
         self._waiting.append(pull)
         self._admit_pulls()
         if not pull.block_ids:
-            self._agenda.after(self.spec.transfer.intake_wait_s, self._lost_patience, pull)
+            self._agenda.after(self.spec.transfer.receive_wait_s, self._lost_patience, pull)
 
     def _lost_patience(self, pull: Pull) -> None:
         if not pull.is_over and not pull.block_ids:
@@ -414,7 +416,7 @@ class MacroWorker:
         full = min(len(pull.start.tokens) // self.spec.block_tokens, len(seq.hashes))
         for i in range(pull.held_count, full):
             self.cache.insert(seq.hashes[i], pull.block_ids[i])
-        seq.block_ids, seq.sealed_count = pull.block_ids, full
+        seq.block_ids, seq.committed_count = pull.block_ids, full
         seq.computed_count = seq.known_count
         seq.known_count += 1
         self._sequences[pull.key] = seq

@@ -51,11 +51,11 @@ class ClusterPlan:
 
     prefill: Pool | None = None
     decode: Pool | None = None
-    both: Pool | None = None
+    aggregated: Pool | None = None
 
     @property
     def pools(self) -> dict[Role, Pool]:
-        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}
+        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.AGGREGATED: self.aggregated}
         return {role: pool for role, pool in named.items() if pool is not None}
 
     @property

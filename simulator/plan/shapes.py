@@ -127,7 +127,7 @@ class Load:
 
 
 def kinds(load: Load, listed: Sequence[Shape], *, on_done: Callable[[], None] = lambda: None) -> list[Kind]:
-    """Every pair of shapes, and every shape for both legs, that can serve the load at all."""
+    """Every pair of shapes, and every shape for both phases, that can serve the load at all."""
     rates: dict[tuple[Role, str], float] = {}
     for shape in listed:
         for role, rate in _rates_alone(load, shape).items():
@@ -135,7 +135,7 @@ def kinds(load: Load, listed: Sequence[Shape], *, on_done: Callable[[], None] = 
         on_done()
     asked = demands(load.plan, factor=load.factor, pool_tokens=None)
     pairs = [((Role.PREFILL, p), (Role.DECODE, d)) for p in listed for d in listed]
-    alone = [((Role.BOTH, shape),) for shape in listed]
+    alone = [((Role.AGGREGATED, shape),) for shape in listed]
     found = (_kind(load, asked, rates, named) for named in (*pairs, *alone))
     return [kind for kind in found if kind is not None]
 
@@ -198,8 +198,8 @@ def _rates_alone(load: Load, shape: Shape) -> dict[Role, float]:
         for role, met in ((Role.PREFILL, ttft_met), (Role.DECODE, tpot_met))
     }
     # Its time is shared between the two, as far as each alone would fill it.
-    both = 1 / sum(1 / rate for rate in rates.values()) if min(rates.values()) > 0 else 0.0
-    return {**rates, Role.BOTH: both}
+    aggregated = 1 / sum(1 / rate for rate in rates.values()) if min(rates.values()) > 0 else 0.0
+    return {**rates, Role.AGGREGATED: aggregated}
 
 
 def _share(seconds: Sequence[float], objective_s: float) -> float:

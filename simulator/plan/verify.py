@@ -29,7 +29,7 @@ def spec_of(
         "tpot_slo_s": objectives.tpot_s,
     }
     counts = {role: pool.count for role, pool in cluster.pools.items()}
-    pools = Pools(*(counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.BOTH)))
+    pools = Pools(*(counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED)))
     specs = [
         fleet_spec(
             machine_of(pool.shape.node),

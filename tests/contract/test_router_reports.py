@@ -66,4 +66,4 @@ async def test_a_request_that_waits_where_there_is_no_worker_brings_workers_back
     assert {role for _, role in replicas.started} == {Role.PREFILL, Role.DECODE}
     (decision,) = state.decisions
     assert decision.who == "autoscaler"
-    assert "back from zero" in decision.why
+    assert "back from zero" in decision.reason

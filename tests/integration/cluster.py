@@ -74,7 +74,7 @@ class Worker:
         """Everything that must be zero when no request is around."""
         names = (
             *("held_blocks", "quarantined_blocks", "running_count", "waiting_count"),
-            *("lease_count", "intake_count", "reads_in_flight"),
+            *("lease_count", "receiver_count", "reads_in_flight"),
         )
         return {name: self.accounts[name] for name in names if self.accounts[name]}
 
@@ -105,7 +105,7 @@ class Cluster:
         self.model = "" if model is None else model.name
         served = ["--models", str(models)] if model is None else ["--model", str(model)]
         command = [sys.executable, "-m", "baton", "serve", *served, "--port", str(self.port)]
-        command += ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
+        command += ["--prefill", str(prefill), "--decode", str(decode), "--aggregated", str(both)]
         # Else prompts as short as the tests' would mostly stay on one worker.
         for name, value in {"transfer__checksums": True, "router__any_role": False, **settings}.items():
             command += ["--set", f"{name.replace('__', '.')}={value}"]

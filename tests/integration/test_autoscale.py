@@ -82,11 +82,11 @@ def test_a_pool_grows_with_the_load_and_shrinks_after_it_and_no_request_is_lost(
         with Load(cluster, 6):
             cluster.await_workers(prefill=1, decode=2, timeout_s=120)
         (first, *_) = resizes(operator.state())
-        assert re.search(r"decode: .* forecast .* takes \d+, there are 1", first.why), first
+        assert re.search(r"decode: .* forecast .* takes \d+, there are 1", first.reason), first
         assert first.action.counts["decode"] == 2
         cluster.await_workers(prefill=1, decode=1, timeout_s=300)
         last = resizes(operator.state())[-1]
-        assert "were needed for" in last.why
+        assert "were needed for" in last.reason
         (told,) = eventually("the start was timed", lambda: operator.state().autoscale, timeout_s=10)
         assert (told.mode, told.text) == ("on", "")
         assert told.start_s != SETTINGS["autoscale__start_s"], "it learnt how long a start takes"
@@ -117,5 +117,5 @@ def test_to_zero_when_idle_and_back_with_the_request_that_waits(model):
         eventually("no workers", lambda: not operator.state().replicas, timeout_s=120)
         answer = cluster.complete("The moon is", max_tokens=20)
         assert answer["choices"][0]["text"] == expected
-        assert "back from zero" in resizes(operator.state())[-1].why
+        assert "back from zero" in resizes(operator.state())[-1].reason
         cluster.await_workers(prefill=1, decode=1)

@@ -48,9 +48,9 @@ CASES = {
         "architecture T5ForConditionalGeneration is not supported",
     ),
     "truncated weights": (truncated, (), "model.safetensors is truncated"),
-    "unknown knob": (None, ("--set", "engine.nonsense=1"), "engine.nonsense"),
+    "unknown setting": (None, ("--set", "engine.nonsense=1"), "engine.nonsense"),
     "bad directory": (None, ("--store", "redis://:s3cret@h:99999"), "redis://***@h:99999: hosts are"),
-    "knob out of range": (None, ("--set", "engine.block_tokens=0"), "engine.block_tokens"),
+    "setting out of range": (None, ("--set", "engine.block_tokens=0"), "engine.block_tokens"),
 }
 
 

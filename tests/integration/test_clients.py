@@ -114,7 +114,7 @@ def hang_up_once(cluster, when, attempt):
         elif when != "at once":
             role, account = {
                 "prefilling": ("prefill", "running_count"),
-                "mid-transfer": ("decode", "intake_count"),
+                "mid-transfer": ("decode", "receiver_count"),
             }[when]
             worker = cluster.worker(role)
             seen = was_seen(cluster, worker, account, s)

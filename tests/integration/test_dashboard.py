@@ -196,10 +196,10 @@ def test_a_drain_is_asked_about_tried_and_done(cluster, url, ada):
     ask.get_by_role("button", name="Drain", exact=True).click()
     expect(ask.get_by_role("status")).to_contain_text("accepted")
     last = operator.state().decisions[-1]
-    assert (last.who, last.why) == ("dashboard ada", "a new fan")
+    assert (last.who, last.reason) == ("dashboard ada", "a new fan")
 
     def replaced():
-        found = [r for r in operator.state().replicas if r.name == "decode-0" and r.phase == "running"]
+        found = [r for r in operator.state().replicas if r.name == "decode-0" and r.state == "running"]
         return found and found[0].worker_id != before.worker_id
 
     eventually("another process took its place", replaced, timeout_s=120)
@@ -220,12 +220,12 @@ def test_who_may_only_look_is_offered_no_action(browser, url):
         expect(page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True)).to_be_disabled()
 
 
-def test_the_story_of_one_request(cluster, url, ada):
+def test_the_record_of_one_request(cluster, url, ada):
     answer = cluster.complete("The story of one request. " * 20, max_tokens=4)
     ada.goto(f"{url}/requests")
     table = ada.get_by_role("table", name="Requests")
     table.get_by_role("link", name=answer["id"][:21]).click()
-    expect(ada.get_by_role("table", name="Story")).to_contain_text("placed")
+    expect(ada.get_by_role("table", name="RecentRequest")).to_contain_text("placed")
     expect(ada.get_by_role("region", name="What happened")).to_contain_text("completed")
     expect(ada.get_by_role("region", name=f"Request {answer['id']}")).to_contain_text("prefill-0")
     assert "The story of one request" not in ada.content(), "no prompt is shown"

@@ -50,7 +50,7 @@ def test_a_day_of_faults_costs_no_request_and_no_token(tmp_path):
     assert all(0 < f["at_s"] < report["duration_s"] for f in result["faults"])
     assert "adopted 3 of 3 workers" in result["faults"][1]["what"]
     (decision,) = result["decisions"]
-    said = decision["who"], decision["why"], decision["outcome"]
+    said = decision["who"], decision["reason"], decision["outcome"]
     assert said == ("drill", "a rolling upgrade under load", "done")
     assert {r["version"] for r in result["state"]["replicas"]} == {"2"}
     log = "\n".join(result["log"])

@@ -64,24 +64,24 @@ class Stream(threading.Thread):
 PHASES = ("queued", "prefilling", "mid-transfer", "decoding", "last token")
 
 
-def reached(cluster, stream, phase, workers):
-    if phase == "queued":
+def reached(cluster, stream, state, workers):
+    if state == "queued":
         return True  # the fault comes as soon as the request is sent, behind others
-    if phase == "prefilling":
+    if state == "prefilling":
         return cluster.accounts(workers["prefill"])["running_count"]
-    if phase == "mid-transfer":
+    if state == "mid-transfer":
         accounts = cluster.accounts(workers["decode"])
-        return accounts["intake_count"] and bytes_read(accounts) > workers["read before"]
-    if phase == "decoding":
+        return accounts["receiver_count"] and bytes_read(accounts) > workers["read before"]
+    if state == "decoding":
         return len(stream.tokens) >= 5
     return len(stream.tokens) >= NEW_TOKENS - 2
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "freeze"])
-@pytest.mark.parametrize("phase", PHASES)
-def test_streams_survive_the_loss_of_a_worker(cluster, phase, fault, role):
-    prompt = prompt_for(f"{phase} {fault} {role}")
+@pytest.mark.parametrize("state", PHASES)
+def test_streams_survive_the_loss_of_a_worker(cluster, state, fault, role):
+    prompt = prompt_for(f"{state} {fault} {role}")
     cluster.await_workers(prefill=1, decode=1)
     undisturbed = cluster.complete(prompt, max_tokens=NEW_TOKENS, ignore_eos=True, return_token_ids=True)[
         "choices"
@@ -90,12 +90,12 @@ def test_streams_survive_the_loss_of_a_worker(cluster, phase, fault, role):
     workers = {name: cluster.worker(name) for name in ("prefill", "decode")}
     workers["read before"] = bytes_read(workers["decode"].accounts)
     victim = workers[role]
-    others = [Stream(cluster, prompt_for(f"other {i} {phase} {fault} {role}")) for i in range(3)]
+    others = [Stream(cluster, prompt_for(f"other {i} {state} {fault} {role}")) for i in range(3)]
     streams = [Stream(cluster, prompt), Stream(cluster, fresh), *others]
     watched = streams[1]
     eventually(
-        f"phase {phase}",
-        lambda: reached(cluster, watched, phase, workers) or watched.ended_s,
+        f"phase {state}",
+        lambda: reached(cluster, watched, state, workers) or watched.ended_s,
         timeout_s=30,
         every_s=0.001,
     )

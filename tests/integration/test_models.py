@@ -14,15 +14,19 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.core.messages import Role
-from baton.core.operate import Outcome, ReplicaPhase, RollOut, Scale, Version
+from baton.core.operate import Outcome, ReplicaState, RollOut, Scale, Version
 from tests.integration.cluster import ROOT, Cluster, eventually
 from tests.integration.operating import Operator
 from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-PAIR, WHOLE = "org/pair", "whole"
-TEXTS = ("Once upon a time", "How many legs does a spider have?", "The runner in front holds the baton " * 8)
+PAIR, AGGREGATED = "org/pair", "whole"
+TEXTS = (
+    "Once upon a time",
+    "How many phases does a spider have?",
+    "The runner in front holds the baton " * 8,
+)
 NEW_TOKENS = 24
 
 
@@ -31,7 +35,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {
         PAIR: make_model(root / "a", "llama", seed=3),
-        WHOLE: make_model(
+        AGGREGATED: make_model(
             root / "b",
             "qwen3",
             seed=4,
@@ -51,7 +55,7 @@ def cluster(folders, tmp_path_factory):
             "cluster": {"prefill_workers": 1, "decode_workers": 1},
             "engine": {"block_tokens": 16},
         },
-        WHOLE: {"model": {"path": str(folders[WHOLE])}, "cluster": {"both_workers": 1}},
+        AGGREGATED: {"model": {"path": str(folders[AGGREGATED])}, "cluster": {"aggregated_workers": 1}},
     }
     path = tmp_path_factory.mktemp("config") / "models.yaml"
     path.write_text(yaml.safe_dump({"models": models}))
@@ -103,23 +107,26 @@ def workers_of(cluster, model):
 def test_greedy_tokens_are_transformers_for_both(cluster, expected):
     for _ in range(2):  # the second time from the caches
         for index, text in enumerate(TEXTS):
-            for model in (PAIR, WHOLE):
+            for model in (PAIR, AGGREGATED):
                 assert served(cluster, model, text) == expected[model][index], (model, text)
-    assert expected[PAIR][1][0] != expected[WHOLE][1][0], "their tokenizers differ"
+    assert expected[PAIR][1][0] != expected[AGGREGATED][1][0], "their tokenizers differ"
     cluster.assert_idle()
 
 
 def test_one_endpoint_lists_both_and_knows_no_third(cluster):
-    assert [m["id"] for m in cluster.http.get("/v1/models").json()["data"]] == [PAIR, WHOLE]
+    assert [m["id"] for m in cluster.http.get("/v1/models").json()["data"]] == [PAIR, AGGREGATED]
     unknown = cluster.http.post("/v1/completions", json={"model": "third", "prompt": "x"})
     error = unknown.json()["error"]
     assert (unknown.status_code, error["code"]) == (404, "model_not_found")
     assert PAIR in error["message"]
-    assert WHOLE in error["message"]
+    assert AGGREGATED in error["message"]
     ready = cluster.http.get("/health/ready")
     assert ready.status_code == 200
-    assert {name: one["status"] for name, one in ready.json()["models"].items()} == {PAIR: "ok", WHOLE: "ok"}
-    assert cluster.metric("baton_requests_total", model=WHOLE, outcome="completed") > 0
+    assert {name: one["status"] for name, one in ready.json()["models"].items()} == {
+        PAIR: "ok",
+        AGGREGATED: "ok",
+    }
+    assert cluster.metric("baton_requests_total", model=AGGREGATED, outcome="completed") > 0
     assert cluster.metric("baton_router_known_workers", model=PAIR, role="prefill") == 1
 
 
@@ -127,15 +134,15 @@ def test_nothing_computed_for_one_is_used_for_the_other(cluster):
     """The same token ids are asked of both: fingerprints, and so block hashes, keep them apart."""
     prompt = [5 + i % 200 for i in range(256)]
     cached = {}
-    for model in (PAIR, WHOLE, PAIR, WHOLE):
+    for model in (PAIR, AGGREGATED, PAIR, AGGREGATED):
         usage = cluster.complete(prompt, model=model, max_tokens=2)["usage"]
         cached.setdefault(model, []).append(usage["prompt_tokens_details"]["cached_tokens"])
     assert {model: [first == 0, second > 0] for model, (first, second) in cached.items()} == {
         PAIR: [True, True],
-        WHOLE: [True, True],
+        AGGREGATED: [True, True],
     }
     blocks = {w["block_tokens"] for w in workers_of(cluster, PAIR)}
-    assert (blocks, {w["block_tokens"] for w in workers_of(cluster, WHOLE)}) == ({16}, {32})
+    assert (blocks, {w["block_tokens"] for w in workers_of(cluster, AGGREGATED)}) == ({16}, {32})
 
 
 def baton(cluster, *words):
@@ -145,20 +152,20 @@ def baton(cluster, *words):
 
 
 def test_orders_say_which_model(cluster):
-    unnamed = baton(cluster, "scale", "both", "2")
+    unnamed = baton(cluster, "scale", "aggregated", "2")
     assert unnamed.returncode == 1
     assert PAIR in unnamed.stdout
-    assert WHOLE in unnamed.stdout
-    assert baton(cluster, "scale", "both", "2", "--model", WHOLE).returncode == 0
-    eventually("another worker", lambda: len(workers_of(cluster, WHOLE)) == 2, timeout_s=60)
+    assert AGGREGATED in unnamed.stdout
+    assert baton(cluster, "scale", "aggregated", "2", "--model", AGGREGATED).returncode == 0
+    eventually("another worker", lambda: len(workers_of(cluster, AGGREGATED)) == 2, timeout_s=60)
     assert len(workers_of(cluster, PAIR)) == 2, "the other model's stayed"
-    drained = baton(cluster, "drain", "both-1", "--no-replace", "--model", WHOLE)
+    drained = baton(cluster, "drain", "both-1", "--no-replace", "--model", AGGREGATED)
     assert drained.returncode == 0, drained.stdout + drained.stderr
-    eventually("it is gone", lambda: len(workers_of(cluster, WHOLE)) == 1, timeout_s=60)
-    told = json.loads(baton(cluster, "status", "--json", "--model", WHOLE).stdout)
-    assert [pool["model"] for pool in told["pools"]] == [WHOLE]
-    assert {replica["model"] for replica in told["replicas"]} == {WHOLE}
-    nobody = baton(cluster, "flip", "prefill-9", "decode", "--model", PAIR)
+    eventually("it is gone", lambda: len(workers_of(cluster, AGGREGATED)) == 1, timeout_s=60)
+    told = json.loads(baton(cluster, "status", "--json", "--model", AGGREGATED).stdout)
+    assert [pool["model"] for pool in told["pools"]] == [AGGREGATED]
+    assert {replica["model"] for replica in told["replicas"]} == {AGGREGATED}
+    nobody = baton(cluster, "switch-role", "prefill-9", "decode", "--model", PAIR)
     assert nobody.returncode != 0
     assert "org-pair-prefill-0" in nobody.stdout + nobody.stderr
 
@@ -166,42 +173,42 @@ def test_orders_say_which_model(cluster):
 def test_a_version_is_rolled_out_for_one_model_alone(cluster, expected):
     operator = Operator(cluster)
     before = {r.worker_id for r in operator.state().replicas if r.model == PAIR}
-    operator.order(RollOut(Version("2", ("engine.waiting_sequences_max=99",)), WHOLE), timeout_s=200)
+    operator.order(RollOut(Version("2", ("engine.waiting_sequences_max=99",)), AGGREGATED), timeout_s=200)
     replicas = operator.state().replicas
-    assert {(r.model, r.version) for r in replicas} == {(PAIR, "1"), (WHOLE, "2")}
+    assert {(r.model, r.version) for r in replicas} == {(PAIR, "1"), (AGGREGATED, "2")}
     assert {r.worker_id for r in replicas if r.model == PAIR} == before
-    eventually("it serves", lambda: workers_of(cluster, WHOLE), timeout_s=30)
-    assert served(cluster, WHOLE, TEXTS[0]) == expected[WHOLE][0]
+    eventually("it serves", lambda: workers_of(cluster, AGGREGATED), timeout_s=30)
+    assert served(cluster, AGGREGATED, TEXTS[0]) == expected[AGGREGATED][0]
 
 
 def test_one_models_only_worker_is_killed_and_the_other_goes_on(cluster, expected):
     (victim,) = (w for w in cluster.workers() if w.worker_id.startswith("whole-"))
     os.kill(victim.pid, signal.SIGKILL)
-    eventually("it is missed", lambda: not cluster.health()["models"][WHOLE]["ready"], timeout_s=20)
+    eventually("it is missed", lambda: not cluster.health()["models"][AGGREGATED]["ready"], timeout_s=20)
     ready = cluster.http.get("/health/ready")
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-    assert cluster.http.get("/health/ready", params={"model": WHOLE}).status_code == 503
+    assert cluster.http.get("/health/ready", params={"model": AGGREGATED}).status_code == 503
     assert served(cluster, PAIR, TEXTS[0]) == expected[PAIR][0]
     with httpx.Client(base_url=cluster.url, timeout=60) as http:
-        asked = http.post("/v1/completions", json={"model": WHOLE, "prompt": "x", "max_tokens": 1})
+        asked = http.post("/v1/completions", json={"model": AGGREGATED, "prompt": "x", "max_tokens": 1})
     # It may be back by the time a request would have been refused.
     assert asked.status_code in (200, 503), asked.text
     assert cluster.metric("baton_requests_total", model=PAIR, outcome="refused") == 0
     assert cluster.metric("baton_requests_total", model=PAIR, outcome="failed") == 0
-    eventually("it is back", lambda: workers_of(cluster, WHOLE), timeout_s=60)
-    assert served(cluster, WHOLE, TEXTS[0]) == expected[WHOLE][0]
-    running = [r.phase for r in Operator(cluster).state().replicas]
-    assert running == [ReplicaPhase.RUNNING] * 3
+    eventually("it is back", lambda: workers_of(cluster, AGGREGATED), timeout_s=60)
+    assert served(cluster, AGGREGATED, TEXTS[0]) == expected[AGGREGATED][0]
+    running = [r.state for r in Operator(cluster).state().replicas]
+    assert running == [ReplicaState.RUNNING] * 3
     cluster.assert_idle()
 
 
 def test_scaled_to_nothing_a_model_refuses_for_itself_alone(cluster, expected):
     operator = Operator(cluster)
-    ended = operator.order(Scale(Role.BOTH, 0, WHOLE))
+    ended = operator.order(Scale(Role.AGGREGATED, 0, AGGREGATED))
     assert ended.outcome is Outcome.DONE
-    refused = cluster.http.post("/v1/completions", json={"model": WHOLE, "prompt": "x", "max_tokens": 1})
+    refused = cluster.http.post("/v1/completions", json={"model": AGGREGATED, "prompt": "x", "max_tokens": 1})
     assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     assert served(cluster, PAIR, TEXTS[0]) == expected[PAIR][0]
-    operator.order(Scale(Role.BOTH, 1, WHOLE))
-    eventually("it is back", lambda: workers_of(cluster, WHOLE), timeout_s=60)
-    assert served(cluster, WHOLE, TEXTS[0]) == expected[WHOLE][0]
+    operator.order(Scale(Role.AGGREGATED, 1, AGGREGATED))
+    eventually("it is back", lambda: workers_of(cluster, AGGREGATED), timeout_s=60)
+    assert served(cluster, AGGREGATED, TEXTS[0]) == expected[AGGREGATED][0]

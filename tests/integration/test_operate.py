@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from baton.core.messages import Role
-from baton.core.operate import Drain, Flip, RollOut, Scale, Version
+from baton.core.operate import Drain, RollOut, Scale, SwitchRole, Version
 from baton.wire.link import LinkBroken
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator, Streams
@@ -15,7 +15,7 @@ from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-FLIP_S = 2.0
+SWITCH_S = 2.0
 """From an order to a worker with nothing to finish, to its serving in the new role."""
 
 
@@ -42,12 +42,12 @@ def test_nothing_runs_that_nobody_asks_and_the_router_has_no_torch(cluster):
     assert not [m.path for m in router.memory_maps() if "torch" in m.path]
 
 
-def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights(cluster, operator):
+def test_a_running_worker_switches_within_two_seconds_and_keeps_process_and_weights(cluster, operator):
     before = {w.worker_id: w for w in cluster.workers()}
     name = next(w for w in before if w.startswith("prefill-1"))
     with Streams(cluster):
         began_s = time.monotonic()
-        ended = operator.order(Flip(name, Role.DECODE))
+        ended = operator.order(SwitchRole(name, Role.DECODE))
         elapsed_s = time.monotonic() - began_s
     print(f"flip under load: {ended.done_after_s:.3f} s, seen from outside {elapsed_s:.3f} s")
     eventually(
@@ -66,9 +66,9 @@ def test_a_running_worker_flips_within_two_seconds_and_keeps_process_and_weights
         return sum(now.values()) > sum(counted.values())
 
     eventually("tokens of the streams are counted", go_on, timeout_s=10)
-    ended = operator.order(Flip(name, Role.PREFILL))
+    ended = operator.order(SwitchRole(name, Role.PREFILL))
     print(f"flip of an idle worker: {ended.done_after_s:.3f} s")
-    assert ended.done_after_s < FLIP_S, "an idle worker has nothing to drain"
+    assert ended.done_after_s < SWITCH_S, "an idle worker has nothing to drain"
     assert "stayed loaded" in ended.text
     cluster.await_workers(prefill=2, decode=1)
     cluster.assert_idle()
@@ -125,8 +125,8 @@ def test_the_control_plane_is_killed_and_streams_and_workers_do_not_notice(clust
     assert [d.number for d in state.decisions] == [d.number for d in decisions]
     # It manages those that it adopted: roles, and what dies.
     name = next(w for w in before if w.startswith("prefill"))
-    operator.order(Flip(name, Role.DECODE))
-    operator.order(Flip(name, Role.PREFILL))
+    operator.order(SwitchRole(name, Role.DECODE))
+    operator.order(SwitchRole(name, Role.PREFILL))
     psutil.Process(before[name]).kill()
     eventually("replaced", lambda: before[name] not in {w.pid for w in cluster.workers()}, timeout_s=10)
     cluster.await_workers(prefill=2, decode=1)

@@ -56,7 +56,7 @@ STREAMED: dict[str, dict[str, Any]] = {
     "chat with logprobs": {**MANY, "logprobs": True, "top_logprobs": 2},
 }
 CHAT = ("tools", "chat with logprobs")
-WHOLE: dict[str, dict[str, Any]] = {
+AGGREGATED: dict[str, dict[str, Any]] = {
     "best of": {"max_tokens": 200, "ignore_eos": True, **SEEDED, "n": 1, "best_of": 2, "logprobs": 1},
     "prompt logprobs": {"max_tokens": 300, "ignore_eos": True, "prompt_logprobs": 2},
 }
@@ -94,7 +94,7 @@ class Asked(threading.Thread):
     def __init__(self, cluster, kind, prompt_tokens):
         super().__init__(daemon=True)
         self.cluster, self.kind = cluster, kind
-        fields = STREAMED.get(kind) or WHOLE.get(kind) or PREFILL_ONLY[kind]
+        fields = STREAMED.get(kind) or AGGREGATED.get(kind) or PREFILL_ONLY[kind]
         self.body: dict[str, Any] = {"model": cluster.model, "temperature": 0, **fields}
         self.path = "/v1/completions"
         prompt = prompt_of(prompt_tokens, kind)
@@ -202,7 +202,7 @@ def compare(found, wanted):
 
 
 def test_requests_of_every_kind_survive_the_loss_of_their_decode_worker(cluster):
-    kinds = [*STREAMED, *WHOLE]
+    kinds = [*STREAMED, *AGGREGATED]
     wanted = results(ask(cluster, kinds, 60))
     victim = cluster.worker("decode")
     before = retries(cluster)

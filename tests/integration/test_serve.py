@@ -140,7 +140,7 @@ def router_of(stream, routers):
     return None
 
 
-@pytest.mark.parametrize("serve", [("--routers", "2", "--both", "1", "--prefill", "0")], indirect=True)
+@pytest.mark.parametrize("serve", [("--routers", "2", "--aggregated", "1", "--prefill", "0")], indirect=True)
 def test_of_two_routers_one_is_killed_and_only_its_own_streams_end(serve):
     assert serve.complete()
     routers = serve.routers()

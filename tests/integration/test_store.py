@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.core.hashing import root_hash
-from baton.core.messages import Leg, StepOutput
+from baton.core.messages import Phase, StepOutput
 from baton.core.store_admin import AskStatus
 from baton.wire.link import LinkBroken
 from baton.wire.local import ask_store
@@ -177,7 +177,7 @@ async def test_tenants_get_nothing_of_each_other(cluster):
     prefill = cluster.worker("prefill")
 
     async def run(one, name, salt):
-        ask = start(name, Leg.WHOLE, prompt, one.hello, max_tokens=2)
+        ask = start(name, Phase.AGGREGATED, prompt, one.hello, max_tokens=2)
         root = root_hash(one.hello.fingerprint, salt)
         one.link.send(msgspec.structs.replace(ask, cache_root=root))
         await one.finished(name)

@@ -18,10 +18,10 @@ from baton.core.ids import RouterId, SequenceId
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
-    Leg,
     LoadReport,
     PeerHello,
     PeerRef,
+    Phase,
     Role,
     SequenceFailed,
     SequenceJoined,
@@ -152,11 +152,11 @@ async def session(worker, router="router-test"):
                 await one.reader
 
 
-def start(seq_id, leg, prompt, hello, *, max_tokens, source=None):
+def start(seq_id, phase, prompt, hello, *, max_tokens, source=None):
     return StartSequence(
         seq_id=SequenceId(seq_id),
         epoch=1,
-        leg=leg,
+        phase=phase,
         tokens=tuple(prompt),
         prompt_token_count=len(prompt),
         sampling=SamplingParams(max_tokens=max_tokens),
@@ -172,10 +172,10 @@ def prompt_of(length, seed):
 
 
 async def run_split(p, d, seq_id, prompt, *, max_tokens):
-    """Both legs at once, as a router starts them."""
+    """Both phases at once, as a router starts them."""
     source = PeerRef(p.hello.worker_id, p.address)
-    d.link.send(start(seq_id, Leg.DECODE, prompt, d.hello, max_tokens=max_tokens, source=source))
-    p.link.send(start(seq_id, Leg.PREFILL, prompt, p.hello, max_tokens=max_tokens))
+    d.link.send(start(seq_id, Phase.DECODE, prompt, d.hello, max_tokens=max_tokens, source=source))
+    p.link.send(start(seq_id, Phase.PREFILL, prompt, p.hello, max_tokens=max_tokens))
 
 
 async def settled(worker):
@@ -210,7 +210,7 @@ async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(mode
             (joined,) = d.of(SequenceJoined)
             assert joined.transferred_bytes > 0
 
-            d.link.send(start("whole/0", Leg.WHOLE, prompt, d.hello, max_tokens=20))
+            d.link.send(start("whole/0", Phase.AGGREGATED, prompt, d.hello, max_tokens=20))
             await d.finished("whole/0")
             assert d.tokens("whole/0") == split
         accounts = await settled(decode)
@@ -230,7 +230,7 @@ async def test_what_is_kept_small_in_the_cache_still_crosses(model):
             await d.finished("r/0")
             (joined,) = d.of(SequenceJoined)
             assert joined.transferred_bytes > 0
-            p.link.send(start("whole/0", Leg.WHOLE, prompt, p.hello, max_tokens=40))
+            p.link.send(start("whole/0", Phase.AGGREGATED, prompt, p.hello, max_tokens=40))
             await p.finished("whole/0")
             assert p.tokens("whole/0") == d.tokens("r/0")
         accounts = await settled(decode)
@@ -253,21 +253,21 @@ async def test_a_killed_source_fails_the_sequence_and_the_decode_worker_goes_on(
                 )
             assert failed.seq_id == "r/0"
             assert failed.reason in (FailureReason.SOURCE_LOST, FailureReason.TRANSFER)
-            d.link.send(start("next/0", Leg.WHOLE, prompt[:100], d.hello, max_tokens=5))
+            d.link.send(start("next/0", Phase.AGGREGATED, prompt[:100], d.hello, max_tokens=5))
             await d.finished("next/0")
             assert len(d.tokens("next/0")) == 5
         await settled(decode)
 
 
 async def test_sigterm_drains_what_runs_and_refuses_what_is_new(model):
-    with WorkerUnderTest(model, "both") as worker:
+    with WorkerUnderTest(model, "aggregated") as worker:
         worker.await_ready()
         async with session(worker) as s:
-            s.link.send(start("long/0", Leg.WHOLE, prompt_of(64, 3), s.hello, max_tokens=200))
+            s.link.send(start("long/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=200))
             await s.until(lambda _: s.tokens("long/0"))
             worker.process.send_signal(signal.SIGTERM)
             await s.until(lambda ms: [m for m in ms if isinstance(m, LoadReport) and m.is_draining])
-            s.link.send(start("new/0", Leg.WHOLE, prompt_of(64, 4), s.hello, max_tokens=2))
+            s.link.send(start("new/0", Phase.AGGREGATED, prompt_of(64, 4), s.hello, max_tokens=2))
             (refused,) = await s.until(lambda ms: [m for m in ms if isinstance(m, SequenceRefused)])
             assert refused.seq_id == "new/0"
             await s.finished("long/0")
@@ -276,18 +276,18 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(model):
 
 
 async def test_peers_of_another_fingerprint_are_refused_and_a_lost_router_is_forgotten(model):
-    with WorkerUnderTest(model, "both") as worker:
+    with WorkerUnderTest(model, "aggregated") as worker:
         worker.await_ready()
         with pytest.raises(IncompatiblePeer, match="fingerprint"):
             async with peer_session(worker.address, PeerHello("other.1", "another", {})):
                 pass
         async with session(worker) as s:
-            s.link.send(start("a/0", Leg.WHOLE, prompt_of(64, 3), s.hello, max_tokens=4000))
+            s.link.send(start("a/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=4000))
             await s.until(lambda _: s.tokens("a/0"))
         accounts = await settled(worker)  # after the grace, its sequence is freed
         assert accounts["router_count"] == 0
         async with session(worker, "router-2") as s:
-            s.link.send(start("b/0", Leg.WHOLE, prompt_of(64, 3), s.hello, max_tokens=4000))
+            s.link.send(start("b/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=4000))
             await s.until(lambda _: s.tokens("b/0"))
             s.link.send(CancelSequence(SequenceId("b/0"), 1))
             await settled(worker)
@@ -296,7 +296,7 @@ async def test_peers_of_another_fingerprint_are_refused_and_a_lost_router_is_for
 def test_a_worker_serves_at_the_ports_of_its_pod_and_leaves_when_told(model):
     grpc, metrics = free_port(), free_port()
     ports = {"cluster.worker_port": grpc, "cluster.worker_metrics_port": metrics}
-    with WorkerUnderTest(model, "both", **ports) as worker:
+    with WorkerUnderTest(model, "aggregated", **ports) as worker:
         assert worker.await_ready().address == f"127.0.0.1:{grpc}"
         assert "baton_kv_free_blocks" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
         command = [sys.executable, "-m", "worker.leave", worker.address, "--timeout-s", "20"]

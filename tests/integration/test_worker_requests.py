@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from transformers import AutoTokenizer
 
-from baton.core.messages import Leg, PeerRef, RefusalReason, SequenceRefused, StepOutput, Task
+from baton.core.messages import PeerRef, Phase, RefusalReason, SequenceRefused, StepOutput, Task
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from tests.integration.test_worker_process import prompt_of, session, settled, start, workers
 from tests.models import EOS_ID, make_model
@@ -28,8 +28,8 @@ ASKED = SamplingParams(
 )
 
 
-def asks(seq_id, leg, prompt, hello, *, source=None, sampling=ASKED, **fields):
-    message = start(seq_id, leg, prompt, hello, max_tokens=1, source=source)
+def asks(seq_id, phase, prompt, hello, *, source=None, sampling=ASKED, **fields):
+    message = start(seq_id, phase, prompt, hello, max_tokens=1, source=source)
     return msgspec.structs.replace(message, sampling=sampling, **fields)
 
 
@@ -45,24 +45,24 @@ def logprobs(one, seq_id):
     }
 
 
-async def test_constrained_penalised_sampled_and_guessed_across_two_workers(tmp_path):
+async def test_constrained_penalised_sampled_and_drafted_across_two_workers(tmp_path):
     model = make_model(tmp_path / "tiny", "llama", seed=5)
     prompt = prompt_of(150, seed=1)
-    guesses = {"engine.speculation": "draft", "engine.draft_model": str(model)}
-    with workers(model, **guesses) as (prefill, decode):
+    drafts = {"engine.speculation": "draft", "engine.draft_model": str(model)}
+    with workers(model, **drafts) as (prefill, decode):
         async with session(prefill) as p, session(decode) as d:
             # Its first grammar holds up a worker for seconds, on busy cores for longer than who wants the
             # prompt from it waits to hear of it; a router would place the request again.
-            p.link.send(asks("first/0", Leg.WHOLE, prompt_of(20, seed=2), p.hello))
+            p.link.send(asks("first/0", Phase.AGGREGATED, prompt_of(20, seed=2), p.hello))
             await p.finished("first/0")
-            d.link.send(asks("whole/0", Leg.WHOLE, prompt, d.hello))
+            d.link.send(asks("whole/0", Phase.AGGREGATED, prompt, d.hello))
             await d.finished("whole/0")
             whole = d.tokens("whole/0")
             source = PeerRef(p.hello.worker_id, prefill.address)
-            d.link.send(asks("split/0", Leg.DECODE, prompt, d.hello, source=source))
-            p.link.send(asks("split/0", Leg.PREFILL, prompt, p.hello))
+            d.link.send(asks("split/0", Phase.DECODE, prompt, d.hello, source=source))
+            p.link.send(asks("split/0", Phase.PREFILL, prompt, p.hello))
             await d.finished("split/0")
-            resumed = asks("resumed/0", Leg.WHOLE, [*prompt, *(whole[i] for i in range(9))], d.hello)
+            resumed = asks("resumed/0", Phase.AGGREGATED, [*prompt, *(whole[i] for i in range(9))], d.hello)
             d.link.send(msgspec.structs.replace(resumed, prompt_token_count=len(prompt)))
             await d.finished("resumed/0")
 
@@ -76,17 +76,17 @@ async def test_constrained_penalised_sampled_and_guessed_across_two_workers(tmp_
             first = outputs(d, "split/0")[0]
             assert [x.token for x in first.prompt_logprobs] == prompt[1:]
             greedy = SamplingParams(40, ignore_eos=True)
-            d.link.send(asks("greedy/0", Leg.WHOLE, prompt, d.hello, sampling=greedy))
+            d.link.send(asks("greedy/0", Phase.AGGREGATED, prompt, d.hello, sampling=greedy))
             await d.finished("greedy/0")
             assert len(outputs(d, "greedy/0")) < 25, "the draft model is the model itself"
 
             broken = msgspec.structs.replace(ASKED, grammar=Grammar(GrammarKind.REGEX, "(a"))
-            d.link.send(asks("broken/0", Leg.WHOLE, prompt, d.hello, sampling=broken))
+            d.link.send(asks("broken/0", Phase.AGGREGATED, prompt, d.hello, sampling=broken))
             (refused,) = await d.until(lambda ms: [m for m in ms if isinstance(m, SequenceRefused)])
             assert refused.reason is RefusalReason.UNSUPPORTED
             assert "parenthesis" in refused.message
             plain = SamplingParams(1)
-            d.link.send(asks("embed/0", Leg.WHOLE, prompt, d.hello, sampling=plain, task=Task.EMBED))
+            d.link.send(asks("embed/0", Phase.AGGREGATED, prompt, d.hello, sampling=plain, task=Task.EMBED))
             await d.finished("embed/0")
             assert len(outputs(d, "embed/0")[0].embedding) == 64
         await settled(decode)

@@ -9,7 +9,7 @@ import pytest
 from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Task
 from baton.core.steps import ItemResult, StepItem
-from decode_worker.receiver import Intake
+from decode_worker.receiver import KVReceiver
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
@@ -31,7 +31,7 @@ from tests.simulator import store_mutants as store
 from worker import core as worker_core
 from worker.core import WorkerCore
 from worker.core_attempts import Attempt
-from worker.core_progress import Legs
+from worker.core_progress import Phases
 from worker.events import WorkerAction
 
 Patch = pytest.MonkeyPatch
@@ -48,10 +48,10 @@ class Mutant:
 def _lease_book_ignores_readers(patch: Patch) -> None:
     """A cancelled hand-over is freed at once, whoever reads it."""
 
-    def close(self: LeaseBook, key: SeqKey, why: str, *, now_s: float) -> list[object]:
+    def close(self: LeaseBook, key: SeqKey, reason: str, *, now_s: float) -> list[object]:
         handover = self._handovers.get(key)
         if handover is not None:
-            self._end(handover, why, now_s=now_s)
+            self._end(handover, reason, now_s=now_s)
         return []
 
     patch.setattr(LeaseBook, "close", close)
@@ -69,43 +69,45 @@ def _lease_never_lapses(patch: Patch) -> None:
     )
 
 
-def _intake_ignores_lease_end(patch: Patch) -> None:
+def _receiver_ignores_lease_end(patch: Patch) -> None:
     """Reads go on after the lease."""
-    extend = Intake._extend_lease
+    extend = KVReceiver._extend_lease
 
-    def for_ever(self: Intake, pull: object, grant: object) -> None:
+    def for_ever(self: KVReceiver, pull: object, grant: object) -> None:
         extend(self, pull, grant)
         pull.lease_end_s += 1000.0
 
-    patch.setattr(Intake, "_extend_lease", for_ever)
+    patch.setattr(KVReceiver, "_extend_lease", for_ever)
 
 
-def _intake_counts_lease_from_the_grant(patch: Patch) -> None:
+def _receiver_counts_lease_from_the_grant(patch: Patch) -> None:
     """As above, by the length of a renewal and the network's delay: the lease starts at the grant."""
-    granted = Intake.granted
+    granted = KVReceiver.granted
 
-    def from_now(self: Intake, source: object, grant: object, *, now_s: float) -> list[object]:
+    def from_now(self: KVReceiver, source: object, grant: object, *, now_s: float) -> list[object]:
         pull = self._pull_from(source, SeqKey(grant.seq_id, grant.epoch))
         if pull is not None:
             pull.asked_s = dict.fromkeys(pull.asked_s, now_s + self._config.lease_slack_s)
         return granted(self, source, grant, now_s=now_s)
 
-    patch.setattr(Intake, "granted", from_now)
+    patch.setattr(KVReceiver, "granted", from_now)
 
 
-def _intake_trusts_unsettled_reads(patch: Patch) -> None:
+def _receiver_trusts_unsettled_reads(patch: Patch) -> None:
     """Blocks that a lost read may still write into are used again."""
-    read_done = Intake.read_done
+    read_done = KVReceiver.read_done
 
-    def at_once(self: Intake, read_id: object, error: str, *, is_settled: bool, is_stale: bool, now_s: float):
+    def at_once(
+        self: KVReceiver, read_id: object, error: str, *, is_settled: bool, is_stale: bool, now_s: float
+    ):
         return read_done(self, read_id, error, is_settled=True, is_stale=is_stale, now_s=now_s)
 
-    patch.setattr(Intake, "read_done", at_once)
-    patch.setattr(Intake, "read_settled", _settled_once(Intake.read_settled))
+    patch.setattr(KVReceiver, "read_done", at_once)
+    patch.setattr(KVReceiver, "read_settled", _settled_once(KVReceiver.read_settled))
 
 
 def _settled_once(settled: Callable[..., list[object]]) -> Callable[..., list[object]]:
-    def read_settled(self: Intake, read_id: object) -> list[object]:
+    def read_settled(self: KVReceiver, read_id: object) -> list[object]:
         return settled(self, read_id) if read_id in self._reads else []
 
     return read_settled
@@ -164,7 +166,7 @@ def _freed_during_a_step(patch: Patch) -> None:
             self._pool.give_back(blocks)
 
     patch.setattr(Scheduler, "remove", at_once)
-    _seals_living_ones_only(patch)
+    _commits_living_ones_only(patch)
 
 
 def _freed_after_the_first_step(patch: Patch) -> None:
@@ -178,31 +180,31 @@ def _freed_after_the_first_step(patch: Patch) -> None:
             self._pool.give_back(blocks)
 
     patch.setattr(Scheduler, "_advance", last_one)
-    _seals_living_ones_only(patch)
+    _commits_living_ones_only(patch)
 
 
-def _seals_living_ones_only(patch: Patch) -> None:
+def _commits_living_ones_only(patch: Patch) -> None:
     computed = Tables.computed
     patch.setattr(Tables, "computed", lambda self, seq: None if seq.is_dropped else computed(self, seq))
 
 
-def _sealed_before_computed(patch: Patch) -> None:
+def _committed_before_computed(patch: Patch) -> None:
     """Blocks are offered to others when their computation begins."""
     item = Scheduler._item
 
-    def seal_first(self: Scheduler, work: Work) -> object:
+    def commit_first(self: Scheduler, work: Work) -> object:
         found = item(self, work)
         seq = work.sequence
         full_count = min(seq.planned_count, len(seq.tokens)) // self._block_tokens
-        for i, block_hash in enumerate(seq.hashes_of(full_count)[seq.sealed_count :], seq.sealed_count):
+        for i, block_hash in enumerate(seq.hashes_of(full_count)[seq.committed_count :], seq.committed_count):
             self._tables._cache.insert(block_hash, seq.block_ids[i])
-        seq.sealed_count = max(seq.sealed_count, full_count)
+        seq.committed_count = max(seq.committed_count, full_count)
         return found
 
-    patch.setattr(Scheduler, "_item", seal_first)
+    patch.setattr(Scheduler, "_item", commit_first)
 
 
-def _sealed_with_a_rejected_guess(patch: Patch) -> None:
+def _committed_with_a_rejected_draft(patch: Patch) -> None:
     """Guesses count as computed whether or not they were right."""
     advance = Scheduler._advance
 
@@ -229,15 +231,15 @@ def _history_forgotten_after_preemption(patch: Patch) -> None:
 
 def _late_token_is_emitted(patch: Patch) -> None:
     """A sequence that ended goes on with the token of the step that was planned ahead."""
-    finish = Legs._end
+    finish = Phases._end
 
-    def later(self: Legs, attempt: Attempt, seq: Sequence) -> None:
+    def later(self: Phases, attempt: Attempt, seq: Sequence) -> None:
         if seq.steps_open and seq.finish is not None and seq.task is Task.GENERATE:
             seq.finish = None
             return
         finish(self, attempt, seq)
 
-    patch.setattr(Legs, "_end", later)
+    patch.setattr(Phases, "_end", later)
 
 
 def _swapped_to_the_wrong_slot(patch: Patch) -> None:
@@ -314,12 +316,12 @@ def _worker_forgets_epochs(patch: Patch) -> None:
 
 def _lost_router_is_not_noticed(patch: Patch) -> None:
     """Sequences of a dead router run on."""
-    patch.setattr(WorkerCore, "_cancel_all_of", lambda self, router_id, why, now_s: None)
+    patch.setattr(WorkerCore, "_cancel_all_of", lambda self, router_id, reason, now_s: None)
 
 
 def _cancel_is_ignored(patch: Patch) -> None:
     """A client that left is served to the end."""
-    patch.setattr(WorkerCore, "_cancel", lambda self, key, why, now_s: None)
+    patch.setattr(WorkerCore, "_cancel", lambda self, key, reason, now_s: None)
 
 
 def _lost_worker_is_not_noticed(patch: Patch) -> None:
@@ -404,17 +406,17 @@ MUTANTS = (
     Mutant("lease book ignores readers", _lease_book_ignores_readers, _any(0, 3, 5)),
     Mutant("lease book holds nothing", _lease_book_holds_nothing, _any(0, 3, 5)),
     Mutant("lease never lapses", _lease_never_lapses, _any(3, 6)),
-    Mutant("intake ignores the lease's end", _intake_ignores_lease_end, _any(5)),
-    Mutant("intake counts the lease from the grant", _intake_counts_lease_from_the_grant, _any(5)),
-    Mutant("intake trusts unsettled reads", _intake_trusts_unsettled_reads, _any(2, 7)),
+    Mutant("receiver ignores the lease's end", _receiver_ignores_lease_end, _any(5)),
+    Mutant("receiver counts the lease from the grant", _receiver_counts_lease_from_the_grant, _any(5)),
+    Mutant("receiver trusts unsettled reads", _receiver_trusts_unsettled_reads, _any(2, 7)),
     Mutant("generations are not compared", _generations_not_compared, _any(4)),
     Mutant("a generation does not rise", _generation_does_not_rise, _any(2, 4, 7)),
     Mutant("double free", _double_free, _any(0, 2, 3, 5, 7)),
     Mutant("dropped blocks leak", _dropped_blocks_leak, _any(3)),
     Mutant("freed during a step", _freed_during_a_step, _any(2, 3, 5, 7)),
-    Mutant("sealed before computed", _sealed_before_computed, _any(2, 3, 7)),
+    Mutant("committed before computed", _committed_before_computed, _any(2, 3, 7)),
     Mutant("freed after the first of two steps", _freed_after_the_first_step, _any(2, 3, 5, 7)),
-    Mutant("sealed with a rejected guess", _sealed_with_a_rejected_guess, _any(0, 2, 3, 6, 7)),
+    Mutant("committed with a rejected guess", _committed_with_a_rejected_draft, _any(0, 2, 3, 6, 7)),
     Mutant("history forgotten after preemption", _history_forgotten_after_preemption, _any(2)),
     Mutant("a late token is emitted", _late_token_is_emitted, _any(0, 1, 2, 6)),
     Mutant("swapped to the wrong slot", _swapped_to_the_wrong_slot, _any(2, 7)),

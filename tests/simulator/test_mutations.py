@@ -21,9 +21,9 @@ STORE_SEEDS_MAX = 1500
 CAUGHT_BY = {
     "lease book ignores readers": 5,
     "lease never lapses": 15,
-    "intake trusts unsettled reads": 5,
+    "receiver trusts unsettled reads": 5,
     "generations are not compared": 61,
-    "sealed before computed": 2,
+    "committed before computed": 2,
     "freed after the first of two steps": 13,
     "history forgotten after preemption": 5,
     "a late token is emitted": 2,

@@ -102,7 +102,7 @@ def test_command_reports_as_json():
     assert report.counts["steps"] > 0
 
 
-def test_command_tells_the_story_of_a_failure(monkeypatch):
+def test_command_tells_the_record_of_a_failure(monkeypatch):
     mutant = next(m for m in MUTANTS if m.name == "the router ignores indices")
     mutant.apply(monkeypatch)
     seed = next(s for s in range(20) if not run_seed(s).is_ok)

@@ -7,12 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    LEG_UNSPECIFIED: _ClassVar[Leg]
-    LEG_PREFILL: _ClassVar[Leg]
-    LEG_DECODE: _ClassVar[Leg]
-    LEG_WHOLE: _ClassVar[Leg]
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+    PHASE_AGGREGATED: _ClassVar[Phase]
 
 class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,7 +34,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
-    ROLE_BOTH: _ClassVar[Role]
+    ROLE_AGGREGATED: _ClassVar[Role]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -84,20 +84,20 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_DONE: _ClassVar[Outcome]
     OUTCOME_FAILED: _ClassVar[Outcome]
 
-class ReplicaPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    REPLICA_PHASE_UNSPECIFIED: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_WAITING: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_STARTING: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_RUNNING: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_SUSPECT: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_FLIPPING: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_DRAINING: _ClassVar[ReplicaPhase]
-    REPLICA_PHASE_KILLING: _ClassVar[ReplicaPhase]
-LEG_UNSPECIFIED: Leg
-LEG_PREFILL: Leg
-LEG_DECODE: Leg
-LEG_WHOLE: Leg
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_WAITING: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_RUNNING: _ClassVar[ReplicaState]
+    REPLICA_STATE_SUSPECT: _ClassVar[ReplicaState]
+    REPLICA_STATE_SWITCHING: _ClassVar[ReplicaState]
+    REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
+    REPLICA_STATE_KILLING: _ClassVar[ReplicaState]
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+PHASE_AGGREGATED: Phase
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
@@ -110,7 +110,7 @@ TASK_EMBED: Task
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
-ROLE_BOTH: Role
+ROLE_AGGREGATED: Role
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -141,14 +141,14 @@ OUTCOME_REFUSED: Outcome
 OUTCOME_ADVISED: Outcome
 OUTCOME_DONE: Outcome
 OUTCOME_FAILED: Outcome
-REPLICA_PHASE_UNSPECIFIED: ReplicaPhase
-REPLICA_PHASE_WAITING: ReplicaPhase
-REPLICA_PHASE_STARTING: ReplicaPhase
-REPLICA_PHASE_RUNNING: ReplicaPhase
-REPLICA_PHASE_SUSPECT: ReplicaPhase
-REPLICA_PHASE_FLIPPING: ReplicaPhase
-REPLICA_PHASE_DRAINING: ReplicaPhase
-REPLICA_PHASE_KILLING: ReplicaPhase
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_WAITING: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_RUNNING: ReplicaState
+REPLICA_STATE_SUSPECT: ReplicaState
+REPLICA_STATE_SWITCHING: ReplicaState
+REPLICA_STATE_DRAINING: ReplicaState
+REPLICA_STATE_KILLING: ReplicaState
 
 class RouterEnvelope(_message.Message):
     __slots__ = ("router_hello", "start_sequence", "cancel_sequence", "resync_blocks")
@@ -171,10 +171,10 @@ class RouterHello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class StartSequence(_message.Message):
-    __slots__ = ("seq_id", "epoch", "leg", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent", "task", "adapter", "priority", "tpot_slo_s", "fairness_key")
+    __slots__ = ("seq_id", "epoch", "phase", "tokens", "prompt_token_count", "sampling", "cache_root", "time_left_s", "source", "traceparent", "task", "adapter", "priority", "tpot_slo_s", "fairness_key")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    LEG_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -189,7 +189,7 @@ class StartSequence(_message.Message):
     FAIRNESS_KEY_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
-    leg: Leg
+    phase: Phase
     tokens: _containers.RepeatedScalarFieldContainer[int]
     prompt_token_count: int
     sampling: SamplingParams
@@ -202,7 +202,7 @@ class StartSequence(_message.Message):
     priority: int
     tpot_slo_s: float
     fairness_key: str
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., leg: _Optional[_Union[Leg, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
@@ -379,8 +379,8 @@ class SequenceOutput(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     prompt_logprobs: TokenLogprobsList
     embedding: _containers.RepeatedScalarFieldContainer[float]
-    timings: LegTimings
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+    timings: PhaseTimings
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[PhaseTimings, _Mapping]] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
@@ -402,7 +402,7 @@ class TokenLogprobsList(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     def __init__(self, items: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
-class LegTimings(_message.Message):
+class PhaseTimings(_message.Message):
     __slots__ = ("wait_s", "load_s", "compute_s")
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
@@ -539,15 +539,15 @@ class WorkerStatusReply(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class AskerEnvelope(_message.Message):
-    __slots__ = ("peer_hello", "ask_kv", "kv_released")
+class ReaderEnvelope(_message.Message):
+    __slots__ = ("peer_hello", "kv_request", "kv_released")
     PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
-    ASK_KV_FIELD_NUMBER: _ClassVar[int]
+    KV_REQUEST_FIELD_NUMBER: _ClassVar[int]
     KV_RELEASED_FIELD_NUMBER: _ClassVar[int]
     peer_hello: PeerHello
-    ask_kv: AskKV
+    kv_request: KVRequest
     kv_released: KVReleased
-    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask_kv: _Optional[_Union[AskKV, _Mapping]] = ..., kv_released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
+    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_request: _Optional[_Union[KVRequest, _Mapping]] = ..., kv_released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
@@ -568,17 +568,17 @@ class PeerHello(_message.Message):
     wire_version: int
     def __init__(self, worker_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., transfer_offers: _Optional[_Mapping[str, bytes]] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
-class AskKV(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "ask_number")
+class KVRequest(_message.Message):
+    __slots__ = ("seq_id", "epoch", "first_block", "request_number")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    ASK_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     seq_id: str
     epoch: int
     first_block: int
-    ask_number: int
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., ask_number: _Optional[int] = ...) -> None: ...
+    request_number: int
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class KVReleased(_message.Message):
     __slots__ = ("seq_id", "epoch", "taken")
@@ -601,14 +601,14 @@ class SourceEnvelope(_message.Message):
     def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_grant: _Optional[_Union[KVGrant, _Mapping]] = ..., kv_refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
-    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_ask", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
+    __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_request", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_ASK_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -621,14 +621,14 @@ class KVGrant(_message.Message):
     source_blocks: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     lease_s: float
-    answers_ask: int
+    answers_request: int
     is_last: bool
     first_token: int
     cached_token_count: int
     first_logprobs: TokenLogprobs
     prompt_logprobs: TokenLogprobsList
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_ask: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_request: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")
@@ -748,7 +748,7 @@ class ExpectedBlocks(_message.Message):
     hashes: bytes
     def __init__(self, worker_id: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
-class StoriesWanted(_message.Message):
+class RecentRequestsQuery(_message.Message):
     __slots__ = ("request_id", "limit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -756,15 +756,15 @@ class StoriesWanted(_message.Message):
     limit: int
     def __init__(self, request_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
-class StoriesTold(_message.Message):
-    __slots__ = ("router_id", "stories")
+class RecentRequestsReply(_message.Message):
+    __slots__ = ("router_id", "recent_requests")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    STORIES_FIELD_NUMBER: _ClassVar[int]
+    RECENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    stories: _containers.RepeatedCompositeFieldContainer[Story]
-    def __init__(self, router_id: _Optional[str] = ..., stories: _Optional[_Iterable[_Union[Story, _Mapping]]] = ...) -> None: ...
+    recent_requests: _containers.RepeatedCompositeFieldContainer[RecentRequest]
+    def __init__(self, router_id: _Optional[str] = ..., recent_requests: _Optional[_Iterable[_Union[RecentRequest, _Mapping]]] = ...) -> None: ...
 
-class Story(_message.Message):
+class RecentRequest(_message.Message):
     __slots__ = ("request_id", "arrived_s", "took_s", "outcome", "verdict", "error", "model", "slo_class", "tenant", "ttft_slo_s", "tpot_slo_s", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_s", "tpot_s", "parts", "prefill_worker", "decode_worker", "predicted_ttft_s", "predicted_tpot_s", "attempts", "moments", "client_request_id")
     class PartsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -824,22 +824,22 @@ class Story(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., arrived_s: _Optional[float] = ..., took_s: _Optional[float] = ..., outcome: _Optional[str] = ..., verdict: _Optional[str] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., slo_class: _Optional[str] = ..., tenant: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., parts: _Optional[_Mapping[str, float]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_tpot_s: _Optional[float] = ..., attempts: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., client_request_id: _Optional[str] = ...) -> None: ...
 
 class Moment(_message.Message):
-    __slots__ = ("after_s", "what", "because", "sequence", "workers", "seconds", "bytes")
+    __slots__ = ("after_s", "what", "reason", "sequence", "workers", "seconds", "bytes")
     AFTER_S_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
-    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     after_s: float
     what: str
-    because: str
+    reason: str
     sequence: str
     workers: _containers.RepeatedScalarFieldContainer[str]
     seconds: float
     bytes: int
-    def __init__(self, after_s: _Optional[float] = ..., what: _Optional[str] = ..., because: _Optional[str] = ..., sequence: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, after_s: _Optional[float] = ..., what: _Optional[str] = ..., reason: _Optional[str] = ..., sequence: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RenewStoreRequest(_message.Message):
     __slots__ = ("member", "lease_s")
@@ -1084,32 +1084,32 @@ class DemandHeard(_message.Message):
     def __init__(self, every_s: _Optional[float] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("action", "who", "why", "is_advice")
+    __slots__ = ("action", "who", "reason", "is_advice")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     WHO_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
     action: Action
     who: str
-    why: str
+    reason: str
     is_advice: bool
-    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
+    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("scale", "resize", "flip", "drain", "drain_node", "roll_out")
+    __slots__ = ("scale", "resize", "switch_role", "drain", "drain_node", "roll_out")
     SCALE_FIELD_NUMBER: _ClassVar[int]
     RESIZE_FIELD_NUMBER: _ClassVar[int]
-    FLIP_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
     ROLL_OUT_FIELD_NUMBER: _ClassVar[int]
     scale: Scale
     resize: Resize
-    flip: Flip
+    switch_role: SwitchRole
     drain: Drain
     drain_node: DrainNode
     roll_out: RollOut
-    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., flip: _Optional[_Union[Flip, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
+    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
 
 class Scale(_message.Message):
     __slots__ = ("role", "count", "model")
@@ -1136,7 +1136,7 @@ class Resize(_message.Message):
     model: str
     def __init__(self, counts: _Optional[_Mapping[str, int]] = ..., model: _Optional[str] = ...) -> None: ...
 
-class Flip(_message.Message):
+class SwitchRole(_message.Message):
     __slots__ = ("worker", "role")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1181,11 +1181,11 @@ class Version(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("number", "at_s", "who", "why", "action", "outcome", "text", "done_after_s")
+    __slots__ = ("number", "at_s", "who", "reason", "action", "outcome", "text", "done_after_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     WHO_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -1193,12 +1193,12 @@ class Decision(_message.Message):
     number: int
     at_s: float
     who: str
-    why: str
+    reason: str
     action: Action
     outcome: Outcome
     text: str
     done_after_s: float
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., who: _Optional[str] = ..., why: _Optional[str] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[str] = ..., done_after_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[str] = ..., done_after_s: _Optional[float] = ...) -> None: ...
 
 class ClusterState(_message.Message):
     __slots__ = ("life", "pools", "replicas", "nodes", "decisions", "is_settled", "autoscale", "routers")
@@ -1212,13 +1212,13 @@ class ClusterState(_message.Message):
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     life: str
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
-    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     is_settled: bool
     autoscale: _containers.RepeatedCompositeFieldContainer[AutoscaleState]
     routers: _containers.RepeatedCompositeFieldContainer[RouterState]
-    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ...) -> None: ...
+    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ...) -> None: ...
 
 class Pool(_message.Message):
     __slots__ = ("model", "counts", "version", "surge_max", "unavailable_max")
@@ -1241,35 +1241,35 @@ class Pool(_message.Message):
     unavailable_max: int
     def __init__(self, model: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
 
-class ReplicaState(_message.Message):
-    __slots__ = ("name", "model", "role", "phase", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "why", "address", "metrics_address")
+class ReplicaStatus(_message.Message):
+    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     FOR_S_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     DEATHS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
     LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     role: Role
-    phase: ReplicaPhase
+    state: ReplicaState
     for_s: float
     version: str
     worker_id: str
     node: str
     deaths_in_a_row: int
     last_exit: str
-    why: str
+    reason: str
     address: str
     metrics_address: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., phase: _Optional[_Union[ReplicaPhase, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., why: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class NodeState(_message.Message):
     __slots__ = ("node", "host", "is_alive", "is_drained", "cpus", "gpus")
@@ -1288,22 +1288,22 @@ class NodeState(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., is_alive: _Optional[bool] = ..., is_drained: _Optional[bool] = ..., cpus: _Optional[float] = ..., gpus: _Optional[float] = ...) -> None: ...
 
 class AutoscaleState(_message.Message):
-    __slots__ = ("mode", "text", "roles", "start_s", "drain_s", "flip_s", "model")
+    __slots__ = ("mode", "text", "roles", "start_s", "drain_s", "switch_s", "model")
     MODE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
-    FLIP_S_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_S_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     mode: str
     text: str
     roles: _containers.RepeatedCompositeFieldContainer[RoleOutlook]
     start_s: float
     drain_s: float
-    flip_s: float
+    switch_s: float
     model: str
-    def __init__(self, mode: _Optional[str] = ..., text: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleOutlook, _Mapping]]] = ..., start_s: _Optional[float] = ..., drain_s: _Optional[float] = ..., flip_s: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, mode: _Optional[str] = ..., text: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleOutlook, _Mapping]]] = ..., start_s: _Optional[float] = ..., drain_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
 
 class RoleOutlook(_message.Message):
     __slots__ = ("role", "demand", "forecast", "unit", "correction", "needed", "wanted")

@@ -246,7 +246,7 @@ class PeerStub:
         """
         self.Session = channel.stream_stream(
                 '/baton.v1.Peer/Session',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.SerializeToString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
                 _registered_method=True)
 
@@ -268,7 +268,7 @@ def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.FromString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.SerializeToString,
             ),
     }
@@ -298,7 +298,7 @@ class Peer:
             request_iterator,
             target,
             '/baton.v1.Peer/Session',
-            baton_dot_wire_dot_proto_dot_baton__pb2.AskerEnvelope.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
             options,
             channel_credentials,
@@ -611,10 +611,10 @@ class RouterStub:
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.FromString,
                 _registered_method=True)
-        self.Stories = channel.unary_unary(
-                '/baton.v1.Router/Stories',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.FromString,
+        self.RecentRequests = channel.unary_unary(
+                '/baton.v1.Router/RecentRequests',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.FromString,
                 _registered_method=True)
 
 
@@ -629,7 +629,7 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stories(self, request, context):
+    def RecentRequests(self, request, context):
         """What became of single requests, for operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -644,10 +644,10 @@ def add_RouterServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.FollowRequest.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterUpdate.SerializeToString,
             ),
-            'Stories': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stories,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.SerializeToString,
+            'RecentRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecentRequests,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -689,7 +689,7 @@ class Router:
             _registered_method=True)
 
     @staticmethod
-    def Stories(request,
+    def RecentRequests(request,
             target,
             options=(),
             channel_credentials=None,
@@ -702,9 +702,9 @@ class Router:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.Router/Stories',
-            baton_dot_wire_dot_proto_dot_baton__pb2.StoriesWanted.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.StoriesTold.FromString,
+            '/baton.v1.Router/RecentRequests',
+            baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,11 +9,11 @@ from typing import Any, assert_never
 
 
 from baton.core.budgets import Ask, Grant, Scarce, Settle
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.demand import Bin, ClassLoad, DemandHeard, DemandReport, Traits, WorkerLoad
-from baton.core.messages import AdapterRef, AskKV, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, Leg, LoadReport, Member, MembershipView, PeerHello, PeerRef, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
-from baton.core.operate import AutoscaleState, ClusterState, Decision, Drain, DrainNode, Flip, NodeState, Order, Outcome, Pool, ReplicaPhase, ReplicaState, Resize, RoleOutlook, RollOut, RouterState, Scale, Version
-from baton.core.recent_requests import Moment, StoriesTold, StoriesWanted, Story
+from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
+from baton.core.operate import AutoscaleState, ClusterState, Decision, Drain, DrainNode, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
+from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, WorkerShare
 from baton.core.steps import TokenLogprobs
@@ -24,12 +24,12 @@ from baton.wire.proto import baton_pb2 as pb
 from baton.wire.services import Empty, FollowRequest, LookUpRequest, RenewStoreRequest, RoleRequest, StoreFrame, StoreKnown, StoreLeaves, StoreMembers, WorkerLeaves, WorkerStatusReply
 from baton.wire.step_columns import PlainOutputs, StepColumns, pack, unpack
 
-_LEG_NUMBERS = {
-    Leg.PREFILL: 1,
-    Leg.DECODE: 2,
-    Leg.WHOLE: 3,
+_PHASE_NUMBERS = {
+    Phase.PREFILL: 1,
+    Phase.DECODE: 2,
+    Phase.AGGREGATED: 3,
 }
-_LEG_MEMBERS = {number: member for member, number in _LEG_NUMBERS.items()}
+_PHASE_MEMBERS = {number: member for member, number in _PHASE_NUMBERS.items()}
 
 _GRAMMAR_KIND_NUMBERS = {
     GrammarKind.JSON_SCHEMA: 1,
@@ -49,7 +49,7 @@ _TASK_MEMBERS = {number: member for member, number in _TASK_NUMBERS.items()}
 _ROLE_NUMBERS = {
     Role.PREFILL: 1,
     Role.DECODE: 2,
-    Role.BOTH: 3,
+    Role.AGGREGATED: 3,
 }
 _ROLE_MEMBERS = {number: member for member, number in _ROLE_NUMBERS.items()}
 
@@ -101,16 +101,16 @@ _OUTCOME_NUMBERS = {
 }
 _OUTCOME_MEMBERS = {number: member for member, number in _OUTCOME_NUMBERS.items()}
 
-_REPLICA_PHASE_NUMBERS = {
-    ReplicaPhase.WAITING: 1,
-    ReplicaPhase.STARTING: 2,
-    ReplicaPhase.RUNNING: 3,
-    ReplicaPhase.SUSPECT: 4,
-    ReplicaPhase.FLIPPING: 5,
-    ReplicaPhase.DRAINING: 6,
-    ReplicaPhase.KILLING: 7,
+_REPLICA_STATE_NUMBERS = {
+    ReplicaState.WAITING: 1,
+    ReplicaState.STARTING: 2,
+    ReplicaState.RUNNING: 3,
+    ReplicaState.SUSPECT: 4,
+    ReplicaState.SWITCHING: 5,
+    ReplicaState.DRAINING: 6,
+    ReplicaState.KILLING: 7,
 }
-_REPLICA_PHASE_MEMBERS = {number: member for member, number in _REPLICA_PHASE_NUMBERS.items()}
+_REPLICA_STATE_MEMBERS = {number: member for member, number in _REPLICA_STATE_NUMBERS.items()}
 
 
 def router_envelope_fields(x: RouterHello | StartSequence | CancelSequence | ResyncBlocks) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def start_sequence_fields(x: StartSequence) -> dict[str, Any]:
     return {
         "seq_id": x.seq_id,
         "epoch": x.epoch,
-        "leg": _LEG_NUMBERS[x.leg],
+        "phase": _PHASE_NUMBERS[x.phase],
         "tokens": x.tokens,
         "prompt_token_count": x.prompt_token_count,
         "sampling": sampling_params_fields(x.sampling),
@@ -189,7 +189,7 @@ def start_sequence_from_pb(x: pb.StartSequence) -> StartSequence:
     return StartSequence(
         seq_id=x.seq_id,
         epoch=x.epoch,
-        leg=enum_member(_LEG_MEMBERS, x.leg),
+        phase=enum_member(_PHASE_MEMBERS, x.phase),
         tokens=tuple(x.tokens[:]),
         prompt_token_count=x.prompt_token_count,
         sampling=sampling_params_from_pb(x.sampling),
@@ -483,7 +483,7 @@ def sequence_output_fields(x: SequenceOutput) -> dict[str, Any]:
         "logprobs": [token_logprobs_fields(v) for v in x.logprobs],
         "prompt_logprobs": None if x.prompt_logprobs is None else {"items": [token_logprobs_fields(v) for v in x.prompt_logprobs]},
         "embedding": x.embedding,
-        "timings": None if x.timings is None else leg_timings_fields(x.timings),
+        "timings": None if x.timings is None else phase_timings_fields(x.timings),
     }
 
 
@@ -502,7 +502,7 @@ def sequence_output_from_pb(x: pb.SequenceOutput) -> SequenceOutput:
         logprobs=tuple([token_logprobs_from_pb(v) for v in x.logprobs[:]]),
         prompt_logprobs=tuple([token_logprobs_from_pb(v) for v in x.prompt_logprobs.items[:]]) if x.HasField("prompt_logprobs") else None,
         embedding=tuple(x.embedding[:]),
-        timings=leg_timings_from_pb(x.timings) if x.HasField("timings") else None,
+        timings=phase_timings_from_pb(x.timings) if x.HasField("timings") else None,
     )
 
 
@@ -529,7 +529,7 @@ def token_logprobs_from_pb(x: pb.TokenLogprobs) -> TokenLogprobs:
     )
 
 
-def leg_timings_fields(x: LegTimings) -> dict[str, Any]:
+def phase_timings_fields(x: PhaseTimings) -> dict[str, Any]:
     return {
         "wait_s": x.wait_s,
         "load_s": x.load_s,
@@ -537,12 +537,12 @@ def leg_timings_fields(x: LegTimings) -> dict[str, Any]:
     }
 
 
-def leg_timings_to_pb(x: LegTimings) -> pb.LegTimings:
-    return pb.LegTimings(**leg_timings_fields(x))
+def phase_timings_to_pb(x: PhaseTimings) -> pb.PhaseTimings:
+    return pb.PhaseTimings(**phase_timings_fields(x))
 
 
-def leg_timings_from_pb(x: pb.LegTimings) -> LegTimings:
-    return LegTimings(
+def phase_timings_from_pb(x: pb.PhaseTimings) -> PhaseTimings:
+    return PhaseTimings(
         wait_s=x.wait_s,
         load_s=x.load_s,
         compute_s=x.compute_s,
@@ -759,30 +759,30 @@ def worker_status_reply_from_pb(x: pb.WorkerStatusReply) -> WorkerStatusReply:
     )
 
 
-def asker_envelope_fields(x: PeerHello | AskKV | KVReleased) -> dict[str, Any]:
+def reader_envelope_fields(x: PeerHello | KVRequest | KVReleased) -> dict[str, Any]:
     match x:
         case PeerHello():
             return {"peer_hello": peer_hello_fields(x)}
-        case AskKV():
-            return {"ask_kv": ask_kv_fields(x)}
+        case KVRequest():
+            return {"kv_request": kv_request_fields(x)}
         case KVReleased():
             return {"kv_released": kv_released_fields(x)}
         case _:
             assert_never(x)
 
 
-def asker_envelope_to_pb(x: PeerHello | AskKV | KVReleased) -> pb.AskerEnvelope:
-    return pb.AskerEnvelope(**asker_envelope_fields(x))
+def reader_envelope_to_pb(x: PeerHello | KVRequest | KVReleased) -> pb.ReaderEnvelope:
+    return pb.ReaderEnvelope(**reader_envelope_fields(x))
 
 
-def asker_envelope_from_pb(x: pb.AskerEnvelope) -> AskKV | KVReleased:
+def reader_envelope_from_pb(x: pb.ReaderEnvelope) -> KVRequest | KVReleased:
     match x.WhichOneof("message"):
-        case "ask_kv":
-            return ask_kv_from_pb(x.ask_kv)
+        case "kv_request":
+            return kv_request_from_pb(x.kv_request)
         case "kv_released":
             return kv_released_from_pb(x.kv_released)
         case other:
-            raise WireError(f"AskerEnvelope: message {other!r} is not allowed here")
+            raise WireError(f"ReaderEnvelope: message {other!r} is not allowed here")
 
 
 def peer_hello_fields(x: PeerHello) -> dict[str, Any]:
@@ -807,25 +807,25 @@ def peer_hello_from_pb(x: pb.PeerHello) -> PeerHello:
     )
 
 
-def ask_kv_fields(x: AskKV) -> dict[str, Any]:
+def kv_request_fields(x: KVRequest) -> dict[str, Any]:
     return {
         "seq_id": x.seq_id,
         "epoch": x.epoch,
         "first_block": x.first_block,
-        "ask_number": x.ask_number,
+        "request_number": x.request_number,
     }
 
 
-def ask_kv_to_pb(x: AskKV) -> pb.AskKV:
-    return pb.AskKV(**ask_kv_fields(x))
+def kv_request_to_pb(x: KVRequest) -> pb.KVRequest:
+    return pb.KVRequest(**kv_request_fields(x))
 
 
-def ask_kv_from_pb(x: pb.AskKV) -> AskKV:
-    return AskKV(
+def kv_request_from_pb(x: pb.KVRequest) -> KVRequest:
+    return KVRequest(
         seq_id=x.seq_id,
         epoch=x.epoch,
         first_block=x.first_block,
-        ask_number=x.ask_number,
+        request_number=x.request_number,
     )
 
 
@@ -883,7 +883,7 @@ def kv_grant_fields(x: KVGrant) -> dict[str, Any]:
         "source_blocks": x.source_blocks,
         "generations": x.generations,
         "lease_s": x.lease_s,
-        "answers_ask": x.answers_ask,
+        "answers_request": x.answers_request,
         "is_last": x.is_last,
         "first_token": x.first_token,
         "cached_token_count": x.cached_token_count,
@@ -907,7 +907,7 @@ def kv_grant_from_pb(x: pb.KVGrant) -> KVGrant:
         source_blocks=tuple(x.source_blocks[:]),
         generations=tuple(x.generations[:]),
         lease_s=x.lease_s,
-        answers_ask=x.answers_ask,
+        answers_request=x.answers_request,
         is_last=x.is_last,
         first_token=x.first_token if x.HasField("first_token") else None,
         cached_token_count=x.cached_token_count,
@@ -1135,43 +1135,43 @@ def expected_blocks_from_pb(x: pb.ExpectedBlocks) -> ExpectedBlocks:
     )
 
 
-def stories_wanted_fields(x: StoriesWanted) -> dict[str, Any]:
+def recent_requests_query_fields(x: RecentRequestsQuery) -> dict[str, Any]:
     return {
         "request_id": x.request_id,
         "limit": x.limit,
     }
 
 
-def stories_wanted_to_pb(x: StoriesWanted) -> pb.StoriesWanted:
-    return pb.StoriesWanted(**stories_wanted_fields(x))
+def recent_requests_query_to_pb(x: RecentRequestsQuery) -> pb.RecentRequestsQuery:
+    return pb.RecentRequestsQuery(**recent_requests_query_fields(x))
 
 
-def stories_wanted_from_pb(x: pb.StoriesWanted) -> StoriesWanted:
-    return StoriesWanted(
+def recent_requests_query_from_pb(x: pb.RecentRequestsQuery) -> RecentRequestsQuery:
+    return RecentRequestsQuery(
         request_id=x.request_id,
         limit=x.limit,
     )
 
 
-def stories_told_fields(x: StoriesTold) -> dict[str, Any]:
+def recent_requests_reply_fields(x: RecentRequestsReply) -> dict[str, Any]:
     return {
         "router_id": x.router_id,
-        "stories": [story_fields(v) for v in x.stories],
+        "recent_requests": [recent_request_fields(v) for v in x.recent_requests],
     }
 
 
-def stories_told_to_pb(x: StoriesTold) -> pb.StoriesTold:
-    return pb.StoriesTold(**stories_told_fields(x))
+def recent_requests_reply_to_pb(x: RecentRequestsReply) -> pb.RecentRequestsReply:
+    return pb.RecentRequestsReply(**recent_requests_reply_fields(x))
 
 
-def stories_told_from_pb(x: pb.StoriesTold) -> StoriesTold:
-    return StoriesTold(
+def recent_requests_reply_from_pb(x: pb.RecentRequestsReply) -> RecentRequestsReply:
+    return RecentRequestsReply(
         router_id=x.router_id,
-        stories=tuple([story_from_pb(v) for v in x.stories[:]]),
+        recent_requests=tuple([recent_request_from_pb(v) for v in x.recent_requests[:]]),
     )
 
 
-def story_fields(x: Story) -> dict[str, Any]:
+def recent_request_fields(x: RecentRequest) -> dict[str, Any]:
     return {
         "request_id": x.request_id,
         "arrived_s": x.arrived_s,
@@ -1200,12 +1200,12 @@ def story_fields(x: Story) -> dict[str, Any]:
     }
 
 
-def story_to_pb(x: Story) -> pb.Story:
-    return pb.Story(**story_fields(x))
+def recent_request_to_pb(x: RecentRequest) -> pb.RecentRequest:
+    return pb.RecentRequest(**recent_request_fields(x))
 
 
-def story_from_pb(x: pb.Story) -> Story:
-    return Story(
+def recent_request_from_pb(x: pb.RecentRequest) -> RecentRequest:
+    return RecentRequest(
         request_id=x.request_id,
         arrived_s=x.arrived_s,
         took_s=x.took_s,
@@ -1237,7 +1237,7 @@ def moment_fields(x: Moment) -> dict[str, Any]:
     return {
         "after_s": x.after_s,
         "what": x.what,
-        "because": x.because,
+        "reason": x.reason,
         "sequence": x.sequence,
         "workers": x.workers,
         "seconds": x.seconds,
@@ -1253,7 +1253,7 @@ def moment_from_pb(x: pb.Moment) -> Moment:
     return Moment(
         after_s=x.after_s,
         what=x.what,
-        because=x.because,
+        reason=x.reason,
         sequence=x.sequence,
         workers=tuple(x.workers[:]),
         seconds=x.seconds,
@@ -1682,7 +1682,7 @@ def order_fields(x: Order) -> dict[str, Any]:
     return {
         "action": action_fields(x.action),
         "who": x.who,
-        "why": x.why,
+        "reason": x.reason,
         "is_advice": x.is_advice,
     }
 
@@ -1695,19 +1695,19 @@ def order_from_pb(x: pb.Order) -> Order:
     return Order(
         action=action_from_pb(x.action),
         who=x.who,
-        why=x.why,
+        reason=x.reason,
         is_advice=x.is_advice,
     )
 
 
-def action_fields(x: Scale | Resize | Flip | Drain | DrainNode | RollOut) -> dict[str, Any]:
+def action_fields(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) -> dict[str, Any]:
     match x:
         case Scale():
             return {"scale": scale_fields(x)}
         case Resize():
             return {"resize": resize_fields(x)}
-        case Flip():
-            return {"flip": flip_fields(x)}
+        case SwitchRole():
+            return {"switch_role": switch_role_fields(x)}
         case Drain():
             return {"drain": drain_fields(x)}
         case DrainNode():
@@ -1718,18 +1718,18 @@ def action_fields(x: Scale | Resize | Flip | Drain | DrainNode | RollOut) -> dic
             assert_never(x)
 
 
-def action_to_pb(x: Scale | Resize | Flip | Drain | DrainNode | RollOut) -> pb.Action:
+def action_to_pb(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) -> pb.Action:
     return pb.Action(**action_fields(x))
 
 
-def action_from_pb(x: pb.Action) -> Scale | Resize | Flip | Drain | DrainNode | RollOut:
+def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | Drain | DrainNode | RollOut:
     match x.WhichOneof("message"):
         case "scale":
             return scale_from_pb(x.scale)
         case "resize":
             return resize_from_pb(x.resize)
-        case "flip":
-            return flip_from_pb(x.flip)
+        case "switch_role":
+            return switch_role_from_pb(x.switch_role)
         case "drain":
             return drain_from_pb(x.drain)
         case "drain_node":
@@ -1778,19 +1778,19 @@ def resize_from_pb(x: pb.Resize) -> Resize:
     )
 
 
-def flip_fields(x: Flip) -> dict[str, Any]:
+def switch_role_fields(x: SwitchRole) -> dict[str, Any]:
     return {
         "worker": x.worker,
         "role": _ROLE_NUMBERS[x.role],
     }
 
 
-def flip_to_pb(x: Flip) -> pb.Flip:
-    return pb.Flip(**flip_fields(x))
+def switch_role_to_pb(x: SwitchRole) -> pb.SwitchRole:
+    return pb.SwitchRole(**switch_role_fields(x))
 
 
-def flip_from_pb(x: pb.Flip) -> Flip:
-    return Flip(
+def switch_role_from_pb(x: pb.SwitchRole) -> SwitchRole:
+    return SwitchRole(
         worker=x.worker,
         role=enum_member(_ROLE_MEMBERS, x.role),
     )
@@ -1877,7 +1877,7 @@ def decision_fields(x: Decision) -> dict[str, Any]:
         "number": x.number,
         "at_s": x.at_s,
         "who": x.who,
-        "why": x.why,
+        "reason": x.reason,
         "action": action_fields(x.action),
         "outcome": _OUTCOME_NUMBERS[x.outcome],
         "text": x.text,
@@ -1894,7 +1894,7 @@ def decision_from_pb(x: pb.Decision) -> Decision:
         number=x.number,
         at_s=x.at_s,
         who=x.who,
-        why=x.why,
+        reason=x.reason,
         action=action_from_pb(x.action),
         outcome=enum_member(_OUTCOME_MEMBERS, x.outcome),
         text=x.text,
@@ -1906,7 +1906,7 @@ def cluster_state_fields(x: ClusterState) -> dict[str, Any]:
     return {
         "life": x.life,
         "pools": [pool_fields(v) for v in x.pools],
-        "replicas": [replica_state_fields(v) for v in x.replicas],
+        "replicas": [replica_status_fields(v) for v in x.replicas],
         "nodes": [node_state_fields(v) for v in x.nodes],
         "decisions": [decision_fields(v) for v in x.decisions],
         "is_settled": x.is_settled,
@@ -1923,7 +1923,7 @@ def cluster_state_from_pb(x: pb.ClusterState) -> ClusterState:
     return ClusterState(
         life=x.life,
         pools=tuple([pool_from_pb(v) for v in x.pools[:]]),
-        replicas=tuple([replica_state_from_pb(v) for v in x.replicas[:]]),
+        replicas=tuple([replica_status_from_pb(v) for v in x.replicas[:]]),
         nodes=tuple([node_state_from_pb(v) for v in x.nodes[:]]),
         decisions=tuple([decision_from_pb(v) for v in x.decisions[:]]),
         is_settled=x.is_settled,
@@ -1956,41 +1956,41 @@ def pool_from_pb(x: pb.Pool) -> Pool:
     )
 
 
-def replica_state_fields(x: ReplicaState) -> dict[str, Any]:
+def replica_status_fields(x: ReplicaStatus) -> dict[str, Any]:
     return {
         "name": x.name,
         "model": x.model,
         "role": _ROLE_NUMBERS[x.role],
-        "phase": _REPLICA_PHASE_NUMBERS[x.phase],
+        "state": _REPLICA_STATE_NUMBERS[x.state],
         "for_s": x.for_s,
         "version": x.version,
         "worker_id": x.worker_id,
         "node": x.node,
         "deaths_in_a_row": x.deaths_in_a_row,
         "last_exit": x.last_exit,
-        "why": x.why,
+        "reason": x.reason,
         "address": x.address,
         "metrics_address": x.metrics_address,
     }
 
 
-def replica_state_to_pb(x: ReplicaState) -> pb.ReplicaState:
-    return pb.ReplicaState(**replica_state_fields(x))
+def replica_status_to_pb(x: ReplicaStatus) -> pb.ReplicaStatus:
+    return pb.ReplicaStatus(**replica_status_fields(x))
 
 
-def replica_state_from_pb(x: pb.ReplicaState) -> ReplicaState:
-    return ReplicaState(
+def replica_status_from_pb(x: pb.ReplicaStatus) -> ReplicaStatus:
+    return ReplicaStatus(
         name=x.name,
         model=x.model,
         role=enum_member(_ROLE_MEMBERS, x.role),
-        phase=enum_member(_REPLICA_PHASE_MEMBERS, x.phase),
+        state=enum_member(_REPLICA_STATE_MEMBERS, x.state),
         for_s=x.for_s,
         version=x.version,
         worker_id=x.worker_id if x.HasField("worker_id") else None,
         node=x.node,
         deaths_in_a_row=x.deaths_in_a_row,
         last_exit=x.last_exit,
-        why=x.why,
+        reason=x.reason,
         address=x.address,
         metrics_address=x.metrics_address,
     )
@@ -2029,7 +2029,7 @@ def autoscale_state_fields(x: AutoscaleState) -> dict[str, Any]:
         "roles": [role_outlook_fields(v) for v in x.roles],
         "start_s": x.start_s,
         "drain_s": x.drain_s,
-        "flip_s": x.flip_s,
+        "switch_s": x.switch_s,
         "model": x.model,
     }
 
@@ -2045,7 +2045,7 @@ def autoscale_state_from_pb(x: pb.AutoscaleState) -> AutoscaleState:
         roles=tuple([role_outlook_from_pb(v) for v in x.roles[:]]),
         start_s=x.start_s,
         drain_s=x.drain_s,
-        flip_s=x.flip_s,
+        switch_s=x.switch_s,
         model=x.model,
     )
 

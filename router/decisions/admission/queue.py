@@ -69,7 +69,7 @@ class _Queue:
 
 
 class Full(msgspec.Struct, frozen=True):
-    because: str
+    reason: str
 
 
 class WaitLine:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from baton.core.ids import WorkerId
-from baton.core.messages import Leg, Role
+from baton.core.messages import Phase, Role
 from router.decisions.placement.views import (
     Choice,
     Matched,
@@ -15,7 +15,7 @@ from router.decisions.placement.views import (
     WorkerView,
 )
 
-Chooser = Callable[[Leg, Sequence[WorkerView]], Choice]
+Chooser = Callable[[Phase, Sequence[WorkerView]], Choice]
 
 
 def place(
@@ -30,8 +30,8 @@ def place(
     """Filter, then let `policy` choose.
 
     KV moves only between workers of one fingerprint, so a pair is always of one. Without any possible
-    pair (an empty pool, or fingerprints that never meet) `fallback` allows both legs on whichever
-    worker there is. A decode or whole leg needs room now; a prefill leg may wait at its worker.
+    pair (an empty pool, or fingerprints that never meet) `fallback` allows both phases on whichever
+    worker there is. A decode or whole phase needs room now; a prefill phase may wait at its worker.
     """
     usable = [w for w in workers if not w.is_draining]
     if not usable:
@@ -43,18 +43,18 @@ def place(
     choose = _chooser(request, policy, rng)
     if not disaggregate:
         return _whole(fitting, choose, "not disaggregated")
-    if all(w.role is Role.BOTH for w in fitting):
-        return _whole(fitting, choose, "every worker takes both legs")
+    if all(w.role is Role.AGGREGATED for w in fitting):
+        return _whole(fitting, choose, "every worker takes both phases")
     if request.is_last_token:
         prefills = [w for w in fitting if w.role.prefills]
         if prefills:
-            return _whole(prefills, choose, "one token: no decode leg")
+            return _whole(prefills, choose, "one token: no decode phase")
         return _without_pair(fitting, choose, fallback)
     return _pair(fitting, choose, fallback)
 
 
 def _healthy(fitting: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Without those whose breaker is open, unless that takes away a leg, or all that is large enough."""
+    """Without those whose breaker is open, unless that takes away a phase, or all that is large enough."""
     kept = [w for w in fitting if not w.is_suspended]
     if len(kept) == len(fitting):
         return fitting
@@ -79,40 +79,40 @@ def _pair(fitting: Sequence[WorkerView], choose: Chooser, fallback: bool) -> Pla
     prefills = [w for w in fitting if w.role.prefills and not w.is_refusing and w.fingerprint in reachable]
     if not prefills:
         return NoPlace("no prefill worker takes more")
-    prefill, why_prefill = choose(Leg.PREFILL, prefills)
+    prefill, why_prefill = choose(Phase.PREFILL, prefills)
     partners = [w for w in decodes if w.fingerprint == prefill.fingerprint]
-    decode, why_decode = choose(Leg.DECODE, partners)
+    decode, why_decode = choose(Phase.DECODE, partners)
     if decode.worker_id == prefill.worker_id:
-        return Placement(prefill, None, f"both legs on one worker: {why_prefill}")
-    if prefill.role is Role.BOTH and decode.role is Role.BOTH:
+        return Placement(prefill, None, f"both phases on one worker: {why_prefill}")
+    if prefill.role is Role.AGGREGATED and decode.role is Role.AGGREGATED:
         # Nothing is gained between equals, and two that decode for each other, both full, would each
         # wait for the other's prefill.
-        return Placement(decode, None, f"both legs on one worker: {why_decode}")
+        return Placement(decode, None, f"both phases on one worker: {why_decode}")
     return Placement(prefill, decode, f"prefill: {why_prefill}; decode: {why_decode}")
 
 
 def _without_pair(fitting: Sequence[WorkerView], choose: Chooser, fallback: bool) -> Placement | NoPlace:
     missing = "prefill" if not any(w.role.prefills for w in fitting) else "decode"
-    because = f"no {missing} worker to pair with"
+    reason = f"no {missing} worker to pair with"
     if not fallback:
-        return NoPlace(because)
-    found = _whole(fitting, choose, because)
+        return NoPlace(reason)
+    found = _whole(fitting, choose, reason)
     return found._replace(is_fallback=True) if isinstance(found, Placement) else found
 
 
-def _whole(candidates: Sequence[WorkerView], choose: Chooser, because: str) -> Placement | NoPlace:
+def _whole(candidates: Sequence[WorkerView], choose: Chooser, circumstance: str) -> Placement | NoPlace:
     roomy = [w for w in candidates if w.has_room]
     if not roomy:
         return NoPlace("no worker has room")
-    chosen, why = choose(Leg.WHOLE, roomy)
-    return Placement(chosen, None, f"{because}: {why}")
+    chosen, reason = choose(Phase.AGGREGATED, roomy)
+    return Placement(chosen, None, f"{circumstance}: {reason}")
 
 
 def _chooser(request: RequestView, policy: Policy, rng: Random) -> Chooser:
-    def choose(leg: Leg, workers: Sequence[WorkerView]) -> Choice:
+    def choose(phase: Phase, workers: Sequence[WorkerView]) -> Choice:
         rank = min(map(_rank, workers))
         best = [w for w in workers if _rank(w) == rank]
-        return policy.choose(leg, best, _matched(request, policy, best), rng)
+        return policy.choose(phase, best, _matched(request, policy, best), rng)
 
     return choose
 

@@ -1,11 +1,11 @@
-"""Placement in seconds: two workers, or one for both legs, by what is predicted of each.
+"""Placement in seconds: two workers, or one for both phases, by what is predicted of each.
 
 First comes the chance that the request's objectives hold, less what the placement takes away from those
 that decode there; then cost: seconds that the request takes, and that it makes others wait. A cached prefix,
 a loaded adapter, siblings on their way and a short queue are all seconds, so none is a case of its own.
 
 A decision looks at a bounded number of workers: those that hold most of the prompt, those with the least
-to do, and a few at random. Legs are judged apart and only the best few pairs as pairs.
+to do, and a few at random. Phases are judged apart and only the best few pairs as pairs.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ from router.decisions.prediction.forecast import Forecast, Predicted, Prefill, W
 from router.decisions.prediction.predictor import Predictor, chance
 
 LEAST_BUSY, HOLDERS, SAMPLED = 8, 4, 2
-"""Candidates of one leg."""
+"""Candidates of one phase."""
 PAIRS_OF = 3
-"""Of each leg the best so many are looked at as pairs."""
+"""Of each phase the best so many are looked at as pairs."""
 CHANCE_SLACK = 0.02
 """Chances that differ by less count as the same: then cost decides."""
 TIE = 0.02
@@ -43,7 +43,7 @@ QUEUE_MAX = 4.0
 class Request(NamedTuple):
     want: Want
     is_last_token: bool
-    """No decode leg."""
+    """No decode phase."""
     avoid: frozenset[WorkerId]
     fingerprint: str
     """Of the workers that computed the sequence so far; empty: nobody."""
@@ -81,7 +81,7 @@ class _Second(NamedTuple):
 class _Option(NamedTuple):
     first: _First
     decode: Worker | None
-    """None: both legs on one worker."""
+    """None: both phases on one worker."""
     raw_tpot_s: float
     tpot_s: float
     exposed_s: float
@@ -120,7 +120,7 @@ class SloPlacer:
             found = self._pair_or_one(request, look, cluster)
             if isinstance(found, Placement) or any(map(look.fits, cluster.prefill_pool)):
                 return found
-        elif cluster.is_all_both:
+        elif cluster.is_all_aggregated:
             return self._choose(look, look.wholes(everyone), "no worker has room")
         if not self._fallback:
             lacking = "decode" if cluster.prefill_pool else "prefill"
@@ -137,7 +137,7 @@ class SloPlacer:
         elif request.is_last_token:
             options = look.wholes(cluster.prefill_pool)
         else:
-            options += look.wholes(cluster.both_pool)
+            options += look.wholes(cluster.aggregated_pool)
         return self._choose(look, options, missing)
 
     def _choose(
@@ -167,9 +167,9 @@ class SloPlacer:
             cost_s=best.cost_s,
         )
         decode = None if best.decode is None else look.view(best.decode)
-        because = _because(best, options, forecast)
+        reason = _reason(best, options, forecast)
         return Placement(
-            look.view(first.worker), decode, because, is_fallback, forecast=forecast, predicted=predicted
+            look.view(first.worker), decode, reason, is_fallback, forecast=forecast, predicted=predicted
         )
 
 
@@ -192,7 +192,7 @@ def _standing(option: _Option) -> tuple[int, float, WorkerId]:
     )
 
 
-def _because(best: _Option, options: Sequence[_Option], forecast: Forecast) -> str:
+def _reason(best: _Option, options: Sequence[_Option], forecast: Forecast) -> str:
     first = best.first
     cached = f", {first.cached_tokens} tokens cached" if first.cached_tokens else ""
     transfer = f" + transfer {best.exposed_s:.3f}" if best.decode is not None else ""
@@ -229,7 +229,7 @@ class _Look:
         self._tried: dict[tuple[WorkerId, WorkerId], _Option] = {}
         """Pairs."""
         self._near: list[Worker] = []
-        """Who is good for one leg."""
+        """Who is good for one phase."""
 
     # --- who may ----------------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class _Look:
         return [self._decode(first, first.worker, is_whole=True) for first in _few(firsts, 2 * PAIRS_OF)]
 
     def wholes_near(self) -> list[_Option]:
-        """With both legs on one of those that are best for one leg, or that hold most of the prompt."""
+        """With both phases on one of those that are best for one phase, or that hold most of the prompt."""
         near = {w.worker_id: w for w in (*self._near, *self._holders()) if self._takes_both(w)}
         firsts = [self._first(worker) for worker in self._best_rank(list(near.values()))]
         return [self._decode(first, first.worker, is_whole=True) for first in _few(firsts, 2 * PAIRS_OF)]
@@ -474,8 +474,8 @@ def _few(firsts: list[_First], count: int = PAIRS_OF) -> list[_First]:
 
 
 def _may_pair(prefill: Worker, decode: Worker) -> bool:
-    """Never one with itself, and never two of role both: nothing is gained between equals, and two that
+    """Never one with itself, and never two of role aggregated: nothing is gained between equals, and two that
     decode for each other, both full, would each wait for the other's prefill."""
     if prefill is decode or prefill.hello.fingerprint != decode.hello.fingerprint:
         return False
-    return prefill.role is not Role.BOTH or decode.role is not Role.BOTH
+    return prefill.role is not Role.AGGREGATED or decode.role is not Role.AGGREGATED

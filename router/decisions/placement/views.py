@@ -5,7 +5,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.messages import Leg, Role
+from baton.core.messages import Phase, Role
 from router.decisions.prediction.forecast import Forecast, Predicted
 
 SEQUENCE_TOKENS = 64
@@ -46,21 +46,21 @@ Matched = Mapping[WorkerId, int]
 
 class RequestView(NamedTuple):
     is_last_token: bool
-    """One token is left to generate: no decode leg."""
+    """One token is left to generate: no decode phase."""
     matched: Callable[[str, int], Matched]
     """(fingerprint, block_tokens) -> what the workers of that fingerprint hold."""
 
 
 class Choice(NamedTuple):
     worker: WorkerView
-    because: str
+    reason: str
 
 
 class Policy(Protocol):
     uses_prefix: bool
     """False: `matched` is always empty, and no prompt is hashed."""
 
-    def choose(self, leg: Leg, workers: Sequence[WorkerView], matched: Matched, rng: Random) -> Choice:
+    def choose(self, phase: Phase, workers: Sequence[WorkerView], matched: Matched, rng: Random) -> Choice:
         """One of `workers`, which is never empty."""
         ...
 
@@ -73,7 +73,7 @@ class Placement(NamedTuple):
 
     prefill: WorkerView
     decode: WorkerView | None
-    because: str
+    reason: str
     is_fallback: bool = False
     cached_blocks: Mapping[WorkerId, int] = NO_BLOCKS
     """Leading blocks of the sequence that each worker holds, of the prefill worker's fingerprint."""
@@ -83,13 +83,13 @@ class Placement(NamedTuple):
     """To be compared with what happens."""
 
     @property
-    def legs(self) -> dict[WorkerId, Leg]:
+    def phases(self) -> dict[WorkerId, Phase]:
         if self.decode is None:
-            return {self.prefill.worker_id: Leg.WHOLE}
-        return {self.prefill.worker_id: Leg.PREFILL, self.decode.worker_id: Leg.DECODE}
+            return {self.prefill.worker_id: Phase.AGGREGATED}
+        return {self.prefill.worker_id: Phase.PREFILL, self.decode.worker_id: Phase.DECODE}
 
 
 class NoPlace(NamedTuple):
-    because: str
+    reason: str
     is_final: bool = False
     """The sequence is too long for every worker."""

@@ -8,7 +8,7 @@ and decoding are corrected apart, each by what happened on that worker (see `cor
 from collections.abc import Mapping
 from math import erf, exp, log, sqrt
 
-from baton.core.costs import PLANNED_SHARE, LegTimings, prompt_pairs
+from baton.core.costs import PLANNED_SHARE, PhaseTimings, prompt_pairs
 from baton.core.ids import WorkerId
 from baton.core.messages import SequenceJoined
 from router.decisions.cluster_view import Worker
@@ -188,7 +188,7 @@ class Predictor:
         self, source: Worker, target: Worker | None, want: Want, held: Mapping[WorkerId, int], *, now_s: float
     ) -> Predicted:
         """Of a placement that something else chose; `held`: leading tokens in each worker's cache. `target`
-        None: both legs at `source`."""
+        None: both phases at `source`."""
         prefill = self.prefill(source, want, held.get(source.worker_id, 0), now_s=now_s)
         decode = target or source
         raw_s = self.raw_tpot_s(
@@ -207,7 +207,7 @@ class Predictor:
     # --- what happens -----------------------------------------------------------------------------
 
     def saw_first_token(
-        self, worker: Worker, predicted: Predicted, elapsed_s: float, timings: LegTimings | None
+        self, worker: Worker, predicted: Predicted, elapsed_s: float, timings: PhaseTimings | None
     ) -> None:
         """`elapsed_s`: from being placed to the first token. Without `timings` it is shared out as the
         prediction says."""

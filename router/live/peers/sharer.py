@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from baton.core.ids import RouterId
-from baton.core.recent_requests import StoriesTold, StoriesWanted
+from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
 from baton.core.sharing import RouterUpdate
 from router.live.drivers import Drivers
-from router.live.recent_requests import Stories
+from router.live.recent_requests import RecentRequests
 
 SHARED_EVERY_S = 0.025
 """While something changes."""
@@ -22,9 +22,11 @@ UNREAD_MAX = 80
 class Sharer:
     """`baton.wire.routers.RouterHandler`."""
 
-    def __init__(self, drivers: Drivers, router_id: RouterId, stories: Stories | None = None) -> None:
+    def __init__(
+        self, drivers: Drivers, router_id: RouterId, recent_requests: RecentRequests | None = None
+    ) -> None:
         self._drivers, self._router_id = drivers, router_id
-        self._stories = stories or Stories()
+        self._recent_requests = recent_requests or RecentRequests()
         self._queues: set[asyncio.Queue[RouterUpdate | None]] = set()
         self._is_followed = asyncio.Event()
 
@@ -43,8 +45,8 @@ class Sharer:
         finally:
             self._drop(queue)
 
-    def stories(self, wanted: StoriesWanted) -> StoriesTold:
-        return self._stories.told(wanted, self._router_id)
+    def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply:
+        return self._recent_requests.told(wanted, self._router_id)
 
     async def run(self) -> None:
         """Until cancelled."""

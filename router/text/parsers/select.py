@@ -74,12 +74,12 @@ def choose_parsers(*, tool: str, reasoning: str, template: str, model_type: str)
     )
 
 
-def _named(knob: str, name: str, aliases: dict[str, str], known: Collection[str]) -> str:
+def _named(setting: str, name: str, aliases: dict[str, str], known: Collection[str]) -> str:
     name = aliases.get(name, name)
     if name == NONE:
         return ""
     if name not in known:
-        raise SetupError(f"{knob}: {name!r} is not one of {', '.join([*known, NONE])}")
+        raise SetupError(f"{setting}: {name!r} is not one of {', '.join([*known, NONE])}")
     return name
 
 

@@ -52,15 +52,15 @@ def run(folder: Path, load: Load, **engine: str) -> list[speculation.TextResult]
     return measure(ModelConfig(path=str(folder)), settings, load, progress=lambda text: None)
 
 
-def test_guesses_come_true_where_text_repeats_and_are_not_made_where_it_does_not(folder: Path):
+def test_drafts_come_true_where_text_repeats_and_are_not_made_where_it_does_not(folder: Path):
     results = {(r.text, r.mode): r for r in run(folder, Load(batch=2, tokens=48, rounds=1))}
     assert list(results) == [(text, mode) for text in speculation.TEXTS for mode in ("off", "ngram")]
     assert all(r.tokens_per_s > 0 for r in results.values())
     assert all(
-        (r.guessed, r.accepted, r.ratio) == (0, 0, 1) for (_, mode), r in results.items() if mode == "off"
+        (r.drafted, r.accepted, r.ratio) == (0, 0, 1) for (_, mode), r in results.items() if mode == "off"
     )
     repeats, fresh = results["repeats", "ngram"], results["fresh", "ngram"]
-    assert repeats.guessed >= repeats.accepted > 24
+    assert repeats.drafted >= repeats.accepted > 24
     assert fresh.accepted < repeats.accepted / 4
 
 
@@ -76,7 +76,7 @@ def test_half_of_a_text_alternates():
     assert [p.repeats for p in passages("repeats", 80) + passages("fresh", 80)] == [True, False]
 
 
-def test_a_wrong_token_with_guesses_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_token_with_drafts_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     execute = Executor.execute
 
     def wrong(self: Executor, plan: StepPlan) -> StepResult:

@@ -72,18 +72,18 @@ def test_a_pool_that_the_other_stands_in_for_is_noted_and_not_blamed():
 
 
 def test_what_a_worker_left_out_is_said_with_its_reason():
-    why = "KV transfer without nixl: no such plugin"
-    prefill, decode = worker(Role.PREFILL, notes=(why,)), worker(Role.DECODE, notes=(why,))
-    assert texts([prefill, decode]).count(why) == 1
-    assert f"note: all workers: {why}" in texts([prefill, decode])
+    reason = "KV transfer without nixl: no such plugin"
+    prefill, decode = worker(Role.PREFILL, notes=(reason,)), worker(Role.DECODE, notes=(reason,))
+    assert texts([prefill, decode]).count(reason) == 1
+    assert f"note: all workers: {reason}" in texts([prefill, decode])
     kernels = worker(Role.PREFILL, notes=(INFO_NOTE + "kernels: native",))
     assert "ok: all workers: kernels: native" in texts([kernels])
-    assert f"note: prefill-0.a: {why}" in texts([prefill, worker(Role.DECODE)])
+    assert f"note: prefill-0.a: {reason}" in texts([prefill, worker(Role.DECODE)])
 
 
 def test_the_store_is_seen_to_work_or_said_not_to():
-    assert "note: no KV store" in texts([worker(Role.BOTH)])
-    idle = texts([worker(Role.BOTH, store__joined=1, store__written_blocks=5)])
+    assert "note: no KV store" in texts([worker(Role.AGGREGATED)])
+    idle = texts([worker(Role.AGGREGATED, store__joined=1, store__written_blocks=5)])
     assert "note: the KV store has 5 blocks of these workers and was of no use yet" in idle
     used = {"store__joined": 1, "store__written_blocks": 5, "store__loaded_blocks__host": 3}
     said = texts([worker(Role.PREFILL, **used, store__loaded_blocks__ssd=2), worker(Role.DECODE)])
@@ -92,9 +92,9 @@ def test_the_store_is_seen_to_work_or_said_not_to():
 
 
 def test_damaged_blocks_are_bad_and_late_ones_are_noted():
-    workers = [worker(Role.BOTH, store__joined=1, store__recomputed_blocks__corrupt=2)]
+    workers = [worker(Role.AGGREGATED, store__joined=1, store__recomputed_blocks__corrupt=2)]
     assert any("2 blocks came damaged" in text for text in bad(HEALTH, workers))
-    late = texts([worker(Role.BOTH, store__joined=1, store__recomputed_blocks__late=7)])
+    late = texts([worker(Role.AGGREGATED, store__joined=1, store__recomputed_blocks__late=7)])
     assert "note: 7 blocks did not come from the KV store in time" in late
 
 

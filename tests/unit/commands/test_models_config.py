@@ -18,7 +18,7 @@ models:
     slo: {classes: {fast: {ttft_s: 0.5}}, default: fast}
   small:
     model: {path: a/small}
-    cluster: {both_workers: 1}
+    cluster: {aggregated_workers: 1}
     engine: {block_tokens: 64}
 """
 
@@ -35,8 +35,16 @@ def test_each_model_is_a_configuration_of_its_own(path):
     chat, small = each_model(config).values()
     assert list(each_model(config)) == ["org/chat.v2", "small"]
     assert (chat.model.name, chat.model.path, chat.model.tool_parser) == ("org/chat.v2", "a/chat", "hermes")
-    assert (chat.cluster.prefill_workers, chat.cluster.decode_workers, chat.cluster.both_workers) == (2, 3, 0)
-    assert (small.cluster.prefill_workers, small.cluster.decode_workers, small.cluster.both_workers) == (
+    assert (chat.cluster.prefill_workers, chat.cluster.decode_workers, chat.cluster.aggregated_workers) == (
+        2,
+        3,
+        0,
+    )
+    assert (
+        small.cluster.prefill_workers,
+        small.cluster.decode_workers,
+        small.cluster.aggregated_workers,
+    ) == (
         0,
         0,
         1,
@@ -55,7 +63,7 @@ def test_one_model_is_as_it_was():
     assert worker_count(config) == 2
 
 
-def test_one_knob_of_one_model_is_set_on_top_of_the_file(path):
+def test_one_setting_of_one_model_is_set_on_top_of_the_file(path):
     sets = [
         "models.org/chat.v2.cluster.decode_workers=5",
         "models.small.slo.classes.fast.ttft_s=2",
@@ -82,7 +90,7 @@ def test_children_see_the_same_models(path, monkeypatch):
     [
         ({}, "models.m.model: Field required"),
         ({"model": {}}, "models.m.model.path: name"),
-        ({"model": {"path": "a", "nme": 1}}, "models.m.model.nme: no such knob"),
+        ({"model": {"path": "a", "nme": 1}}, "models.m.model.nme: no such setting"),
         ({"model": {"path": "a", "name": "b"}}, "models.m.model.name: the entry's key"),
         ({"model": {"path": "a"}, "engine": {"block_tokens": 0}}, "models.m.engine.block_tokens"),
         (
@@ -91,7 +99,7 @@ def test_children_see_the_same_models(path, monkeypatch):
         ),
         ({"model": {"path": "a"}, "autoscale": {"mode": "on"}}, "models.m.autoscale.mode: it is one"),
         ({"model": {"path": "a"}, "slo": {"default": "x"}}, "models.m.slo: default: there is no class"),
-        ({"model": {"path": "a"}, "router": {"port": 1}}, "models.m.router: no such knob"),
+        ({"model": {"path": "a"}, "router": {"port": 1}}, "models.m.router: no such setting"),
     ],
 )
 def test_what_is_wrong_with_an_entry_is_one_line_that_names_it(entry, said, monkeypatch):

@@ -18,22 +18,22 @@ from baton.core.operate import (
     Decision,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     RollOut,
     Scale,
+    SwitchRole,
     Version,
 )
 from baton.wire.server import start_server
 from commands import operate
 from commands.app import app
 
-REPLICA = ReplicaState(
-    "decode-0", "tiny", Role.DECODE, ReplicaPhase.RUNNING, 3.0, "1", WorkerId("decode-0.a1")
+REPLICA = ReplicaStatus(
+    "decode-0", "tiny", Role.DECODE, ReplicaState.RUNNING, 3.0, "1", WorkerId("decode-0.a1")
 )
 STATE = ClusterState("x", (Pool("tiny", {Role.DECODE: 1}),), (REPLICA,), (NodeState("abc", "host-a"),))
 
@@ -49,7 +49,7 @@ class Control:
 
     def order(self, order):
         self.orders.append(order)
-        decision = Decision(7, time.time(), order.who, order.why, order.action, self.outcome, "as told")
+        decision = Decision(7, time.time(), order.who, order.reason, order.action, self.outcome, "as told")
         ended = msgspec.structs.replace(decision, outcome=self.then, done_after_s=0.25)
         self.decisions = [ended if self.outcome is Outcome.ACCEPTED else decision]
         return decision
@@ -94,7 +94,7 @@ def run(*args):
     [
         (["scale", "decode", "3"], Scale(Role.DECODE, 3)),
         (["scale", "decode", "3", "--model", "tiny"], Scale(Role.DECODE, 3, "tiny")),
-        (["flip", "decode-0", "prefill"], Flip("decode-0", Role.PREFILL)),
+        (["switch-role", "decode-0", "prefill"], SwitchRole("decode-0", Role.PREFILL)),
         (["drain", "decode-0"], Drain("decode-0")),
         (["drain", "decode-0.a1", "--no-replace"], Drain("decode-0.a1", False)),
         (["drain", "host-a"], DrainNode("host-a")),
@@ -106,10 +106,10 @@ def run(*args):
     ],
 )
 def test_words_become_orders_and_their_end_is_awaited(control, words, action):
-    result = run(*words, "--why", "a reason", *([] if words[0] == "rollout" else ["--yes"]))
+    result = run(*words, "--reason", "a reason", *([] if words[0] == "rollout" else ["--yes"]))
     assert result.exit_code == 0, result.output
     (order,) = control.orders
-    assert (order.action, order.why, order.is_advice) == (action, "a reason", False)
+    assert (order.action, order.reason, order.is_advice) == (action, "a reason", False)
     assert order.who.startswith("operator ")
     assert "done after 0.25 s: as told" in result.output
 
@@ -130,7 +130,10 @@ def test_a_drain_is_over_when_what_was_started_instead_serves(control):
     ("words", "lost"),
     [
         (["scale", "decode", "0"], "no worker left: requests wait"),
-        (["flip", "decode-0", "prefill"], "no decode worker left: its prefill workers serve everything"),
+        (
+            ["switch-role", "decode-0", "prefill"],
+            "no decode worker left: its prefill workers serve everything",
+        ),
         (["drain", "decode-0", "--no-replace"], "no worker left"),
     ],
 )
@@ -178,13 +181,13 @@ def test_what_was_not_done_is_an_exit_status(control, outcome, then):
 
 
 def test_status_has_what_is_wanted_what_is_there_and_why(control):
-    control.order(msgspec.structs.replace(run_order(), why="a burst"))
+    control.order(msgspec.structs.replace(run_order(), reason="a burst"))
     text = run("status").output
     for words in ("tiny", "1 decode", "decode-0.a1", "running", "host-a"):
         assert words in text, words
     state = msgspec.json.decode(run("status", "--json").output, type=ClusterState)
     assert state.replicas == STATE.replicas
-    assert state.decisions[0].why == "a burst"
+    assert state.decisions[0].reason == "a burst"
 
 
 def run_order():
@@ -201,7 +204,7 @@ def test_a_role_that_is_none_and_a_control_plane_that_is_not_there_are_one_line(
     assert "127.0.0.1:1" in str(error)
 
 
-@pytest.mark.parametrize("command", ["status", "scale", "flip", "drain", "rollout"])
+@pytest.mark.parametrize("command", ["status", "scale", "switch-role", "drain", "rollout"])
 def test_help_has_an_example(command):
     text = re.sub(r"\s+", " ", run(command, "--help").output)
     assert f"Example: baton {command} " in text
@@ -211,11 +214,11 @@ TWO = ClusterState(
     "x",
     (Pool("tiny", {Role.DECODE: 1}), Pool("org/big", {Role.DECODE: 1})),
     tuple(
-        ReplicaState(
+        ReplicaStatus(
             f"{prefix}-decode-0",
             model,
             Role.DECODE,
-            ReplicaPhase.RUNNING,
+            ReplicaState.RUNNING,
             3.0,
             "1",
             WorkerId(f"{prefix}-decode-0.a1"),
@@ -236,12 +239,12 @@ def two(control, monkeypatch):
     ("words", "action"),
     [
         (
-            ["flip", "decode-0", "prefill", "--model", "org/big", "--yes"],
-            Flip("org-big-decode-0", Role.PREFILL),
+            ["switch-role", "decode-0", "prefill", "--model", "org/big", "--yes"],
+            SwitchRole("org-big-decode-0", Role.PREFILL),
         ),
         (
-            ["flip", "tiny-decode-0", "prefill", "--model", "tiny", "--yes"],
-            Flip("tiny-decode-0", Role.PREFILL),
+            ["switch-role", "tiny-decode-0", "prefill", "--model", "tiny", "--yes"],
+            SwitchRole("tiny-decode-0", Role.PREFILL),
         ),
         (["drain", "decode-0", "--model", "tiny"], Drain("tiny-decode-0")),
         (["drain", "org-big-decode-0"], Drain("org-big-decode-0")),
@@ -258,8 +261,11 @@ def test_workers_of_a_model_are_found_by_their_name_within_it(two, words, action
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["flip", "decode-0", "prefill", "--model", "huge"], "there is tiny, org/big"),
-        (["flip", "tiny-decode-0", "prefill", "--model", "org/big"], "org/big has no worker 'tiny-decode-0'"),
+        (["switch-role", "decode-0", "prefill", "--model", "huge"], "there is tiny, org/big"),
+        (
+            ["switch-role", "tiny-decode-0", "prefill", "--model", "org/big"],
+            "org/big has no worker 'tiny-decode-0'",
+        ),
         (["drain", "decode-7", "--model", "tiny"], "there is tiny-decode-0"),
         (["status", "--model", "huge"], "no model 'huge'"),
     ],

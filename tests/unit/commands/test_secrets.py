@@ -45,14 +45,14 @@ def test_a_configuration_in_a_log_or_an_error_shows_none(caplog):
     assert config.router.tenant_salt == PASSWORD
 
 
-def test_a_wrong_knob_beside_a_secret_does_not_show_it():
+def test_a_wrong_setting_beside_a_secret_does_not_show_it():
     with pytest.raises(SetupError) as caught:
         load_config([*SETS, "router.port=-1", "store.host_bytes=x", "router.nonsense=1"])
     assert PASSWORD not in str(caught.value)
 
 
 def test_keys_and_tokens_are_named_by_place():
-    """A value that is a path needs no mask; one day somebody adds a knob that holds the thing itself."""
+    """A value that is a path needs no mask; one day somebody adds a setting that holds the thing itself."""
     for section in (TlsConfig, AccessConfig):
         for name, info in section.model_fields.items():
             said = (info.description or "").lower()

@@ -2,7 +2,7 @@ import pytest
 
 from baton.config import TlsConfig, sections
 from baton.core.errors import SetupError
-from commands.settings import knobs, load_config
+from commands.settings import load_config, settings
 from tests.certificates import tls_environment
 
 
@@ -43,7 +43,7 @@ def test_a_text_with_a_comma_stays_a_text():
         ("slo.classes.fast.ttft_s=nan", "slo.classes.fast.ttft_s"),
     ],
 )
-def test_a_bad_value_is_one_line_that_names_the_knob(text, names):
+def test_a_bad_value_is_one_line_that_names_the_setting(text, names):
     with pytest.raises(SetupError) as caught:
         load_config([text])
     assert names in str(caught.value)
@@ -56,10 +56,10 @@ def test_a_bad_environment_is_one_line_too(monkeypatch):
         load_config()
 
 
-def test_every_knob_is_listed_and_can_be_set_to_its_own_default(monkeypatch):
+def test_every_setting_is_listed_and_can_be_set_to_its_own_default(monkeypatch):
     for name in tls_environment(TlsConfig()):  # a run with mutual TLS has other values there
         monkeypatch.delenv(name, raising=False)
-    listed = list(knobs())
+    listed = list(settings())
     assert len(listed) == 1 + sum(len(section.model_fields) for section in sections().values())
     assert listed[0][0] == "models"  # which is made of the others
     for name, kind, default, variable, _ in listed[1:]:

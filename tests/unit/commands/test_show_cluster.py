@@ -13,15 +13,15 @@ from baton.core.operate import (
     Decision,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     Resize,
     RoleOutlook,
 )
 from commands.show_cluster import show
 
 OUTLOOK = RoleOutlook(Role.DECODE, 1234.0, 1500.0, "tokens/s", 1.08, 3, 2)
-SCALED = AutoscaleState("on", "", (OUTLOOK,), start_s=41.0, drain_s=2.0, flip_s=0.5)
+SCALED = AutoscaleState("on", "", (OUTLOOK,), start_s=41.0, drain_s=2.0, switch_s=0.5)
 WHY = "decode: 1.5e+03 tokens/s forecast takes 3, there are 2"
 DECISION = Decision(7, 0.0, "autoscaler", WHY, Resize({Role.DECODE: 3}), Outcome.ADVISED, "would resize")
 
@@ -56,10 +56,12 @@ def test_nothing_is_said_of_an_autoscaler_that_is_off():
 
 def test_names_are_whole_on_a_narrow_terminal():
     names = [f"prefill-{i}.12a3{i:x}" for i in range(3)]
-    why = "operator ada ordered it: the host's fans were loud all night"
+    reason = "operator ada ordered it: the host's fans were loud all night"
     replicas = tuple(
-        ReplicaState(name.split(".")[0], "tiny", Role.PREFILL, phase, 3.0, "1", WorkerId(name), "n1", why=why)
-        for name, phase in zip(names, ReplicaPhase, strict=False)
+        ReplicaStatus(
+            name.split(".")[0], "tiny", Role.PREFILL, state, 3.0, "1", WorkerId(name), "n1", reason=reason
+        )
+        for name, state in zip(names, ReplicaState, strict=False)
     )
     out = StringIO()
     show(ClusterState("x", (), replicas), Console(file=out, width=80))
@@ -70,7 +72,7 @@ def test_names_are_whole_on_a_narrow_terminal():
 
 
 def test_a_pipe_gets_whole_lines_and_markup_is_no_markup(capsys):
-    decision = msgspec.structs.replace(DECISION, why="[bold]" + "x" * 150, text="would [red]")
+    decision = msgspec.structs.replace(DECISION, reason="[bold]" + "x" * 150, text="would [red]")
     show(ClusterState("x", (), (), decisions=(decision,)))
     text = capsys.readouterr().out
     assert "[bold]" + "x" * 150 in text
@@ -79,7 +81,7 @@ def test_a_pipe_gets_whole_lines_and_markup_is_no_markup(capsys):
 
 def test_decisions_are_whole_on_a_narrow_terminal():
     who = "operator somebody-with-a-long-name"
-    decision = msgspec.structs.replace(DECISION, who=who, why="[bold] evening peak", text="all are there")
+    decision = msgspec.structs.replace(DECISION, who=who, reason="[bold] evening peak", text="all are there")
     out = StringIO()
     show(ClusterState("x", (), (), decisions=(decision,)), Console(file=out, width=80))
     lines = out.getvalue().splitlines()
@@ -92,7 +94,7 @@ def test_decisions_are_whole_on_a_narrow_terminal():
 def test_workers_of_models_with_names_alike_are_told_apart():
     models = ("x/y", "x-y")
     replicas = tuple(
-        ReplicaState(f"worker-{i}", model, Role.DECODE, ReplicaPhase.RUNNING, 3.0, "1")
+        ReplicaStatus(f"worker-{i}", model, Role.DECODE, ReplicaState.RUNNING, 3.0, "1")
         for i, model in enumerate(models)
     )
     out = StringIO()

@@ -57,24 +57,24 @@ def observed(at_s, requests, states, *, prompt=PROMPT, output=OUTPUT, missed=0, 
 
 
 class World:
-    """What the autoscaler decides happens: starts after `start_s`, flips after `flip_s`, stops at once."""
+    """What the autoscaler decides happens: starts after `start_s`, flips after `switch_s`, stops at once."""
 
-    def __init__(self, config, *, prefill=4, decode=4, seed=0, start_s=120.0, flip_s=20.0):
+    def __init__(self, config, *, prefill=4, decode=4, seed=0, start_s=120.0, switch_s=20.0):
         self.scaler = Autoscaler(config)
         self.counts = {Role.PREFILL: prefill, Role.DECODE: decode}
         self.starting = []
         self.rng = Random(seed)
-        self.start_s, self.flip_s = start_s, flip_s
+        self.start_s, self.switch_s = start_s, switch_s
         self.at_s = 0.0
         self.decisions = []
-        self.flipping = []
+        self.switching = []
 
     def states(self):
         return {
             role: RoleState(
                 serving=count,
                 starting=sum(r is role for _, r in self.starting),
-                joining=sum(r is role for _, r in self.flipping),
+                joining=sum(r is role for _, r in self.switching),
             )
             for role, count in self.counts.items()
         }
@@ -101,9 +101,9 @@ class World:
         return decision
 
     def _perform(self, decision):
-        for flip in decision.flips:
-            self.counts[flip.source] -= flip.count
-            self.flipping += [(self.at_s + self.flip_s, flip.target)] * flip.count
+        for switch_role in decision.switches:
+            self.counts[switch_role.source] -= switch_role.count
+            self.switching += [(self.at_s + self.switch_s, switch_role.target)] * switch_role.count
         for role in self.counts:
             self.starting += [(self.at_s + self.start_s, role)] * decision.starts[role]
             stops = decision.stops[role]
@@ -113,7 +113,7 @@ class World:
             self.counts[role] -= stops - len(unborn)
 
     def _arrive(self):
-        for waiting in (self.starting, self.flipping):
+        for waiting in (self.starting, self.switching):
             for entry in [e for e in waiting if e[0] <= self.at_s]:
                 waiting.remove(entry)
                 self.counts[entry[1]] += 1

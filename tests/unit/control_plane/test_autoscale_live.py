@@ -10,8 +10,8 @@ from baton.core.demand import Bin, ClassLoad, DemandReport, Traits, WorkerLoad, 
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState, Resize, RouterState
-from control_plane.autoscaler.live import LiveAutoscaler, PhaseWatch, RouterLoads, typical
+from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus, Resize, RouterState
+from control_plane.autoscaler.live import LiveAutoscaler, RouterLoads, StateWatch, typical
 from control_plane.autoscaler.values import Memory
 from control_plane.scaling import live_settings, scaled_roles
 from tests.unit.control_plane.autoscale_world import KIND, settings
@@ -41,13 +41,13 @@ def worker(name, role, *, age_s=0.1, waiting=0, traits=KIND):
     return WorkerLoad(WorkerId(name), role, age_s, waiting, 0, 0, 0.25, traits)
 
 
-def replica(name, role, phase, *, for_s=1.0, life="x", number=1):
-    return ReplicaState(name, "m", role, phase, for_s, "1", WorkerId(f"{name}.{life}{number}"))
+def replica(name, role, state, *, for_s=1.0, life="x", number=1):
+    return ReplicaStatus(name, "m", role, state, for_s, "1", WorkerId(f"{name}.{life}{number}"))
 
 
-def cluster(prefill=2, decode=2, *, phase=ReplicaPhase.RUNNING, routers=(R1,)):
+def cluster(prefill=2, decode=2, *, state=ReplicaState.RUNNING, routers=(R1,)):
     counts = {P: prefill, D: decode}
-    replicas = [replica(f"{role}-{i}", role, phase) for role, n in counts.items() for i in range(n)]
+    replicas = [replica(f"{role}-{i}", role, state) for role, n in counts.items() for i in range(n)]
     told = tuple(RouterState(r, "h:1", "h:2") for r in routers)
     return ClusterState("x", (Pool("m", counts),), tuple(replicas), routers=told)
 
@@ -93,14 +93,14 @@ def test_a_worker_is_as_the_router_says_that_heard_it_last():
     assert loads.workers()[WorkerId("w")].waiting_tokens == 7
 
 
-def test_starts_flips_and_drains_are_timed_but_not_workers_that_were_found():
-    watch = PhaseWatch()
-    starting, running = ReplicaPhase.STARTING, ReplicaPhase.RUNNING
+def test_starts_switches_and_drains_are_timed_but_not_workers_that_were_found():
+    watch = StateWatch()
+    starting, running = ReplicaState.STARTING, ReplicaState.RUNNING
     begin = [
         replica("decode-0", D, starting, for_s=1.0),
         replica("decode-1", D, starting, for_s=1.0, life="old"),
-        replica("prefill-0", P, ReplicaPhase.FLIPPING, for_s=2.0),
-        replica("prefill-1", P, ReplicaPhase.DRAINING, for_s=3.0),
+        replica("prefill-0", P, ReplicaState.SWITCHING, for_s=2.0),
+        replica("prefill-1", P, ReplicaState.DRAINING, for_s=3.0),
         replica("prefill-2", P, starting, for_s=1.0),
     ]
     watch.saw(begin, life="x", now_s=100.0)
@@ -108,7 +108,7 @@ def test_starts_flips_and_drains_are_timed_but_not_workers_that_were_found():
         replica("decode-0", D, running, for_s=0.5),
         replica("decode-1", D, running, for_s=0.5, life="old"),
         replica("prefill-0", D, running, for_s=1.5),
-        replica("prefill-2", P, ReplicaPhase.WAITING, for_s=0.1),
+        replica("prefill-2", P, ReplicaState.WAITING, for_s=0.1),
     ]
     watch.saw(later, life="x", now_s=130.0)
     assert watch.take() == ((30.5,), (33.0,), (30.5,))
@@ -135,8 +135,8 @@ def test_a_load_that_rises_becomes_one_resize_with_its_reason():
     assert isinstance(order.action, Resize)
     assert order.action.counts[P] > 1
     assert order.who == "autoscaler"
-    assert "prefill" in order.why
-    assert "there are 1" in order.why
+    assert "prefill" in order.reason
+    assert "there are 1" in order.reason
 
 
 def test_advice_is_said_once_and_again_when_it_changes():
@@ -194,17 +194,17 @@ def test_the_middle_of_what_workers_say():
 
 
 def config(**cluster_fields):
-    fields = {"prefill_workers": 0, "decode_workers": 0, "both_workers": 0, **cluster_fields}
+    fields = {"prefill_workers": 0, "decode_workers": 0, "aggregated_workers": 0, **cluster_fields}
     return Config.model_validate({"model": {"path": "x"}, "cluster": fields, "autoscale": {"mode": "advise"}})
 
 
 def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
     assert scaled_roles(config(prefill_workers=1, decode_workers=2)) == {P, D}
-    (found,) = live_settings(config(both_workers=2)).values()
-    assert set(found.bounds) == {Role.BOTH}
+    (found,) = live_settings(config(aggregated_workers=2)).values()
+    assert set(found.bounds) == {Role.AGGREGATED}
     assert found.is_advice
-    with pytest.raises(SetupError, match="both_workers=0"):
-        scaled_roles(config(prefill_workers=1, both_workers=1))
+    with pytest.raises(SetupError, match="aggregated_workers=0"):
+        scaled_roles(config(prefill_workers=1, aggregated_workers=1))
 
 
 def test_a_limit_that_stays_as_it_is_changes_nothing():

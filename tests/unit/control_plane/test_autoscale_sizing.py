@@ -14,8 +14,8 @@ from control_plane.autoscaler.forecast import MARGIN_MAX, Forecaster, quantile
 from control_plane.autoscaler.sizing import (
     Decoding,
     Prompt,
+    aggregated_needed,
     batch_of,
-    both_needed,
     decode_needed,
     erlang_c,
     largest_batch,
@@ -74,7 +74,7 @@ def test_more_tokens_never_take_fewer_decode_workers(tokens, context, tpot, fact
     assert count >= 1
     assert decode_needed(Decoding(tokens * factor, context, tpot), KIND) >= count
     prompts = [Prompt(1.0, 0.1, 2.0)]
-    assert both_needed(prompts, load, KIND, work=1.0, missed_max=0.05) >= 1
+    assert aggregated_needed(prompts, load, KIND, work=1.0, missed_max=0.05) >= 1
 
 
 def test_the_batch_obeys_littles_law():

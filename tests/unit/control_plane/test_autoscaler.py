@@ -11,7 +11,7 @@ from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.settings import objectives_of, settings_of
-from control_plane.autoscaler.values import Bounds, Flip, Objective, RoleState
+from control_plane.autoscaler.values import Bounds, Objective, RoleState, RoleSwitch
 from tests.unit.control_plane.autoscale_world import TRAITS, World, observed, settings
 
 P, D = Role.PREFILL, Role.DECODE
@@ -52,12 +52,12 @@ def test_never_beyond_bounds_whatever_is_observed(sight, least, most, total):
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(sights)
-def test_flips_starts_and_stops_make_what_there_is_into_what_is_desired(sight):
+def test_switches_starts_and_stops_make_what_there_is_into_what_is_desired(sight):
     for decision, (_, _, _, p, d) in zip(decided(settings(), sight), sight, strict=True):
         after = {P: p.have, D: d.have}
-        for flip in decision.flips:
-            after[flip.source] -= flip.count
-            after[flip.target] += flip.count
+        for switch_role in decision.switches:
+            after[switch_role.source] -= switch_role.count
+            after[switch_role.target] += switch_role.count
         for role in after:
             assert after[role] + decision.starts[role] - decision.stops[role] == decision.desired[role]
             assert not (decision.starts[role] and decision.stops[role])
@@ -114,19 +114,19 @@ def test_a_role_that_lacks_takes_from_one_that_has_too_many_before_anything_star
     world = World(settings(), prefill=8, decode=2)
     world.run(10, 4.0, prompt=6000, output=50)
     world.run(10, 4.0, prompt=500, output=1500)
-    flips = [flip for d in world.decisions for flip in d.flips]
-    assert flips
-    assert all((f.source, f.target) == (P, D) for f in flips)
-    first = next(d for d in world.decisions if d.flips)
+    switches = [switch_role for d in world.decisions for switch_role in d.switches]
+    assert switches
+    assert all((f.source, f.target) == (P, D) for f in switches)
+    first = next(d for d in world.decisions if d.switches)
     assert any("prefill to decode" in reason for reason in first.reasons)
     assert not any(d.starts[D] for d in world.decisions if d.at_s < first.at_s)
 
 
-def test_no_flips_where_starting_is_quicker():
-    world = World(settings(start_s=5.0, flip_s=20.0), prefill=8, decode=2, start_s=5.0)
+def test_no_switches_where_starting_is_quicker():
+    world = World(settings(start_s=5.0, switch_s=20.0), prefill=8, decode=2, start_s=5.0)
     world.run(10, 4.0, prompt=6000, output=50)
     world.run(10, 4.0, prompt=500, output=1500)
-    assert not any(d.flips for d in world.decisions)
+    assert not any(d.switches for d in world.decisions)
     assert any(d.starts[D] for d in world.decisions)
 
 
@@ -257,7 +257,7 @@ def test_the_journal_is_bounded_and_counts_what_repeats():
     assert sum(entry.repeated for entry in journal) > 150
     small = Journal(3)
     for i, decision in enumerate(world.decisions):
-        small.add(type(decision)(float(i), {P: i, D: 1}, (Flip(P, D, 1),), {}, {}, ("",), {}, False))
+        small.add(type(decision)(float(i), {P: i, D: 1}, (RoleSwitch(P, D, 1),), {}, {}, ("",), {}, False))
     assert len(small) == 3
     assert small.dropped == len(world.decisions) - 3
 

@@ -103,7 +103,7 @@ def test_nodes_are_told_with_those_that_live_first():
     assert nodes_of(listed) == [NodeState("c", "hc", True, False, 4.0, 1.0), NodeState("b", "hb", False)]
 
 
-def test_a_version_is_the_configuration_with_some_knobs_changed():
+def test_a_version_is_the_configuration_with_some_settings_changed():
     from commands.settings import overlay
 
     config = Config(engine={"threads": 3}, model={"path": "m", "adapters": ("a=b",)})
@@ -138,7 +138,7 @@ def test_addresses_of_one_machine_are_refused_where_ray_has_several():
         ({"control_host": "10.0.0.1", "worker_host": "0.0.0.0"}, [HOME, OTHER], "10.0.0.1"),
         ({}, [HOME, GONE], "10.0.0.1"),
         ({}, [node_at("127.0.0.1"), node_at("127.0.0.1")], "127.0.0.1"),
-        ({"node_labels": {"both": {"rack": "a"}}}, [HOME, OTHER], "10.0.0.1"),
+        ({"node_labels": {"aggregated": {"rack": "a"}}}, [HOME, OTHER], "10.0.0.1"),
     ],
 )
 def test_where_all_workers_can_be_reached_nothing_is_refused(settings, nodes, here):

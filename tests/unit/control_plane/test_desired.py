@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane import desired as d
-from control_plane.desired import ClusterState, Order, Outcome, Pool, ReplicaPhase, ReplicaState
+from control_plane.desired import ClusterState, Order, Outcome, Pool, ReplicaState, ReplicaStatus
 
 
-def replica(name, role, phase=ReplicaPhase.RUNNING):
-    return ReplicaState(name, "m", role, phase, 1.0, "1", WorkerId(f"{name}.x1"))
+def replica(name, role, state=ReplicaState.RUNNING):
+    return ReplicaStatus(name, "m", role, state, 1.0, "1", WorkerId(f"{name}.x1"))
 
 
 def state(prefill=1, decode=2, **fields):
@@ -28,8 +28,11 @@ def test_a_scale_changes_its_role_only_and_nothing_is_wanted_of_none():
 
 
 @pytest.mark.parametrize("worker", ["decode-1", "decode-1.x1"])
-def test_a_flip_moves_one_replica_from_role_to_role(worker):
-    assert d.pool_after(d.Flip(worker, Role.PREFILL), state()).counts == {Role.PREFILL: 2, Role.DECODE: 1}
+def test_a_switch_moves_one_replica_from_role_to_role(worker):
+    assert d.pool_after(d.SwitchRole(worker, Role.PREFILL), state()).counts == {
+        Role.PREFILL: 2,
+        Role.DECODE: 1,
+    }
 
 
 def test_a_drained_worker_keeps_its_place_unless_told_otherwise():
@@ -44,8 +47,8 @@ def test_a_drained_worker_keeps_its_place_unless_told_otherwise():
         (d.Scale(Role.DECODE, -1), "0 to 1024"),
         (d.Scale(Role.DECODE, 1025), "0 to 1024"),
         (d.Scale(Role.DECODE, 1, model="other"), "there is m"),
-        (d.Flip("decode-7", Role.PREFILL), "no worker 'decode-7' here: there is prefill-0, decode-0"),
-        (d.Flip("decode-0", Role.DECODE), "already"),
+        (d.SwitchRole("decode-7", Role.PREFILL), "no worker 'decode-7' here: there is prefill-0, decode-0"),
+        (d.SwitchRole("decode-0", Role.DECODE), "already"),
         (d.Drain("nobody"), "no worker"),
         (d.DrainNode("ab"), "several nodes"),
         (d.DrainNode("zz"), "no node"),
@@ -60,11 +63,11 @@ def test_what_cannot_be_done_says_what_could(action, words):
         d.pool_after(action, state())
 
 
-def test_who_is_on_its_way_is_neither_flipped_nor_drained():
-    for phase in set(ReplicaPhase) - {ReplicaPhase.RUNNING, ReplicaPhase.SUSPECT}:
-        busy = state(replicas=(replica("decode-0", Role.DECODE, phase),))
-        for action in (d.Flip("decode-0", Role.PREFILL), d.Drain("decode-0")):
-            with pytest.raises(d.Refused, match=str(phase)):
+def test_who_is_on_its_way_is_neither_switched_nor_drained():
+    for replica_state in set(ReplicaState) - {ReplicaState.RUNNING, ReplicaState.SUSPECT}:
+        busy = state(replicas=(replica("decode-0", Role.DECODE, replica_state),))
+        for action in (d.SwitchRole("decode-0", Role.PREFILL), d.Drain("decode-0")):
+            with pytest.raises(d.Refused, match=str(replica_state)):
                 d.pool_after(action, busy)
 
 
@@ -97,7 +100,7 @@ def test_the_log_is_bounded_numbered_and_what_is_over_stays(steps, data):
         assert numbers == list(range(last - len(numbers) + 1, last + 1))
         assert len(numbers) <= 5
         assert all(over.get(e.number, e) == e for e in log.entries)
-        assert all(len(e.why) <= d.TEXT_CHARS_MAX for e in log.entries)
+        assert all(len(e.reason) <= d.TEXT_CHARS_MAX for e in log.entries)
 
 
 def test_a_log_goes_on_where_the_last_life_stopped():
@@ -113,7 +116,7 @@ def test_a_log_goes_on_where_the_last_life_stopped():
     [
         d.Scale(Role.DECODE, 3),
         d.Resize({Role.DECODE: 2, Role.PREFILL: 1}, "m"),
-        d.Flip("w", Role.BOTH),
+        d.SwitchRole("w", Role.AGGREGATED),
         d.Drain("w", False),
         d.DrainNode("n", True),
         d.RollOut(d.Version("2", ("a.b=c",)), "m"),

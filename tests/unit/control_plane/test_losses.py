@@ -8,21 +8,21 @@ from baton.core.operate import (
     ClusterState,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     Resize,
     RollOut,
     Scale,
+    SwitchRole,
     Version,
 )
 from control_plane.losses import loss_of
 
 
-def replica(name, role, *, phase=ReplicaPhase.RUNNING, node="n1"):
-    return ReplicaState(name, "m", role, phase, 1.0, "1", WorkerId(f"{name}.a1"), node)
+def replica(name, role, *, state=ReplicaState.RUNNING, node="n1"):
+    return ReplicaStatus(name, "m", role, state, 1.0, "1", WorkerId(f"{name}.a1"), node)
 
 
 def state(*replicas):
@@ -40,8 +40,12 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
     [
         (Scale(Role.DECODE, 0), True, "m will have no decode worker left: its prefill workers"),
         (Resize({Role.DECODE: 0, Role.PREFILL: 0}), True, "m will have no worker left: requests wait"),
-        (Flip("prefill-0", Role.DECODE), True, "no prefill worker left"),
-        (Flip("decode-0", Role.BOTH), True, "no decode worker left: its prefill and both workers"),
+        (SwitchRole("prefill-0", Role.DECODE), True, "no prefill worker left"),
+        (
+            SwitchRole("decode-0", Role.AGGREGATED),
+            True,
+            "no decode worker left: its prefill and aggregated workers",
+        ),
         (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
         (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),
         (DrainNode("host-a"), False, "m will have no worker left meanwhile"),
@@ -59,8 +63,8 @@ def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
     "action",
     [
         Scale(Role.DECODE, 1),
-        Scale(Role.BOTH, 0),
-        Flip("decode-1", Role.PREFILL),
+        Scale(Role.AGGREGATED, 0),
+        SwitchRole("decode-1", Role.PREFILL),
         Drain("decode-0", is_replaced=False),
         Drain("decode-0"),
         DrainNode("host-b"),
@@ -77,7 +81,7 @@ def test_where_some_are_left_or_the_order_will_be_refused_nothing_is_said(action
 
 def test_a_worker_that_does_not_serve_is_no_help_meanwhile():
     down = state(
-        replica("decode-0", Role.DECODE), replica("decode-1", Role.DECODE, phase=ReplicaPhase.STARTING)
+        replica("decode-0", Role.DECODE), replica("decode-1", Role.DECODE, state=ReplicaState.STARTING)
     )
     loss = loss_of(Drain("decode-0"), down)
     assert loss is not None

@@ -8,28 +8,28 @@ from baton.core.operate import (
     ClusterState,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Order,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     Resize,
     RollOut,
     Scale,
+    SwitchRole,
     Version,
 )
 from control_plane.desired import Refused, describe, pool_after
 from control_plane.orders import Orders, has_all
 from control_plane.reconcile import Reconciler
 from control_plane.reconcile_events import (
-    FlipReplica,
     KillReplica,
     MemberSeen,
     ReplicaExited,
     RestartPolicy,
     StartReplica,
+    SwitchReplicaRole,
 )
 
 POLICY = RestartPolicy(
@@ -41,7 +41,7 @@ roles = st.sampled_from(Role)
 actions = st.one_of(
     st.builds(Scale, roles, st.integers(-1, 3)),
     st.builds(Resize, st.dictionaries(roles, st.integers(0, 3))),
-    st.builds(Flip, names, roles),
+    st.builds(SwitchRole, names, roles),
     st.builds(Drain, names, st.booleans()),
     st.builds(DrainNode, st.sampled_from(["n0", "nowhere"]), st.booleans()),
     st.builds(RollOut, st.builds(Version, st.sampled_from(["1", "2", "3"]))),
@@ -70,7 +70,7 @@ class World:
             self.now_s += 0.1
             for action in self.reconciler.handle(waiting.pop(0), now_s=self.now_s):
                 match action:
-                    case StartReplica(worker_id, role) | FlipReplica(worker_id, role):
+                    case StartReplica(worker_id, role) | SwitchReplicaRole(worker_id, role):
                         node = "n1" if "n0" in self.orders.avoid else "n0"
                         waiting.append(MemberSeen(Member(worker_id, role, "h:1", "m", "f", node=node)))
                     case _:
@@ -103,8 +103,8 @@ def test_any_orders_are_refused_or_done_and_the_cluster_is_what_they_made_it(ord
 
 def test_an_order_that_another_overtakes_has_failed():
     world = World()
-    starting = ReplicaState(
-        "decode-0", "m", Role.DECODE, ReplicaPhase.STARTING, 0.0, "1", WorkerId("decode-0.1")
+    starting = ReplicaStatus(
+        "decode-0", "m", Role.DECODE, ReplicaState.STARTING, 0.0, "1", WorkerId("decode-0.1")
     )
     busy = ClusterState("x", world.orders.pools, (starting,))
     first, _ = world.orders.take(Order(Scale(Role.DECODE, 3), "me"), busy, at_s=1.0)
@@ -132,7 +132,7 @@ def test_orders_are_kept_while_the_configuration_says_the_same():
 
 
 def test_a_version_of_what_no_worker_reads_is_refused():
-    pool = Pool("m", {Role.BOTH: 1})
+    pool = Pool("m", {Role.AGGREGATED: 1})
     state = ClusterState(life="l", pools=(pool,), replicas=())
     with pytest.raises(Refused, match=r"router\.port=99: no worker reads"):
         pool_after(RollOut(Version("2", ("engine.threads=1", "router.port=99"))), state)

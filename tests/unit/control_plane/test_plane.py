@@ -6,7 +6,7 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import INFO_NOTE, Member, Role
-from baton.core.operate import Drain, Flip, Order, Outcome, Pool, RollOut, Scale, Version
+from baton.core.operate import Drain, Order, Outcome, Pool, RollOut, Scale, SwitchRole, Version
 from baton.core.sharing import RouterMember
 from control_plane.plane import ControlPlane
 from control_plane.reconcile_events import Adopted
@@ -14,13 +14,13 @@ from control_plane.reconcile_events import Adopted
 
 class Replicas:
     def __init__(self):
-        self.started, self.killed, self.drained, self.flipped = [], [], [], []
+        self.started, self.killed, self.drained, self.switched = [], [], [], []
 
     def start(self, start):
         self.started.append((start.worker_id, start.role))
 
-    async def flip(self, worker_id, role, address):
-        self.flipped.append((worker_id, role, address))
+    async def switch_role(self, worker_id, role, address):
+        self.switched.append((worker_id, role, address))
 
     async def drain(self, worker_id):
         self.drained.append(worker_id)
@@ -136,15 +136,15 @@ async def settled(plane, replicas, counts):
     return [worker_id for worker_id, _ in replicas.started]
 
 
-async def test_an_order_to_flip_is_followed_until_the_worker_has_the_role_and_kept_in_the_log():
+async def test_an_order_to_switch_is_followed_until_the_worker_has_the_role_and_kept_in_the_log():
     replicas, remembered = Replicas(), []
     plane = plane_of(replicas, member_lease_s=60)
     plane._remember = remembered.append
     _, two, _ = await settled(plane, replicas, {Role.PREFILL: 1, Role.DECODE: 2})
-    decision = plane.order(Order(Flip("decode-0", Role.PREFILL), "operator me", "more prompts"))
+    decision = plane.order(Order(SwitchRole("decode-0", Role.PREFILL), "operator me", "more prompts"))
     assert decision.outcome is Outcome.ACCEPTED
     await asyncio.sleep(0)
-    assert replicas.flipped == [(two, Role.PREFILL, "h:1")]
+    assert replicas.switched == [(two, Role.PREFILL, "h:1")]
     plane.renew(msgspec.structs.replace(member(two), is_draining=True))
     assert plane.state().decisions[-1].outcome is Outcome.ACCEPTED
     plane.renew(member(two, Role.PREFILL))

@@ -9,7 +9,7 @@ from baton.config import Config
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.child import child_environment
-from control_plane.ray_cluster import RayHome, namespace_of, ray_environment
+from control_plane.ray_cluster import RayCluster, namespace_of, ray_environment
 from control_plane.ray_ops import RayReplicas, WorkerIdentity, WorkerSpec
 
 
@@ -69,7 +69,7 @@ class Ray:
 async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, told):
     handle = Handle(error)
     ended = asyncio.get_running_loop().create_future()
-    home = RayHome("")
+    home = RayCluster("")
     home._ray = Ray(handle)
     replicas = RayReplicas(
         object,
@@ -90,7 +90,7 @@ async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, to
 async def test_workers_spread_over_nodes_with_their_labels_and_resources_and_avoid_drained_ones():
     labels, resources = {"decode": {"gpu": "in(H100, H200)"}}, {"decode": {"rdma": 1}}
     config = Config(cluster={"node_labels": labels, "node_resources": resources})
-    home = RayHome("h:1")
+    home = RayCluster("h:1")
     ray = home._ray = Ray(Handle(RuntimeError()))
     replicas = RayReplicas(object, config=config, home=home, is_local=False, on_exit=lambda *_: None)
     replicas.start(WorkerSpec(WorkerId("decode-0.1"), Role.DECODE, "", {}), threads=2, avoid=("a1", "b2"))
@@ -104,7 +104,7 @@ async def test_workers_spread_over_nodes_with_their_labels_and_resources_and_avo
 
 
 async def test_only_workers_of_this_control_planes_address_are_adopted_or_killed():
-    home = RayHome("h:1")
+    home = RayCluster("h:1")
     ray = home._ray = Ray(Handle(RuntimeError()))
     found = {"decode-0.1": "h:7", "decode-0.2": "h:8"}
     listed = [{"name": name, "namespace": namespace_of(address)} for name, address in found.items()]

@@ -4,13 +4,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Member, Role
-from baton.core.operate import ClusterState, Pool, ReplicaPhase, Version
+from baton.core.operate import ClusterState, Pool, ReplicaState, Version
 from control_plane.reconcile import KILL_CONFIRM_S, Reconciler
 from control_plane.reconcile_events import (
     Adopted,
     DrainReplica,
     DrainWanted,
-    FlipReplica,
     KillReplica,
     LeaseLapsed,
     MemberSilent,
@@ -18,6 +17,7 @@ from control_plane.reconcile_events import (
     RestartPolicy,
     SetDesired,
     StartReplica,
+    SwitchReplicaRole,
     Tick,
 )
 from control_plane.reconcile_events import MemberSeen as Seen
@@ -75,7 +75,7 @@ def test_a_dead_replica_starts_anew_with_a_new_id_after_the_backoff():
     (again,) = r.handle(Tick(), now_s=5.5)
     assert isinstance(again, StartReplica)
     assert again.worker_id != first.worker_id
-    assert "killed" in again.because
+    assert "killed" in again.reason
 
 
 def test_backoff_doubles_up_to_its_bound_and_a_stable_life_ends_the_row():
@@ -137,13 +137,13 @@ def test_news_of_an_earlier_life_change_nothing():
     ):
         assert r.handle(late, now_s=0.6) == []
     assert r.status()[0].worker_id == second.worker_id
-    assert r.status()[0].phase is ReplicaPhase.STARTING
+    assert r.status()[0].state is ReplicaState.STARTING
 
 
-def test_when_one_role_shrinks_and_another_grows_a_running_worker_flips_and_nothing_starts_or_stops():
+def test_when_one_role_shrinks_and_another_grows_a_running_worker_switches_and_nothing_starts_or_stops():
     r, ids = running({Role.PREFILL: 2, Role.DECODE: 1})
-    (flip,) = r.handle(want({Role.PREFILL: 1, Role.DECODE: 2}), now_s=2.0)
-    assert flip == FlipReplica(ids["prefill-1"], Role.DECODE, flip.because)
+    (switch_role,) = r.handle(want({Role.PREFILL: 1, Role.DECODE: 2}), now_s=2.0)
+    assert switch_role == SwitchReplicaRole(ids["prefill-1"], Role.DECODE, switch_role.reason)
     assert not r.is_settled
     # What it said before it heard of the flip changes nothing, nor does its drain.
     assert r.handle(MemberSeen(ids["prefill-1"], Role.PREFILL), now_s=2.1) == []
@@ -155,16 +155,16 @@ def test_when_one_role_shrinks_and_another_grows_a_running_worker_flips_and_noth
     assert (state.role, state.worker_id) == (Role.DECODE, ids["prefill-1"])
 
 
-def test_a_flip_that_is_taken_back_meanwhile_is_told_again():
+def test_a_switch_that_is_taken_back_meanwhile_is_told_again():
     r, ids = running({Role.PREFILL: 2, Role.DECODE: 1})
     r.handle(want({Role.PREFILL: 1, Role.DECODE: 2}), now_s=2.0)
     (back,) = r.handle(want({Role.PREFILL: 2, Role.DECODE: 1}), now_s=2.1)
-    assert back == FlipReplica(ids["prefill-1"], Role.PREFILL, back.because)
+    assert back == SwitchReplicaRole(ids["prefill-1"], Role.PREFILL, back.reason)
     assert r.handle(MemberSeen(ids["prefill-1"], Role.PREFILL), now_s=2.2) == []
     assert r.is_settled
 
 
-def test_what_does_not_flip_in_time_is_killed_and_comes_back_in_its_new_role():
+def test_what_does_not_switch_in_time_is_killed_and_comes_back_in_its_new_role():
     r, ids = running({Role.PREFILL: 2})
     r.handle(want({Role.PREFILL: 1, Role.DECODE: 1}), now_s=2.0)
     (kill,) = r.handle(Tick(), now_s=2.0 + POLICY.drain_timeout_s + KILL_CONFIRM_S)
@@ -174,19 +174,23 @@ def test_what_does_not_flip_in_time_is_killed_and_comes_back_in_its_new_role():
     assert (replica_name(start.worker_id), start.role) == ("prefill-1", Role.DECODE)
 
 
-def test_a_certain_worker_flips_or_goes_if_it_was_named():
+def test_a_certain_worker_switches_or_goes_if_it_was_named():
     r, ids = running({Role.PREFILL: 3})
-    (flip,) = r.handle(want({Role.PREFILL: 2, Role.DECODE: 1}, roles={"prefill-0": Role.DECODE}), now_s=2.0)
-    assert flip.worker_id == ids["prefill-0"]
+    (switch_role,) = r.handle(
+        want({Role.PREFILL: 2, Role.DECODE: 1}, roles={"prefill-0": Role.DECODE}), now_s=2.0
+    )
+    assert switch_role.worker_id == ids["prefill-0"]
     leaving = frozenset({ids["prefill-1"]})
     (drain,) = r.handle(want({Role.PREFILL: 1, Role.DECODE: 1}, leaving=leaving), now_s=2.1)
-    assert drain == DrainReplica(ids["prefill-1"], drain.because)
+    assert drain == DrainReplica(ids["prefill-1"], drain.reason)
 
 
 def test_a_drained_worker_comes_back_at_once_and_without_a_mark():
     r, start = one_decode()
     r.handle(MemberSeen(start.worker_id), now_s=1.0)
-    assert r.handle(DrainWanted(start.worker_id, "why"), now_s=2.0) == [DrainReplica(start.worker_id, "why")]
+    assert r.handle(DrainWanted(start.worker_id, "reason"), now_s=2.0) == [
+        DrainReplica(start.worker_id, "reason")
+    ]
     (again,) = r.handle(ReplicaExited(start.worker_id, "drained"), now_s=3.0)
     assert replica_name(again.worker_id) == "decode-0"
     assert r.status()[0].deaths_in_a_row == 0
@@ -197,7 +201,7 @@ def test_a_worker_that_missed_heartbeats_is_suspect_until_it_is_heard_and_dies_o
     assert r.handle(MemberSilent(start.worker_id), now_s=0.5) == []  # it has not served yet
     r.handle(MemberSeen(start.worker_id), now_s=1.0)
     assert r.handle(MemberSilent(start.worker_id), now_s=2.0) == []
-    assert r.status()[0].phase is ReplicaPhase.SUSPECT
+    assert r.status()[0].state is ReplicaState.SUSPECT
     assert not r.is_settled
     r.handle(MemberSeen(start.worker_id), now_s=3.0)
     assert r.is_settled
@@ -248,15 +252,18 @@ def test_a_survivor_is_as_old_as_it_says_until_something_befalls_it():
 
 def test_models_have_pools_and_names_of_their_own():
     r = Reconciler(policy=POLICY, life="x")
-    pools = (Pool("m", {Role.BOTH: 1}), Pool("org/other.v2", {Role.BOTH: 1}, Version("1", ("model.path=o",))))
+    pools = (
+        Pool("m", {Role.AGGREGATED: 1}),
+        Pool("org/other.v2", {Role.AGGREGATED: 1}, Version("1", ("model.path=o",))),
+    )
     first, second = r.handle(SetDesired(pools), now_s=0.0)
     assert [(replica_name(a.worker_id), a.model) for a in (first, second)] == [
-        ("m-both-0", "m"),
-        ("org-other-v2-both-0", "org/other.v2"),
+        ("m-aggregated-0", "m"),
+        ("org-other-v2-aggregated-0", "org/other.v2"),
     ]
     assert second.version.sets == ("model.path=o",)
     for a in (first, second):
-        r.handle(Seen(Member(a.worker_id, Role.BOTH, "h:1", a.model, "f")), now_s=1.0)
+        r.handle(Seen(Member(a.worker_id, Role.AGGREGATED, "h:1", a.model, "f")), now_s=1.0)
     (drain,) = r.handle(SetDesired(pools[:1]), now_s=2.0)
     assert drain.worker_id == second.worker_id
 
@@ -317,7 +324,7 @@ def test_a_version_that_does_not_start_stops_the_exchange_and_can_be_taken_back(
         r.handle(ReplicaExited(start.worker_id, "no weights"), now_s=now_s)
         (start,) = r.handle(Tick(), now_s=now_s + 10)
         assert isinstance(start, StartReplica)
-    assert {s.worker_id for s in r.status() if s.phase is ReplicaPhase.RUNNING} == set(ids.values())
+    assert {s.worker_id for s in r.status() if s.state is ReplicaState.RUNNING} == set(ids.values())
     (kill,) = r.handle(want({Role.DECODE: 2}, "1"), now_s=80.0)
     assert kill.worker_id == start.worker_id
     r.handle(ReplicaExited(kill.worker_id, "killed"), now_s=81.0)
@@ -340,7 +347,7 @@ class ClusterUnderChaos(RuleBasedStateMachine):
             if isinstance(a, StartReplica):
                 assert a.worker_id not in self.alive, "a worker id lives once"
                 self.alive[a.worker_id] = a.role
-            elif isinstance(a, FlipReplica):
+            elif isinstance(a, SwitchReplicaRole):
                 if a.worker_id in self.alive:
                     self.alive[a.worker_id] = a.role
             elif isinstance(a, KillReplica | DrainReplica):
@@ -401,8 +408,8 @@ class ClusterUnderChaos(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_ever(self):
-        if not self.r.is_settled and not any(s.phase is ReplicaPhase.SUSPECT for s in self.r.status()):
-            waits_for_others = all(s.phase is ReplicaPhase.RUNNING for s in self.r.status())
+        if not self.r.is_settled and not any(s.state is ReplicaState.SUSPECT for s in self.r.status()):
+            waits_for_others = all(s.state is ReplicaState.RUNNING for s in self.r.status())
             assert self.r.next_tick_s is not None or waits_for_others
 
     def teardown(self):

@@ -57,7 +57,7 @@ async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
             break
     assert decision is not None
     assert (decision.who, decision.outcome) == ("autoscaler", Outcome.ACCEPTED)
-    assert "forecast" in decision.why
+    assert "forecast" in decision.reason
     assert world.plane.state().pools[0].count(P) > 1
     assert [(one.model, one.mode) for one in world.plane.state().autoscale] == [("m", "on")]
     rendered = world.plane.meter.render().decode()
@@ -106,7 +106,7 @@ async def test_at_zero_reports_come_often_and_one_that_waits_wakes_it_at_once():
             if state.decisions:
                 break
     assert state.pools[0].counts == {P: 1, D: 1}
-    assert "back from zero" in state.decisions[-1].why
+    assert "back from zero" in state.decisions[-1].reason
     task.cancel()
     world.plane.close()
 

@@ -14,7 +14,7 @@ from control_plane.reconcile_events import StartReplica
 from control_plane.workers import RayWorkers, first_pools
 from engine import model_check
 from tests.models import make_model
-from tests.unit.control_plane.test_ray_ops import Handle, Ray, RayHome
+from tests.unit.control_plane.test_ray_ops import Handle, Ray, RayCluster
 
 
 def config_of(**models):
@@ -27,7 +27,7 @@ CONFIG = config_of(
         "engine": {"threads": 3},
         "cluster": {"node_labels": {"decode": {"gpu": "H200"}}},
     },
-    small={"model": {"path": "a/small"}, "cluster": {"both_workers": 2}},
+    small={"model": {"path": "a/small"}, "cluster": {"aggregated_workers": 2}},
 )
 
 
@@ -44,12 +44,15 @@ class Started:
 def test_every_model_has_its_pool_and_its_workers_know_nothing_of_others():
     assert first_pools(CONFIG) == [
         Pool("chat", {Role.PREFILL: 1, Role.DECODE: 1}),
-        Pool("small", {Role.BOTH: 2}),
+        Pool("small", {Role.AGGREGATED: 2}),
     ]
     ray = Started()
     workers = RayWorkers(ray, CONFIG, overlay=overlay)
     version = Version("2", ("engine.block_tokens=64",))
-    for name, model, role in (("chat-decode-0", "chat", Role.DECODE), ("small-both-0", "small", Role.BOTH)):
+    for name, model, role in (
+        ("chat-decode-0", "chat", Role.DECODE),
+        ("small-aggregated-0", "small", Role.AGGREGATED),
+    ):
         workers.start(StartReplica(WorkerId(f"{name}.1"), role, "wanted", model, version))
     (chat, threads), (small, _) = ray.specs
     assert (chat.model, chat.config["model"]["name"], chat.config["model"]["path"]) == (
@@ -70,11 +73,11 @@ def test_a_version_is_checked_against_its_model():
 
 
 async def test_labels_and_devices_are_of_the_model():
-    home = RayHome("h:1")
+    home = RayCluster("h:1")
     ray = home._ray = Ray(Handle(RuntimeError()))
     replicas = RayReplicas(object, config=CONFIG, home=home, is_local=False, on_exit=lambda *_: None)
     found = {}
-    for model, role in (("chat", Role.DECODE), ("small", Role.BOTH)):
+    for model, role in (("chat", Role.DECODE), ("small", Role.AGGREGATED)):
         replicas.start(WorkerSpec(WorkerId(f"{model}.1"), role, "", {}, model=model), threads=1)
         found[model] = (ray.chosen.get("label_selector"), ray.chosen["num_gpus"])
     assert found == {"chat": ({"gpu": "H200"}, 1.0), "small": (None, 0.0)}

@@ -103,7 +103,7 @@ def test_config_is_what_processes_read(example, monkeypatch):
     assert config.cluster.control_host == control["hostname"] == "baton-control"
 
 
-def test_knobs_that_the_chart_owns_exist():
+def test_settings_that_the_chart_owns_exist():
     sections = Config.model_json_schema()["$defs"]
     for section, fields in OWNED.items():
         known = Config.model_fields[section].annotation.model_fields
@@ -129,7 +129,7 @@ NEGATIVE = {
     'pools.prefill.memory="much"': "memory",
     "pools.decode.tensorParallelSize=4": "one GPU per worker",
     'pools.decode.gpu="abacus"': "gpuTypes.abacus",
-    'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"both":{"replicas":0}}': "no replicas",
+    'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"aggregated":{"replicas":0}}': "no replicas",
     'model.path=""': "model.path",
     'model.cache.type="floppy"': "must be one of",
     'accelerator="tpu"': "must be one of",
@@ -164,9 +164,9 @@ def test_several_models_are_what_processes_read(monkeypatch):
             "engine": {"kv_bytes": 68719476736},
             "cluster": {"prefill_workers": 1, "decode_workers": 1},
         },
-        "small": {"model": {"path": "org/small"}, "cluster": {"both_workers": 1}},
+        "small": {"model": {"path": "org/small"}, "cluster": {"aggregated_workers": 1}},
     }
-    pools = {role: {"replicas": 1} for role in ("prefill", "decode", "both")}
+    pools = {role: {"replicas": 1} for role in ("prefill", "decode", "aggregated")}
     sets = (f"models={json.dumps(models)}", 'model={"path": "", "name": ""}', f"pools={json.dumps(pools)}")
     docs = documents("gpu-one-node", *sets)
     for name, value in settings(docs).items():
@@ -175,12 +175,14 @@ def test_several_models_are_what_processes_read(monkeypatch):
     assert (chat.model.name, chat.engine.kv_bytes, chat.model.device) == ("org/chat", 68719476736, "cuda")
     assert first_pools(Config()) == [
         ControlPool("org/chat", {Role.PREFILL: 1, Role.DECODE: 1}),
-        ControlPool("small", {Role.BOTH: 1}),
+        ControlPool("small", {Role.AGGREGATED: 1}),
     ]
     assert small.model.path == "org/small"
     [control] = [c for name, _, c in containers(docs) if name.endswith("-control")]
-    assert not [word for word in control["args"] if word.startswith(("--prefill", "--decode", "--both"))]
-    one = f"pools={json.dumps(pools | {'both': {'replicas': 0}})}"
+    assert not [
+        word for word in control["args"] if word.startswith(("--prefill", "--decode", "--aggregated"))
+    ]
+    one = f"pools={json.dumps(pools | {'aggregated': {'replicas': 0}})}"
     assert "2 pods in all, and models want 3 workers" in refusal("gpu-one-node", *sets[:2], one)
 
 
@@ -234,7 +236,7 @@ def test_a_plans_values_install_with_the_chart(tmp_path):
     docs = [d for d in yaml.safe_load_all(out) if d]
     [cluster] = of_kind(docs, "RayCluster")
     groups = {g["groupName"]: g for g in cluster["spec"]["workerGroupSpecs"]}
-    assert {name: g["replicas"] for name, g in groups.items()} == {"prefill": 2, "decode": 3, "both": 0}
+    assert {name: g["replicas"] for name, g in groups.items()} == {"prefill": 2, "decode": 3, "aggregated": 0}
     assert "H100" in str(groups["prefill"]["template"]["spec"]["nodeSelector"])
     assert json.loads(settings(docs)["BATON_SLO__CLASSES"])["default"] == {"tpot_s": 0.05, "ttft_s": 1.0}
 
@@ -242,7 +244,9 @@ def test_a_plans_values_install_with_the_chart(tmp_path):
 def test_a_plan_of_several_gpus_per_worker_is_refused_in_words(tmp_path):
     shape = Shape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
     path = tmp_path / "plan.yaml"
-    path.write_text(helm_values(ClusterPlan(both=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0}))
+    path.write_text(
+        helm_values(ClusterPlan(aggregated=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0})
+    )
     status, _, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
     assert status != 0
     assert "one GPU per worker" in err
@@ -259,7 +263,7 @@ def test_roles_of_pools_are_the_roles():
 
 @examples
 def test_every_value_of_an_example_is_documented_in_the_defaults(example):
-    """Free maps aside: labels, environment, knobs."""
+    """Free maps aside: labels, environment, settings."""
     free = {"nodeSelector", "env", "labels", "annotations", "gpuTypes", "config"}
 
     def missing(values, defaults, where):

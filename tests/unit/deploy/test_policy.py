@@ -90,9 +90,9 @@ def test_pods_have_the_time_that_their_drain_takes(example):
     for name, seconds in grace.items():
         if name.endswith("-router"):
             assert seconds >= pause + drain_s + 5
-        elif re.search(r"-(store|control)$|RayCluster/.*/(prefill|decode|both)$", name):
+        elif re.search(r"-(store|control)$|RayCluster/.*/(prefill|decode|aggregated)$", name):
             assert seconds >= drain_s + 5, name
-    workers = [s for n, _, s in pods(documents(example)) if re.search(r"/(prefill|decode|both)$", n)]
+    workers = [s for n, _, s in pods(documents(example)) if re.search(r"/(prefill|decode|aggregated)$", n)]
     for spec in workers:
         [command] = [c["lifecycle"]["preStop"]["exec"]["command"] for c in spec["containers"]]
         assert command[:3] == ["python", "-m", "worker.leave"]

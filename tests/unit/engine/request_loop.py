@@ -12,11 +12,11 @@ _numbers = count()
 
 @dataclass
 class Asked:
-    """`guess`: the tokens so far -> guesses of what follows."""
+    """`draft`: the tokens so far -> guesses of what follows."""
 
     prompt: list[int]
     params: SamplingParams
-    guess: object = None
+    draft: object = None
     generated: list[int] = field(default_factory=list)
     chunk: int = 10**9
     computed: int = 0
@@ -74,23 +74,23 @@ class Loop:
         tokens = one.tokens
         end = min(len(tokens), one.computed + one.chunk)
         samples = end == len(tokens)
-        guesses = ()
-        if samples and one.guess is not None:
-            guesses = tuple(one.guess(tokens))[: one.params.max_tokens - len(one.generated) - 1]
+        drafts = ()
+        if samples and one.draft is not None:
+            drafts = tuple(one.draft(tokens))[: one.params.max_tokens - len(one.generated) - 1]
         size = self.executor.geometry.block_tokens
-        while len(one.blocks) * size < end + len(guesses):
+        while len(one.blocks) * size < end + len(drafts):
             one.blocks.append(self.free.pop())
         history = None
         if samples and not one.has_history:
             history, one.has_history = tuple(tokens), True
         return StepItem(
             key=one.key,
-            tokens=(*tokens[one.computed : end], *guesses),
+            tokens=(*tokens[one.computed : end], *drafts),
             first_position=one.computed,
             block_ids=tuple(one.blocks),
             sample_index=len(one.generated) if samples else None,
             sampling=one.params,
-            draft_count=len(guesses),
+            draft_count=len(drafts),
             prompt_token_count=len(one.prompt),
             history=history,
             want_drafts=one.want_drafts if samples else 0,

@@ -42,7 +42,7 @@ def load(large, small, *, draft_kv_bytes=2**20, **engine):
 def asked(params, prompt=PROMPT, **fields):
     """Guesses are those that the last step brought."""
     one = Asked(list(prompt), params, want_drafts=4, **fields)
-    one.guess = lambda tokens: one.drafts
+    one.draft = lambda tokens: one.drafts
     return one
 
 
@@ -63,7 +63,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(folders, params):
         assert executor._draft.free_block_count == executor._draft._loaded.kv.block_count
 
 
-def test_guesses_are_the_small_models_greedy_continuation(folders):
+def test_drafts_are_the_small_models_greedy_continuation(folders):
     large, small = folders
     executor = load(large, small, step_tokens_max=8)
     peer = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32).eval()
@@ -75,10 +75,10 @@ def test_guesses_are_the_small_models_greedy_continuation(folders):
         for x in (one, other):
             tokens = list(x.tokens)
             answered += bool(x.drafts)
-            for guess in x.drafts:
+            for draft in x.drafts:
                 with torch.inference_mode():
-                    assert guess == int(peer(torch.tensor([tokens])).logits[0, -1].argmax())
-                tokens.append(guess)
+                    assert draft == int(peer(torch.tensor([tokens])).logits[0, -1].argmax())
+                tokens.append(draft)
     assert answered > 8
     assert other.drafts, "57 tokens at 8 a step have been read by now"
 
@@ -91,17 +91,17 @@ def test_a_pool_too_small_for_all_serves_the_latest_and_forgets_nothing_else(fol
     first, second = SeqKey("first", 0), SeqKey("second", 0)
     draft.begin(first, PROMPT)
     draft.begin(second, PROMPT[::-1])
-    want = draft.guess([DraftRequest(first, 3)])
-    assert draft.guess([DraftRequest(second, 3)]).keys() == {second}
-    assert draft.guess([DraftRequest(first, 3)]) == want
-    assert len(draft.guess([DraftRequest(first, 3), DraftRequest(second, 3)])) == 1
+    want = draft.draft([DraftRequest(first, 3)])
+    assert draft.draft([DraftRequest(second, 3)]).keys() == {second}
+    assert draft.draft([DraftRequest(first, 3)]) == want
+    assert len(draft.draft([DraftRequest(first, 3), DraftRequest(second, 3)])) == 1
     draft.begin(SeqKey("long", 0), PROMPT * 9)
-    assert draft.guess([DraftRequest(SeqKey("long", 0), 3)]) == {}
+    assert draft.draft([DraftRequest(SeqKey("long", 0), 3)]) == {}
     draft.end([first, second])
     assert draft.free_block_count == 3
 
 
-def test_no_guesses_after_the_last_token(folders):
+def test_no_drafts_after_the_last_token(folders):
     large, small = folders
     executor = load(large, small)
     one = asked(msgspec.structs.replace(GREEDY, max_tokens=1))

@@ -91,9 +91,9 @@ def guessers(known):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_guesses_change_the_number_of_steps_and_nothing_else(loop, plain, name):
+def test_drafts_change_the_number_of_steps_and_nothing_else(loop, plain, name):
     known = [*PROMPT, *plain[name]]
-    asked = {kind: Asked(PROMPT, KINDS[name], guess, chunk=10) for kind, guess in guessers(known).items()}
+    asked = {kind: Asked(PROMPT, KINDS[name], draft, chunk=10) for kind, draft in guessers(known).items()}
     for tokens in loop.finish(*asked.values()):
         assert tokens == plain[name]
     assert asked["right"].steps < asked["half right"].steps < asked["wrong"].steps
@@ -101,13 +101,13 @@ def test_guesses_change_the_number_of_steps_and_nothing_else(loop, plain, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_logprobs_do_not_see_guesses_either(loop, plain, name):
+def test_logprobs_do_not_see_drafts_either(loop, plain, name):
     params = msgspec.structs.replace(KINDS[name], logprobs=3)
     one = Asked(PROMPT, params)
-    guessed = Asked(PROMPT, params, guessers([*PROMPT, *plain[name]])["random"])
-    loop.finish(one, guessed)
+    drafted = Asked(PROMPT, params, guessers([*PROMPT, *plain[name]])["random"])
+    loop.finish(one, drafted)
     assert len(one.logprobs) == len(one.generated)
-    for a, b in zip(one.logprobs, guessed.logprobs, strict=True):
+    for a, b in zip(one.logprobs, drafted.logprobs, strict=True):
         assert (a.token, a.rank, [t for t, _ in a.top]) == (b.token, b.rank, [t for t, _ in b.top])
         assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 

@@ -192,12 +192,12 @@ def test_nobody_sees_who_else_is_in_the_batch(rows, seed):
         for step in range(3):
             requests, logits = [], []
             for i in members:
-                p, guesses = rows[i]
+                p, drafts = rows[i]
                 history = PROMPT if step == 0 else None
                 key = SeqKey(str(i), 0)
-                requests.append(Request(key, p, len(known[i]), guesses, history, len(PROMPT)))
+                requests.append(Request(key, p, len(known[i]), drafts, history, len(PROMPT)))
                 random = torch.Generator().manual_seed(1000 * seed + 10 * i + step)
-                logits.append(torch.randn(1 + len(guesses), VOCAB, generator=random) * 2)
+                logits.append(torch.randn(1 + len(drafts), VOCAB, generator=random) * 2)
             found = sampler.sample(torch.cat(logits), requests)
             results = dict(zip(members, found, strict=True))
             for i in members:

@@ -9,7 +9,7 @@ import pytest
 from baton.config import EngineConfig
 from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
@@ -48,7 +48,7 @@ def run(executor, *, blocks, **engine):
     scheduler = Scheduler(cache, config, block_tokens=BLOCK_TOKENS, block_bytes=block_bytes)
     root = root_hash("f", b"")
     sequences = [
-        Sequence(SeqKey(f"s{i}", 0), Leg.WHOLE, list(prompt), len(prompt), params, root, BLOCK_TOKENS)
+        Sequence(SeqKey(f"s{i}", 0), Phase.AGGREGATED, list(prompt), len(prompt), params, root, BLOCK_TOKENS)
         for i, (prompt, params) in enumerate(requests())
     ]
     for seq in sequences:

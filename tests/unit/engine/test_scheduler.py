@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from baton.config import EngineConfig
 from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
@@ -19,9 +19,9 @@ ROOT = root_hash("f", b"")
 next_token = crc_token
 
 
-def sequence(name, prompt, *, max_tokens=1, leg=Leg.WHOLE, sampling=None, **more):
+def sequence(name, prompt, *, max_tokens=1, phase=Phase.AGGREGATED, sampling=None, **more):
     params = sampling or SamplingParams(max_tokens=max_tokens)
-    return Sequence(SeqKey(name, 0), leg, list(prompt), len(prompt), params, ROOT, BLOCK_TOKENS, **more)
+    return Sequence(SeqKey(name, 0), phase, list(prompt), len(prompt), params, ROOT, BLOCK_TOKENS, **more)
 
 
 class Bench:
@@ -87,7 +87,7 @@ class Bench:
         if progress.tokens:
             self.emitted[seq.key] += progress.tokens
             assert self.emitted[seq.key] == seq.tokens[seq.prompt_token_count :]
-            if seq.leg is Leg.PREFILL or seq.finish is not None:
+            if seq.phase is Phase.PREFILL or seq.finish is not None:
                 self.done.append(seq.key)
                 self.scheduler.remove(seq)
 
@@ -125,7 +125,7 @@ REQUESTS = st.lists(
         st.integers(0, 2),  # which family of prompts: members share prefixes
         st.integers(1, 30),  # prompt tokens
         st.integers(1, 20),  # generated tokens
-        st.sampled_from([Leg.WHOLE, Leg.WHOLE, Leg.PREFILL]),
+        st.sampled_from([Phase.AGGREGATED, Phase.AGGREGATED, Phase.PREFILL]),
         st.integers(0, 6),  # steps before the next arrives
     ),
     min_size=1,
@@ -146,10 +146,10 @@ REQUESTS = st.lists(
 )
 @example(  # one is preempted and admitted again for the same step
     requests=[
-        (0, 26, 13, Leg.WHOLE, 4),
-        (0, 26, 12, Leg.WHOLE, 4),
-        (0, 1, 1, Leg.WHOLE, 0),
-        (0, 1, 13, Leg.WHOLE, 0),
+        (0, 26, 13, Phase.AGGREGATED, 4),
+        (0, 26, 12, Phase.AGGREGATED, 4),
+        (0, 1, 1, Phase.AGGREGATED, 0),
+        (0, 1, 13, Phase.AGGREGATED, 0),
     ],
     blocks=13,
     step_tokens=2,
@@ -175,11 +175,11 @@ def test_every_sequence_completes_with_its_own_tokens(
         next_token=chooses,
     )
     want = {}
-    for i, (family, prompt_count, token_count, leg, gap) in enumerate(requests):
+    for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
         prompt = [family * 100 + p for p in range(prompt_count)]
-        count = 1 if leg is Leg.PREFILL else token_count
+        count = 1 if phase is Phase.PREFILL else token_count
         sampling = SamplingParams(max_tokens=count, presence_penalty=float(i % 2))
-        bench.add(sequence(f"s{i}", prompt, leg=leg, sampling=sampling, priority=i % 3))
+        bench.add(sequence(f"s{i}", prompt, phase=phase, sampling=sampling, priority=i % 3))
         want[SeqKey(f"s{i}", 0)] = expected(prompt, count, chooses)
         for _ in range(gap):
             bench.step()
@@ -195,8 +195,8 @@ def test_cancelling_at_any_moment_gives_everything_back(requests, data, overlap,
         blocks=14, overlap=overlap, swap_bytes=swap_bytes, speculation="ngram", next_token=looping_token
     )
     live = []
-    for i, (family, prompt_count, token_count, leg, _) in enumerate(requests):
-        seq = sequence(f"s{i}", [family] * prompt_count, max_tokens=token_count, leg=leg)
+    for i, (family, prompt_count, token_count, phase, _) in enumerate(requests):
+        seq = sequence(f"s{i}", [family] * prompt_count, max_tokens=token_count, phase=phase)
         bench.add(seq)
         live.append(seq)
 
@@ -298,10 +298,13 @@ def test_generated_blocks_are_cached_too():
     assert follow_up.cached_token_count == 12  # the last generated token was never computed
 
 
-def test_prefill_legs_are_never_preempted():
+def test_prefill_phases_are_never_preempted():
     """When no block is left the older, generating sequence gives way itself."""
     bench = Bench(blocks=6, step_tokens=2)
-    whole, prefill = sequence("whole", range(4), max_tokens=14), sequence("p", range(50, 62), leg=Leg.PREFILL)
+    whole, prefill = (
+        sequence("whole", range(4), max_tokens=14),
+        sequence("p", range(50, 62), phase=Phase.PREFILL),
+    )
     bench.add(whole)
     bench.step()
     bench.add(prefill)
@@ -336,7 +339,7 @@ def test_joined_sequences_run_without_a_prompt_step():
         bench.computer.memory[seq.block_ids[0]][i] = token
     bench.emitted[seq.key] = [next_token(range(4))]
     seq.tokens.append(bench.emitted[seq.key][0])
-    seq.computed_count, seq.sealed_count = 4, 0
+    seq.computed_count, seq.committed_count = 4, 0
     bench.scheduler.join(seq, now_s=0.0)
     [item] = bench.step().items
     assert item.first_position == 4

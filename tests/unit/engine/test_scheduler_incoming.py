@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.ids import SeqKey
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from engine.scheduling.incoming import Incoming
 from tests.unit.engine.test_scheduler import BLOCK_TOKENS, REQUESTS, Bench, expected, sequence
@@ -74,9 +74,9 @@ class Bringer:
         brought.held = []
 
 
-def add(bench, bringer, rng, number, family, prompt_count, sampling, leg):
+def add(bench, bringer, rng, number, family, prompt_count, sampling, phase):
     prompt = [family * 100 + p for p in range(prompt_count)]
-    seq = sequence(f"s{number}", prompt, leg=leg, sampling=sampling)
+    seq = sequence(f"s{number}", prompt, phase=phase, sampling=sampling)
     usable = (prompt_count - 1) // BLOCK_TOKENS
     if usable and rng.random() < 0.8:
         first = rng.randint(0, usable - 1)
@@ -115,9 +115,9 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
     )
     bringer = Bringer(bench, rng)
     want, live = {}, []
-    for i, (family, prompt_count, token_count, leg, gap) in enumerate(requests):
-        sampling = SamplingParams(max_tokens=1 if leg is Leg.PREFILL else token_count)
-        live.append(add(bench, bringer, rng, i, family, prompt_count, sampling, leg))
+    for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
+        sampling = SamplingParams(max_tokens=1 if phase is Phase.PREFILL else token_count)
+        live.append(add(bench, bringer, rng, i, family, prompt_count, sampling, phase))
         want[SeqKey(f"s{i}", 0)] = expected(
             [family * 100 + p for p in range(prompt_count)], sampling.max_tokens
         )
@@ -180,10 +180,10 @@ def test_a_sequence_is_not_admitted_before_it_is_known_what_comes():
     assert [item.key.seq_id for item in bench.step().items] == ["s"]
 
 
-def test_only_what_was_computed_here_is_told_as_sealed():
+def test_only_what_was_computed_here_is_told_as_committed():
     bench = Bench(step_tokens=32)
     told = []
-    bench.scheduler.when_sealed(lambda seq, first, end: told.append((first, end)))
+    bench.scheduler.when_committed(lambda seq, first, end: told.append((first, end)))
     seq = sequence("s", range(18))
     bringer = Bringer(bench, random.Random(0))
     bringer.expect(seq, 0, 3)

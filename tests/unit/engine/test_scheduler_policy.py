@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN
 from engine.scheduling.order import OLDEST_EVERY, PRIORITY_AGE_S, FairShares
@@ -123,12 +123,12 @@ def test_an_objective_that_cannot_be_kept_still_leaves_prompts_the_least_chunk()
 
 
 @pytest.mark.parametrize("prompt_count", [3, 8, 9, 30])
-@pytest.mark.parametrize("leg", [Leg.WHOLE, Leg.PREFILL])
+@pytest.mark.parametrize("phase", [Phase.AGGREGATED, Phase.PREFILL])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_choices_of_one_prompt_compute_it_once(prompt_count, leg, overlap):
+def test_choices_of_one_prompt_compute_it_once(prompt_count, phase, overlap):
     """Each of the others computes one token, for its logits."""
     bench = Bench(blocks=64, step_tokens=16, batch=8, overlap=overlap)
-    choices = [sequence(f"c{i}", range(prompt_count), max_tokens=1, leg=leg) for i in range(6)]
+    choices = [sequence(f"c{i}", range(prompt_count), max_tokens=1, phase=phase) for i in range(6)]
     bench.add(*choices)
     bench.run()
     assert len(bench.done) == 6

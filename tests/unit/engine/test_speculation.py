@@ -4,33 +4,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.sampling import SamplingParams
-from engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, DraftGuesser, NgramGuesser
+from engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, ModelDrafter, NgramDrafter
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 
 def observed(tokens):
-    guesser, tokens = NgramGuesser(), list(tokens)
+    drafter, tokens = NgramDrafter(), list(tokens)
     for _ in range(len(tokens) // OBSERVED_AT_ONCE_MAX + 1):
-        guesser.observe(tokens)
-    return guesser
+        drafter.observe(tokens)
+    return drafter
 
 
-def test_what_followed_the_same_tokens_is_guessed():
-    assert observed([1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4]).guess(3) == (5, 6, 7)
+def test_what_followed_the_same_tokens_is_drafted():
+    assert observed([1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 4]).draft(3) == (5, 6, 7)
 
 
-def test_a_loop_is_guessed_as_a_loop():
-    assert observed([9, 9, 1, 2, 1, 2, 1, 2]).guess(5) == (1, 2, 1, 2, 1)
+def test_a_loop_is_drafted_as_a_loop():
+    assert observed([9, 9, 1, 2, 1, 2, 1, 2]).draft(5) == (1, 2, 1, 2, 1)
 
 
-def test_text_that_never_came_before_is_not_guessed():
-    guesser = observed(range(50))
-    assert (guesser.guess(4), guesser.hit_rate) == ((), 0.0)
+def test_text_that_never_came_before_is_not_drafted():
+    drafter = observed(range(50))
+    assert (drafter.draft(4), drafter.hit_rate) == ((), 0.0)
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.integers(1, 8))
-def test_a_guess_continues_an_earlier_occurrence_of_the_last_two_tokens(tokens, count):
-    found = observed(tokens).guess(count)
+def test_a_draft_continues_an_earlier_occurrence_of_the_last_two_tokens(tokens, count):
+    found = observed(tokens).draft(count)
     assert len(found) in (0, count)
     earlier = [i for i in range(2, len(tokens)) if tokens[i - 2 : i] == tokens[-2:]]
     assert bool(found) == bool(earlier)
@@ -40,11 +40,11 @@ def test_a_guess_continues_an_earlier_occurrence_of_the_last_two_tokens(tokens, 
 
 @given(st.lists(st.integers(0, 3), max_size=60))
 def test_token_by_token_is_as_all_at_once(tokens):
-    one, seen = NgramGuesser(), []
+    one, seen = NgramDrafter(), []
     for token in tokens:
         seen.append(token)
         one.observe(seen)
-    assert one.guess(6) == observed(tokens).guess(6)
+    assert one.draft(6) == observed(tokens).draft(6)
     assert one.hit_rate == observed(tokens).hit_rate
 
 
@@ -57,24 +57,24 @@ def test_the_hit_rate_follows_what_comes():
 
 
 def test_a_long_prompt_is_indexed_in_pieces_and_not_without_bound():
-    guesser, tokens = NgramGuesser(), [i % 7 for i in range(2 * INDEXED_TOKENS_MAX)]
-    guesser.observe(tokens)
-    assert guesser.guess(2) == ()  # not all of it is known yet
+    drafter, tokens = NgramDrafter(), [i % 7 for i in range(2 * INDEXED_TOKENS_MAX)]
+    drafter.observe(tokens)
+    assert drafter.draft(2) == ()  # not all of it is known yet
     for _ in range(INDEXED_TOKENS_MAX // OBSERVED_AT_ONCE_MAX):
-        guesser.observe(tokens)
-    assert guesser.guess(2) == (tokens[-7], tokens[-6])
-    assert len(guesser._after) <= 3 * INDEXED_TOKENS_MAX
+        drafter.observe(tokens)
+    assert drafter.draft(2) == (tokens[-7], tokens[-6])
+    assert len(drafter._after) <= 3 * INDEXED_TOKENS_MAX
 
 
 def test_drafts_are_kept_as_far_as_they_come_true():
-    guesser = DraftGuesser()
-    guesser.observe([1])
-    guesser.offer((2, 3, 4))
-    assert guesser.guess(2) == (2, 3)
-    guesser.observe([1, 2])
-    assert guesser.guess(5) == (3, 4)
-    guesser.observe([1, 2, 9])
-    assert guesser.guess(5) == ()
+    drafter = ModelDrafter()
+    drafter.observe([1])
+    drafter.offer((2, 3, 4))
+    assert drafter.draft(2) == (2, 3)
+    drafter.observe([1, 2])
+    assert drafter.draft(5) == (3, 4)
+    drafter.observe([1, 2, 9])
+    assert drafter.draft(5) == ()
 
 
 def run(next_token, **engine):
@@ -87,8 +87,8 @@ def run(next_token, **engine):
 
 def test_text_that_repeats_takes_fewer_steps():
     plain = run(lambda tokens: len(tokens) % 9, speculation="off", overlap=True)
-    guessed = run(lambda tokens: len(tokens) % 9, speculation="ngram", overlap=True)
-    assert guessed.steps < plain.steps / 2.5
+    drafted = run(lambda tokens: len(tokens) % 9, speculation="ngram", overlap=True)
+    assert drafted.steps < plain.steps / 2.5
 
 
 def test_a_draft_model_that_is_right_saves_most_steps():
@@ -96,9 +96,9 @@ def test_a_draft_model_that_is_right_saves_most_steps():
         return 10_000 + len(tokens)
 
     plain = run(next_token, speculation="off", overlap=True)
-    guessed = run(next_token, speculation="draft", draft_model="small", overlap=True)
-    assert guessed.steps < plain.steps / 2.5
-    [history] = [item.history for plan in guessed.plans for item in plan.items if item.history is not None]
+    drafted = run(next_token, speculation="draft", draft_model="small", overlap=True)
+    assert drafted.steps < plain.steps / 2.5
+    [history] = [item.history for plan in drafted.plans for item in plan.items if item.history is not None]
     assert history == (0, 1, 2)
 
 
@@ -121,7 +121,7 @@ def test_text_that_does_not_repeat_takes_as_many_steps_all_planned_ahead():
     assert sum(item.tokens == (-1,) for plan in bench.plans for item in plan.items) >= 155
 
 
-def test_guesses_that_keep_failing_are_given_up():
+def test_drafts_that_keep_failing_are_given_up():
     """Pairs come again, and what follows them is never what followed before."""
 
     def next_token(tokens):
@@ -132,7 +132,7 @@ def test_guesses_that_keep_failing_are_given_up():
     assert bench.computer.draft_tokens < 40
 
 
-def test_guesses_stop_paying_in_a_large_batch():
+def test_drafts_stop_paying_in_a_large_batch():
     """Here a step costs by the token, so a guess costs what a token costs, and fails now and then."""
 
     def draft_share(batch):
@@ -148,7 +148,7 @@ def test_guesses_stop_paying_in_a_large_batch():
     assert draft_share(32) < draft_share(1) / 2
 
 
-def test_a_finish_among_right_guesses_ends_the_sequence_there():
+def test_a_finish_among_right_drafts_ends_the_sequence_there():
     loop = [1, 2, 3, 4, 5, 6]
     params = SamplingParams(max_tokens=90, stop_token_ids=(50,))
 
@@ -163,7 +163,7 @@ def test_a_finish_among_right_guesses_ends_the_sequence_there():
     bench.assert_empty()
 
 
-def test_right_guesses_do_not_keep_prompts_out():
+def test_right_drafts_do_not_keep_prompts_out():
     bench = Bench(
         blocks=800,
         step_tokens=24,

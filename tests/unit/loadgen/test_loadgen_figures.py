@@ -147,15 +147,15 @@ def test_classes_are_judged_by_their_own_objectives():
     assert [(t.name, t.offered, t.slo) for t in report.tenants] == [("", 2, None), ("x", 1, SLO)]
 
 
-def test_legs_workers_and_predictions_are_as_the_server_told():
-    legs = {"queue_s": 0.1, "prefill_s": 0.3, "transfer_s": 0.02, "predicted_ttft_s": 0.6}
+def test_phases_workers_and_predictions_are_as_the_server_told():
+    phases = {"queue_s": 0.1, "prefill_s": 0.3, "transfer_s": 0.02, "predicted_ttft_s": 0.6}
     records = [
-        done(timings=legs, served_by=("p0", "d0"), cached_tokens=4),
-        done(timings=legs, served_by=("p0", "d1")),
-        done(timings=legs, served_by=("b0",)),
+        done(timings=phases, served_by=("p0", "d0"), cached_tokens=4),
+        done(timings=phases, served_by=("p0", "d1")),
+        done(timings=phases, served_by=("b0",)),
     ]
     report = make_report(records, asked())
-    means = report.waterfall.bands[0].stages
+    means = report.latency_breakdown.bands[0].stages
     assert (means["queue"], means["prefill"], means["load"]) == pytest.approx((0.1, 0.3, 0.0))
     assert means["rest"] == pytest.approx(0.1)
     to_first = [s for s in means if s not in ("transfer", "first_decode")]
@@ -171,17 +171,22 @@ def test_legs_workers_and_predictions_are_as_the_server_told():
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_a_waterfall_of_few_requests_has_the_bands_it_can_have(count):
+def test_a_latency_breakdown_of_few_requests_has_the_bands_it_can_have(count):
     records = [done(ttft_s=0.1 * (i + 1), timings={"prefill_s": 0.1}) for i in range(count)]
     report = make_report(records, asked())
-    assert report.waterfall.bands[0].count == count
-    assert all(b.count > 0 for b in report.waterfall.bands)
+    assert report.latency_breakdown.bands[0].count == count
+    assert all(b.count > 0 for b in report.latency_breakdown.bands)
     assert msgspec.json.decode(orjson.dumps(report.as_json()), type=Report) == report
 
 
-def test_a_server_that_tells_nothing_has_no_waterfall():
+def test_a_server_that_tells_nothing_has_no_latency_breakdown():
     report = make_report([done()], asked())
-    assert (report.waterfall, report.balance, report.predictions, report.classes) == (None, None, None, ())
+    assert (report.latency_breakdown, report.balance, report.predictions, report.classes) == (
+        None,
+        None,
+        None,
+        (),
+    )
 
 
 def test_a_late_generator_is_told():

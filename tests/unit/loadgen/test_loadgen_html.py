@@ -52,7 +52,7 @@ def a_run(label, *, told, shift=0.0, model="m"):
     records = []
     for i in range(60):
         instants = [i + 0.2 + shift + 0.01 * (i % 7), i + 0.3 + shift, i + 0.5 + shift]
-        legs = {
+        phases = {
             "queue_s": 0.05,
             "prefill_s": 0.1,
             "first_hop_s": 0.01,
@@ -63,7 +63,7 @@ def a_run(label, *, told, shift=0.0, model="m"):
             Record(
                 i, float(i), sent_s=i + 0.001, token_instants_s=instants, ended_s=instants[-1],
                 outcome=Outcome.COMPLETED, prompt_tokens=50 + i, completion_tokens=3, cached_tokens=i,
-                slo_class="chat" if i % 2 else "", timings=legs if told else None,
+                slo_class="chat" if i % 2 else "", timings=phases if told else None,
                 served_by=(f"p{i % 2}", f"d{i % 3}") if told else (),
             )
         )  # fmt: skip

@@ -165,7 +165,7 @@ def test_ctrl_c_in_a_search_reports_what_was_found(queue, tmp_path):
     result = CliRunner().invoke(command(replay), arguments)
     assert result.exit_code == 130, result.output
     found = json.loads(out.read_bytes())["search"]
-    assert "stopped after" in found["because"]
+    assert "stopped after" in found["reason"]
     assert 0 < len(found["probes"]) < 6
 
 

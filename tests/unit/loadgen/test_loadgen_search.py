@@ -47,7 +47,7 @@ def test_the_rate_found_is_within_the_resolution(capacity, resolution):
 def test_what_no_rate_attains_and_what_every_rate_attains_is_told():
     none = search(exact(0.0), SearchSettings())
     assert none.rate_per_s is None
-    assert "not even" in none.because
+    assert "not even" in none.reason
     every = search(exact(math.inf), SearchSettings(highest_per_s=50))
     assert every.rate_per_s == pytest.approx(50, rel=0.05)
     assert every.fails_at_per_s is None
@@ -56,7 +56,7 @@ def test_what_no_rate_attains_and_what_every_rate_attains_is_told():
 def test_the_search_ends_after_its_probes():
     found = search(exact(700), SearchSettings(probes_max=5))
     assert len(found.probes) == 5
-    assert "5 runs" in found.because
+    assert "5 runs" in found.reason
     assert found.rate_per_s <= 16
 
 
@@ -74,7 +74,7 @@ def test_what_met_the_goal_before_the_stop_counts_though_it_was_to_be_run_again(
     found = search(stops_after_two, SearchSettings())
     assert found.rate_per_s == rate
     assert found.fails_at_per_s == (None if rate else 1.0)
-    assert "before the answer was narrow enough or confirmed" in found.because
+    assert "before the answer was narrow enough or confirmed" in found.reason
 
 
 class MD1:

@@ -14,7 +14,7 @@ from loadgen.report.model import Probe, SearchResult
 from loadgen.show import show_comparison, show_report
 
 GOLDEN = Path(__file__).parent / "golden"
-LEGS = {
+PHASES = {
     "queue_s": 0.02, "tokenize_s": 0.001, "route_s": 0.0002, "wait_s": 0.03, "load_s": 0.0, "prefill_s": 0.1,
     "first_hop_s": 0.004, "transfer_s": 0.006, "first_decode_s": 0.02, "retries_s": 0.0,
     "predicted_ttft_s": 0.15, "predicted_tpot_s": 0.02,
@@ -26,13 +26,13 @@ def a_report(label="ours", *, slow=1.0, searched=True):
     for i in range(200):
         at_s, first_s = i / 4, (0.16 + 0.001 * (i % 100)) * slow
         instants = [at_s + first_s + 0.021 * slow * k for k in range(10 + i % 5)]
-        legs = {name: value * slow for name, value in LEGS.items()}
+        phases = {name: value * slow for name, value in PHASES.items()}
         records.append(
             Record(
                 i, at_s, sent_s=at_s + 0.0005, token_instants_s=instants, ended_s=instants[-1] + 0.001,
                 outcome=Outcome.COMPLETED, prompt_tokens=100 + i, completion_tokens=len(instants),
                 cached_tokens=i // 2,
-                slo_class=("chat", "batch")[i % 2], tenant="acme" if i % 3 else "", timings=legs,
+                slo_class=("chat", "batch")[i % 2], tenant="acme" if i % 3 else "", timings=phases,
                 served_by=(f"prefill-{i % 2}", f"decode-{i % 3}"),
             )
         )  # fmt: skip

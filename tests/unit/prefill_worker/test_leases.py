@@ -1,7 +1,7 @@
 import pytest
 
 from baton.core.ids import SeqKey, SequenceId, WorkerId
-from baton.core.messages import AskKV, KVGrant, KVRefused
+from baton.core.messages import KVGrant, KVRefused, KVRequest
 from engine.block_pool import BlockPool
 from prefill_worker.leases import LeaseBook
 
@@ -14,24 +14,24 @@ OTHER = WorkerId("d.2")
 class Desk:
     """A pool, a book, and a sequence that computed some blocks."""
 
-    def __init__(self, *, early_asks_max=2):
+    def __init__(self, *, early_requests_max=2):
         self.generations = [0] * 8
         self.pool = BlockPool(8, self.generations)
-        self.book = LeaseBook(self.pool, lease_s=LEASE_S, early_asks_max=early_asks_max)
+        self.book = LeaseBook(self.pool, lease_s=LEASE_S, early_requests_max=early_requests_max)
         self.blocks = self.pool.take(4)
 
     def open(self, now_s=0.0):
         return [tell.message for tell in self.book.open(KEY, now_s=now_s)]
 
-    def ask(self, number=0, first_block=0, now_s=0.0, asker=D):
-        ask = AskKV(KEY.seq_id, KEY.epoch, first_block, number)
+    def ask(self, number=0, first_block=0, now_s=0.0, reader=D):
+        ask = KVRequest(KEY.seq_id, KEY.epoch, first_block, number)
         known = self.book.knows(KEY)
-        told = (self.book.ask if known else self.book.ask_early)(asker, ask, now_s=now_s)
+        told = (self.book.ask if known else self.book.ask_early)(reader, ask, now_s=now_s)
         self.book.check()
         return [tell.message for tell in told]
 
-    def sealed(self, count, now_s=0.0):
-        told = self.book.sealed(KEY, self.blocks[:count], now_s=now_s)
+    def committed(self, count, now_s=0.0):
+        told = self.book.committed(KEY, self.blocks[:count], now_s=now_s)
         self.book.check()
         return [tell.message for tell in told]
 
@@ -66,23 +66,23 @@ def test_each_chunk_is_granted_once_and_the_last_grant_carries_the_first_token(d
     desk.open()
     [nothing] = desk.ask()
     assert (nothing.source_blocks, nothing.is_last) == ((), False)
-    [first] = desk.sealed(2)
+    [first] = desk.committed(2)
     assert (first.first_block, first.source_blocks) == (0, tuple(desk.blocks[:2]))
-    assert desk.sealed(2) == []
+    assert desk.committed(2) == []
     [last] = desk.complete()
     assert (last.first_block, last.source_blocks) == (2, tuple(desk.blocks[2:]))
     assert (last.is_last, last.first_token, last.cached_token_count) == (True, 42, 4)
 
 
-def test_grants_start_where_the_asker_has_no_blocks(desk):
+def test_grants_start_where_the_reader_has_no_blocks(desk):
     desk.open()
     desk.ask(first_block=3)
-    assert desk.sealed(2) == []
+    assert desk.committed(2) == []
     [last] = desk.complete()
     assert (last.first_block, last.source_blocks) == (3, (desk.blocks[3],))
 
 
-def test_an_asker_that_holds_all_blocks_gets_the_first_token_alone(desk):
+def test_an_reader_that_holds_all_blocks_gets_the_first_token_alone(desk):
     desk.open()
     desk.ask(first_block=4)
     [last] = desk.complete()
@@ -101,7 +101,7 @@ def test_an_early_ask_is_answered_when_the_sequence_arrives(desk):
     assert desk.ask(number=1) == []
     [grant] = desk.open()
     assert isinstance(grant, KVGrant)
-    assert grant.answers_ask == 1
+    assert grant.answers_request == 1
 
 
 def test_an_early_ask_is_refused_after_one_lease(desk):
@@ -114,8 +114,8 @@ def test_an_early_ask_is_refused_after_one_lease(desk):
 
 
 def test_early_asks_are_bounded():
-    book = Desk(early_asks_max=2).book
-    told = [book.ask_early(D, AskKV(SequenceId(f"s{i}"), 0, 0), now_s=0.0) for i in range(3)]
+    book = Desk(early_requests_max=2).book
+    told = [book.ask_early(D, KVRequest(SequenceId(f"s{i}"), 0, 0), now_s=0.0) for i in range(3)]
     assert [len(t) for t in told] == [0, 0, 1]
     assert isinstance(told[2][0].message, KVRefused)
 
@@ -123,7 +123,7 @@ def test_early_asks_are_bounded():
 def test_block_is_not_reused_while_a_reader_may_read(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2)
+    desk.committed(2)
     desk.close(now_s=1.0)
     desk.pool.give_back(desk.blocks)
     assert desk.held == 2
@@ -133,7 +133,7 @@ def test_block_is_not_reused_while_a_reader_may_read(desk):
 def test_a_cancelled_hand_over_waits_for_the_release(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2)
+    desk.committed(2)
     [refused] = desk.close()
     assert isinstance(refused, KVRefused)
     desk.pool.give_back(desk.blocks)
@@ -145,7 +145,7 @@ def test_a_cancelled_hand_over_waits_for_the_release(desk):
 def test_a_cancelled_hand_over_does_not_wait_longer_than_the_lease(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2, now_s=1.0)
+    desk.committed(2, now_s=1.0)
     desk.close(now_s=2.0)
     desk.pool.give_back(desk.blocks)
     [refused] = desk.ask(number=1, now_s=3.0)  # a renewal does not prolong it
@@ -183,19 +183,19 @@ def test_a_stranger_cannot_release(desk):
     assert desk.held == 4
 
 
-def test_a_second_asker_is_refused(desk):
+def test_a_second_reader_is_refused(desk):
     desk.open()
     desk.ask()
-    [refused] = desk.ask(asker=OTHER)
+    [refused] = desk.ask(reader=OTHER)
     assert isinstance(refused, KVRefused)
 
 
 def test_a_release_while_computing_ends_the_hand_over(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2)
+    desk.committed(2)
     desk.book.released(D, KEY, now_s=1.0)
-    assert desk.sealed(3) == []
+    assert desk.committed(3) == []
     assert desk.complete() == []
     assert desk.held == 0
 
@@ -215,7 +215,7 @@ def test_every_ask_is_answered_and_renews_the_lease(desk):
     desk.ask()
     desk.complete()
     [grant] = desk.ask(number=1, now_s=4.0)
-    assert (grant.source_blocks, grant.answers_ask, grant.is_last, grant.first_token) == ((), 1, True, 42)
+    assert (grant.source_blocks, grant.answers_request, grant.is_last, grant.first_token) == ((), 1, True, 42)
     desk.tick(LEASE_S + 1)
     assert desk.held == 4
     desk.tick(4.0 + LEASE_S)
@@ -225,7 +225,7 @@ def test_every_ask_is_answered_and_renews_the_lease(desk):
 def test_a_repeated_ask_changes_nothing_but_is_answered(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2)
+    desk.committed(2)
     [grant] = desk.ask()
     assert (grant.first_block, grant.source_blocks) == (2, ())
     [last] = desk.complete()
@@ -235,8 +235,8 @@ def test_a_repeated_ask_changes_nothing_but_is_answered(desk):
 def test_a_reader_that_lapsed_while_we_compute_may_start_over(desk):
     desk.open()
     desk.ask()
-    desk.sealed(2)
+    desk.committed(2)
     desk.tick(LEASE_S)
     assert desk.held == 4  # the sequence's own
-    [grant] = desk.ask(asker=OTHER, now_s=6.0)
+    [grant] = desk.ask(reader=OTHER, now_s=6.0)
     assert grant.source_blocks == tuple(desk.blocks[:2])

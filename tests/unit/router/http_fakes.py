@@ -13,8 +13,8 @@ from baton.config import Config
 from baton.core.ids import SeqKey, WorkerId
 from baton.core.messages import (
     CancelSequence,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     Role,
     SequenceJoined,
@@ -89,7 +89,15 @@ class FakeWorker:
     """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
 
     def __init__(
-        self, name="w", role=Role.BOTH, reply=(), *, endless=False, vector=(), timings=None, pauses_at=-1
+        self,
+        name="w",
+        role=Role.AGGREGATED,
+        reply=(),
+        *,
+        endless=False,
+        vector=(),
+        timings=None,
+        pauses_at=-1,
     ):
         self.hello = WorkerHello(WorkerId(f"{name}.1"), role, "f" * 32, MODEL, 16, 100_000, 1_000_000)
         self.reply, self.endless, self.vector = list(reply), endless, vector
@@ -184,7 +192,7 @@ class FakeWorker:
             await self._embed(key, start)
             return
         index = start.generated_count
-        if start.leg is Leg.DECODE:
+        if start.phase is Phase.DECODE:
             index += 1
             await self.gate.wait()
             self.tell(SequenceJoined(*key, 1024, 0.001, 0.001))
@@ -195,7 +203,7 @@ class FakeWorker:
                 await asyncio.Event().wait()  # until it is cancelled: a busy router may be slow to do so
             token = self.token(start, index)
             finish = finish_after(start.sampling, token, index + 1)
-            cached = 3 if index == start.generated_count and start.leg is not Leg.DECODE else None
+            cached = 3 if index == start.generated_count and start.phase is not Phase.DECODE else None
             of_prompt = None
             if cached is not None and start.sampling.prompt_logprobs is not None:
                 prompt = start.tokens[1 : start.prompt_token_count]
@@ -209,7 +217,7 @@ class FakeWorker:
             )
             self.tell(StepOutput((output,)))
             index += 1
-            if finish is not None or start.leg is Leg.PREFILL:
+            if finish is not None or start.phase is Phase.PREFILL:
                 break
         self.running.pop(key, None)
         self._notify()

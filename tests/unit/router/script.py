@@ -9,8 +9,8 @@ from baton.core.messages import (
     BlockEvents,
     CancelSequence,
     FailureReason,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     Role,
     SequenceFailed,
@@ -194,8 +194,8 @@ class Script:
             if isinstance(a, ToWorker) and isinstance(a.message, StartSequence)
         }
 
-    def legs(self) -> dict[str, Leg]:
-        return {worker: start.leg for worker, start in self.started().items()}
+    def phases(self) -> dict[str, Phase]:
+        return {worker: start.phase for worker, start in self.started().items()}
 
     def cancelled(self) -> dict[str, int]:
         """By the last event: worker -> epoch."""

@@ -205,7 +205,7 @@ def test_classes_and_tenants_have_bounds_of_their_own():
     line.add(waiter("a0", tenant="a", slo_class="fast"))
     full = line.room_for(waiter("b0", tenant="b", slo_class="fast"))
     assert isinstance(full, Full)
-    assert "fast" in full.because
+    assert "fast" in full.reason
     assert line.room_for(waiter("a1", tenant="a", slo_class="slow")) is None
     line.add(waiter("a1", tenant="a"))
     assert isinstance(line.room_for(waiter("a2", tenant="a")), Full)

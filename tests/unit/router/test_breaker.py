@@ -11,7 +11,7 @@ from baton.core.messages import Role
 from router.decisions.breaker import Breakers, State, slowness
 
 A, B, C = WorkerId("a.1"), WorkerId("b.1"), WorkerId("c.1")
-POOL = {A: Role.BOTH, B: Role.BOTH, C: Role.BOTH}
+POOL = {A: Role.AGGREGATED, B: Role.AGGREGATED, C: Role.AGGREGATED}
 SEQ, OTHER = SequenceId("s"), SequenceId("t")
 
 
@@ -36,7 +36,7 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     assert state(book, 0.0) is State.CLOSED
     fail(book, times=1)
     assert state(book, 0.0) is State.OPEN
-    assert book.state(A, now_s=0.0).because == "3 times in a row: broken"
+    assert book.state(A, now_s=0.0).reason == "3 times in a row: broken"
     assert book.suspended(POOL, now_s=1.9) == {A}
 
 
@@ -135,7 +135,7 @@ def test_steps_that_became_much_slower_than_those_of_peers_open_it():
         book.reported(C, usual, POOL, now_s=0.0)
         book.reported(A, slow, POOL, now_s=0.0)
     assert state(book, 0.0) is State.OPEN
-    assert "9.0 times as long" in book.state(A, now_s=0.0).because
+    assert "9.0 times as long" in book.state(A, now_s=0.0).reason
 
 
 def test_when_all_became_slower_nobody_is_sick():
@@ -159,7 +159,7 @@ def test_only_a_share_of_a_pool_is_kept_out_and_never_all(share, out):
     for worker in POOL:
         fail(book, worker)
     assert len(book.suspended(POOL, now_s=1.0)) == out
-    assert book.suspended({A: Role.BOTH}, now_s=1.0) == frozenset()
+    assert book.suspended({A: Role.AGGREGATED}, now_s=1.0) == frozenset()
     assert book.suspended({A: Role.PREFILL, B: Role.DECODE}, now_s=1.0) == frozenset()
 
 
@@ -175,10 +175,10 @@ EVENTS = st.lists(
 
 
 @settings(max_examples=200)
-@given(EVENTS, st.sampled_from([Role.PREFILL, Role.DECODE, Role.BOTH]))
+@given(EVENTS, st.sampled_from([Role.PREFILL, Role.DECODE, Role.AGGREGATED]))
 def test_whatever_happens_somebody_is_left_and_everybody_is_tried_again(events, role):
     book, now_s = breakers(breaker_failures=2, breaker_open_max_s=8.0), 0.0
-    roles = {A: role, B: Role.BOTH, C: Role.DECODE}
+    roles = {A: role, B: Role.AGGREGATED, C: Role.DECODE}
     for what, worker, seq, pause_s in events:
         now_s += pause_s
         match what:
@@ -192,8 +192,8 @@ def test_whatever_happens_somebody_is_left_and_everybody_is_tried_again(events, 
                 book.left(seq, ())
         book.check()
         out = book.suspended(roles, now_s=now_s)
-        for leg in ("prefills", "decodes"):
-            pool = {w for w, r in roles.items() if getattr(r, leg)}
+        for phase in ("prefills", "decodes"):
+            pool = {w for w, r in roles.items() if getattr(r, phase)}
             assert pool - out
     for seq in (SEQ, OTHER):
         book.left(seq, ())

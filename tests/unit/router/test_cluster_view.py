@@ -3,7 +3,7 @@
 import pytest
 
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import Leg, LoadReport, Role, WorkerHello
+from baton.core.messages import LoadReport, Phase, Role, WorkerHello
 from router.decisions.cluster_view import ClusterView
 from router.decisions.placement.views import SEQUENCE_TOKENS
 
@@ -22,7 +22,7 @@ def report(free: int, running: int = 0) -> LoadReport:
 
 
 def test_a_ticket_counts_on_top_of_reports_until_the_second_one(cluster):
-    cluster.issue(W, S, leg=Leg.DECODE, tokens=0, blocks=7)
+    cluster.issue(W, S, phase=Phase.DECODE, tokens=0, blocks=7)
     seen = [cluster[W].free_blocks]
     for _ in range(2):
         cluster[W].heard(report(free=100), now_s=1.0)
@@ -33,13 +33,13 @@ def test_a_ticket_counts_on_top_of_reports_until_the_second_one(cluster):
 
 def test_what_other_routers_sent_counts_too(cluster):
     cluster[W].heard(report(free=50, running=9), now_s=1.0)
-    cluster.issue(W, S, leg=Leg.WHOLE, tokens=300, blocks=7)
+    cluster.issue(W, S, phase=Phase.AGGREGATED, tokens=300, blocks=7)
     assert cluster[W].load == 300 + 10 * SEQUENCE_TOKENS
 
 
 @pytest.mark.parametrize("reports", [0, 1, 2, 3])
 def test_everything_comes_back_whenever_a_sequence_ends(cluster, reports):
-    cluster.issue(W, S, leg=Leg.WHOLE, tokens=300, blocks=7)
+    cluster.issue(W, S, phase=Phase.AGGREGATED, tokens=300, blocks=7)
     for _ in range(reports):
         cluster[W].heard(report(free=100), now_s=1.0)
     cluster[W].prefilled(S)

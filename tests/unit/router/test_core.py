@@ -6,7 +6,7 @@ from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     BlockEvents,
-    Leg,
+    Phase,
     ResyncBlocks,
     Role,
 )
@@ -22,10 +22,10 @@ def pair():
     return script
 
 
-def test_both_legs_hear_at_once_and_decode_knows_its_source(pair):
+def test_both_phases_hear_at_once_and_decode_knows_its_source(pair):
     pair.submit(prompt=(1, 2, 3, 4, 5))
     starts = pair.started()
-    assert pair.legs() == {"p": Leg.PREFILL, "d": Leg.DECODE}
+    assert pair.phases() == {"p": Phase.PREFILL, "d": Phase.DECODE}
     assert starts["p"].source is None
     assert starts["d"].source is not None
     assert (starts["d"].source.worker_id, starts["d"].source.address) == ("p", "p:1")
@@ -89,7 +89,7 @@ def test_tokens_that_never_stop_being_early_end_the_attempt(pair):
 
 def test_one_token_never_reaches_decode(pair):
     pair.submit(max_tokens=1)
-    assert pair.legs() == {"p": Leg.WHOLE}
+    assert pair.phases() == {"p": Phase.AGGREGATED}
     pair.output("p", 0, 10, finish=FinishReason.LENGTH)
     assert pair.ends["s"].reason is FinishReason.LENGTH
     assert pair.core.is_idle
@@ -108,16 +108,18 @@ def test_disaggregation_off_runs_whole_on_any_worker():
     script.pair()
     script.submit("a")
     script.submit("b", (7, 8, 9))
-    assert {leg for start in script.starts.values() for leg in (s.leg for s in start.values())} == {Leg.WHOLE}
+    assert {phase for start in script.starts.values() for phase in (s.phase for s in start.values())} == {
+        Phase.AGGREGATED
+    }
     assert not script.core.status().is_degraded
 
 
 def test_workers_of_both_roles_run_sequences_whole():
     script = Script()
-    script.join("a", Role.BOTH)
-    script.join("b", Role.BOTH)
+    script.join("a", Role.AGGREGATED)
+    script.join("b", Role.AGGREGATED)
     script.submit()
-    assert list(script.legs().values()) == [Leg.WHOLE]
+    assert list(script.phases().values()) == [Phase.AGGREGATED]
 
 
 def test_pairs_are_of_one_fingerprint():
@@ -127,7 +129,7 @@ def test_pairs_are_of_one_fingerprint():
     script.join("d2", Role.DECODE, fingerprint="two")
     for i in range(4):
         script.submit(str(i), (i, 2, 3, 4, 5, 6))
-        assert script.legs() == {"p2": Leg.PREFILL, "d2": Leg.DECODE}
+        assert script.phases() == {"p2": Phase.PREFILL, "d2": Phase.DECODE}
         assert script.started()["p2"].cache_root == root_hash("two", b"")
 
 
@@ -150,9 +152,9 @@ def test_a_tenants_prefix_is_invisible_to_another():
     prompt = tuple(range(40))
     script.blocks("pb", 1, *block_hashes(root_hash("f", b"tenant"), prompt, BLOCK_TOKENS))
     script.submit("other", prompt, salt=b"else")
-    assert "pa" in script.legs()
+    assert "pa" in script.phases()
     script.submit("mine", (*prompt, 1), salt=b"tenant")
-    assert "pb" in script.legs()
+    assert "pb" in script.phases()
 
 
 def test_a_gap_in_block_events_asks_for_a_snapshot(pair):
@@ -174,11 +176,11 @@ def test_promised_blocks_count_before_any_report_shows_them():
     script.join("d", Role.DECODE, blocks=5)
     script.submit("a", (1, 2, 3, 4, 5, 6, 7, 8))  # 3 blocks with the next token
     script.submit("b", (2, 2, 3, 4, 5, 6, 7, 8))
-    assert script.legs() == {}
+    assert script.phases() == {}
     script.report("d", Role.DECODE, free=5)  # may have left before "a" arrived there
-    assert script.legs() == {}
+    assert script.phases() == {}
     script.output("d", 0, 1, 2, 3, 4, seq="a", finish=FinishReason.LENGTH)
-    assert set(script.legs()) == {"p", "d"}
+    assert set(script.phases()) == {"p", "d"}
 
 
 def test_a_small_one_passes_a_large_one_that_has_no_room_but_not_for_ever():
@@ -216,7 +218,7 @@ def test_without_a_queue_what_finds_a_place_is_served():
     script = Script(queue_requests_max=0)
     script.pair()
     script.submit()
-    assert len(script.legs()) == 2
+    assert len(script.phases()) == 2
     script.lose("d")
     script.lose("p")
     assert "s" not in script.ends  # it was admitted before: it may wait

@@ -14,8 +14,8 @@ from baton.core.messages import (
     BlockEvents,
     CancelSequence,
     FailureReason,
-    Leg,
     LoadReport,
+    Phase,
     RefusalReason,
     Role,
     RouterMessage,
@@ -80,7 +80,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         self.delivered: dict[str, list[int]] = {}
         self.ends: dict[str, Finished | Failed] = {}
         self.gone: set[str] = set()
-        self.epochs: dict[str, dict[int, list[Leg]]] = {}
+        self.epochs: dict[str, dict[int, list[Phase]]] = {}
         self.history: list[tuple[str, StepOutput]] = []
 
     @initialize(
@@ -132,9 +132,9 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         assert start.prompt_token_count == len(prompt)
         used = self.epochs.setdefault(start.seq_id, {})
         assert start.epoch >= max(used, default=0)
-        legs = used.setdefault(start.epoch, [])
-        legs.append(start.leg)
-        assert len(legs) == len(set(legs))
+        phases = used.setdefault(start.epoch, [])
+        phases.append(start.phase)
+        assert len(phases) == len(set(phases))
 
     def join(self, name, role):
         self.workers[name] = FakeWorker(role)
@@ -162,14 +162,18 @@ class RouterAgainstCluster(RuleBasedStateMachine):
                 pass
 
     def compute(self, name, seq_id, token_count, says_joined) -> None:
-        """The worker samples some tokens of a sequence, if its leg can go on."""
+        """The worker samples some tokens of a sequence, if its phase can go on."""
         worker = self.workers[name]
         run = worker.running[seq_id]
-        if run.start.leg is Leg.PREFILL:
+        if run.start.phase is Phase.PREFILL:
             if run.has_sampled:
                 return
             token_count = 1
-        if run.start.leg is Leg.DECODE and not run.has_sampled and not self.pull(run, worker, says_joined):
+        if (
+            run.start.phase is Phase.DECODE
+            and not run.has_sampled
+            and not self.pull(run, worker, says_joined)
+        ):
             return
         run.has_sampled = True
         self.emit(worker, run, token_count)
@@ -178,8 +182,8 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         """KV arrives if the source has computed it; then the source is free of the sequence."""
         assert run.start.source is not None
         source = self.workers.get(run.start.source.worker_id)
-        leg = source.running.get(run.start.seq_id) if source else None
-        if leg is None or leg.start.epoch != run.start.epoch or not leg.has_sampled:
+        phase = source.running.get(run.start.seq_id) if source else None
+        if phase is None or phase.start.epoch != run.start.epoch or not phase.has_sampled:
             return False
         del source.running[run.start.seq_id]
         if says_joined:
@@ -193,7 +197,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
             tokens.append(right_token(seq_id, run.next_index))
             run.next_index += 1
             finish = finish_after(sampling, tokens[-1], run.next_index)
-        if finish is not None and run.start.leg is not Leg.PREFILL:
+        if finish is not None and run.start.phase is not Phase.PREFILL:
             del worker.running[seq_id]
         output = SequenceOutput(seq_id, run.start.epoch, first_index, tuple(tokens), finish, 0)
         worker.outbox.append(StepOutput((output,)))

@@ -163,7 +163,7 @@ async def test_a_broken_session_ends_whatever_its_worker_still_says():
         await worker.until(lambda: worker.is_heard)
         link = worker.link
         # A heartbeat is there in the very moment in which the session turns out to be broken.
-        worker.tell(LoadReport(Role.BOTH, False, 100_000, 0, 0, 0, 0.01))
+        worker.tell(LoadReport(Role.AGGREGATED, False, 100_000, 0, 0, 0, 0.01))
         driver._connections[worker.hello.worker_id].break_off()
         await worker.until(lambda: worker.link is not None and worker.link is not link)
 
@@ -270,7 +270,7 @@ async def test_workers_join_as_the_directory_lists_them_and_survive_its_restart(
         sessions.on_view(view(1, member(second), life="b"))
         await second.until(lambda: second.is_heard)
         assert len(driver.status().workers) == 2
-        second.tell(LoadReport(Role.BOTH, False, 10, 0, 0, 0, 0.01))
+        second.tell(LoadReport(Role.AGGREGATED, False, 10, 0, 0, 0, 0.01))
         sink = submit(driver)
         await soon(sink.ended)
 
@@ -293,10 +293,10 @@ def test_a_roster_reports_changes_of_known_workers_only():
     roster = Roster(["hand:1"])
     assert roster.on_view(view(5, a)) == []
     assert roster.addresses == {"hand:1", "a:1"}
-    flipped = Member(WorkerId("a.1"), Role.DECODE, "a:1", "m", "f", is_draining=True)
-    assert roster.on_view(view(6, flipped)) == [WorkerUpdated(WorkerId("a.1"), Role.DECODE, True)]
+    switched = Member(WorkerId("a.1"), Role.DECODE, "a:1", "m", "f", is_draining=True)
+    assert roster.on_view(view(6, switched)) == [WorkerUpdated(WorkerId("a.1"), Role.DECODE, True)]
     assert roster.on_view(view(4, a)) == []  # old news
-    assert roster.on_view(view(6, flipped)) == []
+    assert roster.on_view(view(6, switched)) == []
     assert roster.on_view(view(1, life="b")) == []
     assert roster.addresses == {"hand:1"}
 

@@ -6,7 +6,7 @@ from baton.config.router import RouterConfig
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
     FailureReason,
-    Leg,
+    Phase,
     RefusalReason,
     Role,
     SequenceFailed,
@@ -28,11 +28,11 @@ def pair():
 def test_prefill_lost_before_its_token_is_placed_again_from_the_prompt(pair):
     pair.join("p2", Role.PREFILL)
     pair.submit()
-    first = next(w for w in pair.legs() if w != "d")
+    first = next(w for w in pair.phases() if w != "d")
     pair.lose(first)
     other = {"p", "p2"} - {first}
     assert pair.cancelled() == {"d": 0}
-    assert pair.legs() == {other.pop(): Leg.PREFILL, "d": Leg.DECODE}
+    assert pair.phases() == {other.pop(): Phase.PREFILL, "d": Phase.DECODE}
     assert {s.epoch for s in pair.started().values()} == {1}
     assert pair.started()["d"].tokens == (1, 2, 3, 4, 5)
 
@@ -40,12 +40,12 @@ def test_prefill_lost_before_its_token_is_placed_again_from_the_prompt(pair):
 def test_prefill_lost_after_its_token_keeps_the_token(pair):
     pair.join("p2", Role.PREFILL)
     pair.submit()
-    first = next(w for w in pair.legs() if w != "d")
+    first = next(w for w in pair.phases() if w != "d")
     pair.output(first, 0, 10)
     pair.lose(first)
     assert pair.started()["d"].tokens == (1, 2, 3, 4, 5, 10)
     assert pair.started()["d"].prompt_token_count == 5
-    second = next(w for w in pair.legs() if w != "d")
+    second = next(w for w in pair.phases() if w != "d")
     pair.output(second, 1, 11)
     pair.output("d", 1, 11, 12, 13, finish=FinishReason.LENGTH)
     assert pair.delivered["s"] == [10, 11, 12, 13]
@@ -73,20 +73,20 @@ def test_prefill_failing_after_decode_joined_changes_nothing(pair):
 def test_a_transfer_that_fails_is_placed_again_avoiding_the_source(pair, reason):
     pair.join("p2", Role.PREFILL)
     pair.submit()
-    first = next(w for w in pair.legs() if w != "d")
+    first = next(w for w in pair.phases() if w != "d")
     pair.failed("d", reason)
     assert pair.cancelled() == {first: 0}
-    assert pair.legs() == {({"p", "p2"} - {first}).pop(): Leg.PREFILL, "d": Leg.DECODE}
+    assert pair.phases() == {({"p", "p2"} - {first}).pop(): Phase.PREFILL, "d": Phase.DECODE}
 
 
 def test_decode_without_room_moves_to_another_decode_worker(pair):
     pair.join("d2", Role.DECODE)
     pair.submit()
-    first = next(w for w in pair.legs() if w != "p")
+    first = next(w for w in pair.phases() if w != "p")
     pair.output("p", 0, 10)
     pair.refused(first, RefusalReason.NO_ROOM)
     assert pair.cancelled() == {"p": 0}
-    assert pair.legs() == {"p": Leg.PREFILL, ({"d", "d2"} - {first}).pop(): Leg.DECODE}
+    assert pair.phases() == {"p": Phase.PREFILL, ({"d", "d2"} - {first}).pop(): Phase.DECODE}
     assert pair.started()["p"].tokens == (1, 2, 3, 4, 5, 10)
 
 
@@ -94,12 +94,12 @@ def test_without_another_decode_worker_it_waits_for_a_report(pair):
     pair.submit()
     for _ in range(8):
         pair.refused("d", RefusalReason.NO_ROOM)
-        assert pair.legs() == {}
+        assert pair.phases() == {}
         pair.now_s += 0.2
         pair.report("d", Role.DECODE)
         while not pair.started():
             pair.at(pair.core.next_tick_s)
-        assert set(pair.legs()) == {"p", "d"}
+        assert set(pair.phases()) == {"p", "d"}
     assert pair.now_s > 3.0  # it did not spin
 
 
@@ -118,14 +118,14 @@ def test_without_room_anywhere_it_ends_with_no_capacity_when_its_wait_is_over():
 def test_decode_lost_while_streaming_resumes_with_all_tokens_sent(pair):
     pair.join("d2", Role.DECODE)
     pair.submit(max_tokens=6)
-    first = next(w for w in pair.legs() if w != "p")
+    first = next(w for w in pair.phases() if w != "p")
     other = ({"d", "d2"} - {first}).pop()
     pair.output("p", 0, 10)
     pair.joined(first)
     pair.output(first, 0, 10, 11, 12)
     pair.lose(first)
     assert pair.cancelled() == {}  # prefill had done its part
-    assert pair.legs() == {"p": Leg.PREFILL, other: Leg.DECODE}
+    assert pair.phases() == {"p": Phase.PREFILL, other: Phase.DECODE}
     assert pair.started()[other].tokens == (1, 2, 3, 4, 5, 10, 11, 12)
     pair.output("p", 3, 13)
     pair.output(other, 3, 13, 14, 15, finish=FinishReason.LENGTH)
@@ -138,7 +138,7 @@ def test_decode_lost_with_one_token_left_is_finished_by_a_prefill_worker(pair):
     pair.output("p", 0, 10)
     pair.output("d", 0, 10, 11)
     pair.lose("d")
-    assert pair.legs() == {"p": Leg.WHOLE}
+    assert pair.phases() == {"p": Phase.AGGREGATED}
     pair.output("p", 2, 12, finish=FinishReason.LENGTH)
     assert pair.delivered["s"] == [10, 11, 12]
 
@@ -213,7 +213,7 @@ def test_deadline_over_in_the_queue_fails():
 def test_an_empty_pool_is_served_on_the_other_and_shown(pair, left, empty):
     pair.lose("d" if left == "p" else "p")
     pair.submit()
-    assert pair.legs() == {left: Leg.WHOLE}
+    assert pair.phases() == {left: Phase.AGGREGATED}
     assert pair.notes() == ["fallback"]
     status = pair.core.status()
     assert (status.is_fallback_in_use, status.is_degraded, status.is_ready) == (True, True, True)
@@ -227,7 +227,7 @@ def test_an_empty_pool_without_fallback_waits_then_503():
     script = Script(fallback_to_other_pool=False, queue_wait_s=7.0)
     script.join("p", Role.PREFILL)
     script.submit()
-    assert script.legs() == {}
+    assert script.phases() == {}
     assert not script.core.status().is_ready
     script.at(7.0)
     assert script.ends["s"].kind is FailureKind.NO_CAPACITY
@@ -272,19 +272,19 @@ def test_a_draining_worker_gets_nothing_new(pair):
     pair.do(WorkerUpdated(WorkerId("d2"), Role.DECODE, True))
     for i in range(5):
         pair.submit(str(i))
-        assert "d2" not in pair.legs()
+        assert "d2" not in pair.phases()
     pair.report("d", Role.DECODE, draining=True)
     pair.do(WorkerUpdated(WorkerId("d2"), Role.DECODE, False))
     pair.submit("again")
-    assert "d" not in pair.legs()
+    assert "d" not in pair.phases()
 
 
 def test_a_drained_sequence_goes_on_elsewhere(pair):
     pair.join("d2", Role.DECODE)
     pair.submit()
-    first = next(w for w in pair.legs() if w != "p")
+    first = next(w for w in pair.phases() if w != "p")
     pair.failed(first, FailureReason.DRAINED)
-    assert first not in pair.legs()
+    assert first not in pair.phases()
 
 
 def test_a_silent_worker_is_used_only_when_nothing_else_is_left(pair):
@@ -292,10 +292,10 @@ def test_a_silent_worker_is_used_only_when_nothing_else_is_left(pair):
     pair.now_s = RouterConfig().worker_silence_s + 0.5
     pair.report("d2", Role.DECODE, running=50)
     pair.submit("a")
-    assert "d2" in pair.legs()
+    assert "d2" in pair.phases()
     pair.lose("d2")
     pair.submit("b")
-    assert "d" in pair.legs()
+    assert "d" in pair.phases()
 
 
 def test_a_worker_that_joins_again_lost_what_it_had(pair):
@@ -305,12 +305,12 @@ def test_a_worker_that_joins_again_lost_what_it_had(pair):
     assert pair.in_flight() == {"p": 1, "d": 1}
 
 
-def test_a_role_that_flips_is_used_in_its_new_role(pair):
+def test_a_role_that_switches_is_used_in_its_new_role(pair):
     pair.join("x", Role.PREFILL)
     pair.lose("d")
     pair.do(WorkerUpdated(WorkerId("x"), Role.DECODE, False))
     pair.submit()
-    assert pair.legs() == {"p": Leg.PREFILL, "x": Leg.DECODE}
+    assert pair.phases() == {"p": Phase.PREFILL, "x": Phase.DECODE}
 
 
 def test_while_predictions_are_not_trusted_a_worker_is_not_given_all_there_is():

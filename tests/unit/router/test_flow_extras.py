@@ -3,7 +3,7 @@
 import msgspec
 
 from baton.core.ids import RequestId, SequenceId
-from baton.core.messages import AdapterRef, Leg, RefusalReason, Role, SequenceOutput, StepOutput, Task
+from baton.core.messages import AdapterRef, Phase, RefusalReason, Role, SequenceOutput, StepOutput, Task
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.steps import TokenLogprobs
 from router.decisions.events import Deliver, FailureKind, Submit, ToWorker
@@ -41,7 +41,7 @@ def test_logprobs_come_with_their_tokens_once_and_in_order():
 
 def test_a_resumed_sequence_keeps_what_it_asked_for_but_the_prompts_logprobs():
     script = Script()
-    script.join("a", Role.BOTH)
+    script.join("a", Role.AGGREGATED)
     adapter = AdapterRef("sql", "/x", "d" * 8)
     sampling = SamplingParams(max_tokens=9, logprobs=1, prompt_logprobs=1, seed=4)
     submit = Submit(
@@ -54,7 +54,7 @@ def test_a_resumed_sequence_keeps_what_it_asked_for_but_the_prompts_logprobs():
     out = SequenceOutput(SequenceId("s"), 0, 0, (7,), None, 0, (logprob(7),), prompt)
     script.says("a", StepOutput((out,)))
     script.lose("a")
-    script.join("b", Role.BOTH)
+    script.join("b", Role.AGGREGATED)
     again = script.starts["s"]["b"]
     assert first.sampling == sampling
     assert again.sampling == msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -75,10 +75,10 @@ def test_an_embedding_runs_whole_where_prompts_are_computed_and_elsewhere_after_
         SequenceId("s"), RequestId("s"), (1, 2, 3), SamplingParams(max_tokens=1), b"", 1000.0, task=Task.EMBED
     )
     script.do(task)
-    assert set(script.legs().values()) == {Leg.WHOLE}
-    (worker,) = script.legs()
+    assert set(script.phases().values()) == {Phase.AGGREGATED}
+    (worker,) = script.phases()
     script.lose(worker)
-    (other,) = script.legs()
+    (other,) = script.phases()
     assert {worker, other} == {"p", "q"}
     out = SequenceOutput(SequenceId("s"), 1, 0, (), FinishReason.STOP, 0, embedding=(0.5, 1.0))
     script.says(other, StepOutput((out,)))
@@ -97,7 +97,7 @@ def test_what_a_worker_cannot_do_ends_the_sequence_with_its_words():
 def test_siblings_go_together_while_there_is_room():
     script = Script()
     for name in "abc":
-        script.join(name, Role.BOTH, blocks=10)
+        script.join(name, Role.AGGREGATED, blocks=10)
 
     def place(seq: str, group: str) -> str:
         sampling = SamplingParams(max_tokens=4)
@@ -114,7 +114,7 @@ def test_siblings_go_together_while_there_is_room():
 def test_an_adapter_is_used_again_where_it_is_loaded():
     script = Script()
     for name in "abc":
-        script.join(name, Role.BOTH)
+        script.join(name, Role.AGGREGATED)
 
     def place(seq: str, adapter: AdapterRef | None) -> str:
         sampling = SamplingParams(max_tokens=4)

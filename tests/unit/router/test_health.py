@@ -33,7 +33,7 @@ def test_asleep_is_ready_only_while_somebody_would_wake_the_workers():
         ({"mode": "advise"}, False),
         ({"zero_after_s": 0}, False),
         ({"decode_min": 1}, False),
-        ({"decode_min": 1, "both_min": 0}, True),
+        ({"decode_min": 1, "aggregated_min": 0}, True),
     ],
 )
 def test_workers_may_all_be_gone_only_where_the_autoscaler_stops_them(changes, may):

@@ -6,7 +6,7 @@ import contextlib
 import orjson
 import pytest
 
-from baton.core.messages import Leg, Role
+from baton.core.messages import Phase, Role
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, called, cluster, make_folder, soon
 
@@ -68,8 +68,8 @@ async def test_prefill_and_decode_on_two_workers_make_one_answer(folder, ids):
     async with cluster(folder, prefill, decode) as c:
         answer = await c.openai().chat.completions.create(**ASK)
         assert answer.choices[0].message.content == TEXT
-        assert [s.leg for s in prefill.started] == [Leg.PREFILL]
-        assert [s.leg for s in decode.started] == [Leg.DECODE]
+        assert [s.phase for s in prefill.started] == [Phase.PREFILL]
+        assert [s.phase for s in decode.started] == [Phase.DECODE]
 
 
 async def test_max_tokens_ends_with_length(folder, ids):
@@ -199,7 +199,7 @@ async def test_models_health_and_metrics(folder, ids):
         await c.openai().chat.completions.create(**ASK)
         ready = await http.get("/health/ready")
         assert ready.status_code == 200
-        assert [w["id"] for w in ready.json()["workers"]["both"]] == ["w.1"]
+        assert [w["id"] for w in ready.json()["workers"]["aggregated"]] == ["w.1"]
         assert (await http.get("/health/live")).status_code == 200
         metrics = (await http.get("/metrics")).text
         assert f'baton_requests_total{{model="{MODEL}",outcome="completed"}} 1.0' in metrics

@@ -123,7 +123,7 @@ async def test_a_client_that_never_takes_its_whole_answer_is_dropped_after_its_d
     exchange = Exchange(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
     await exchange.last_words(written_to_nobody(), on_drop=dropped.set)
     assert dropped.is_set()
-    assert exchange.dropped_because
+    assert exchange.dropped_reason
 
 
 async def test_leaving_before_the_body_is_complete(folder):

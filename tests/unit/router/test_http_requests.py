@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from baton.core.messages import Leg, Role, Task
+from baton.core.messages import Phase, Role, Task
 from baton.core.sampling import GrammarKind
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
@@ -270,7 +270,7 @@ async def test_embeddings_have_length_one_in_both_encodings(folder, ids):
         assert answer.usage.prompt_tokens == sum(len(ids(text)) for text in texts)
         decode, prefill = c.workers
         assert [s.task for s in prefill.started] == [Task.EMBED] * 2
-        assert {s.leg for s in prefill.started} == {Leg.WHOLE}
+        assert {s.phase for s in prefill.started} == {Phase.AGGREGATED}
         assert decode.started == []
         packed = await client.embeddings.create(model=MODEL, input=ids(texts[0]), encoding_format="base64")
         assert array("f", base64.b64decode(packed.data[0].embedding)).tolist() == pytest.approx(

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.messages import Role
 from router.openai.timings import PARTS
 from router.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ def reply(folder):
 
 
 def workers(reply):
-    told = LegTimings(0.0, 0.0, 0.0)
+    told = PhaseTimings(0.0, 0.0, 0.0)
     return (
         FakeWorker("p", Role.PREFILL, reply, endless=True, timings=told),
         FakeWorker("d", Role.DECODE, reply, endless=True),

@@ -67,7 +67,7 @@ async def served(*workers):
 
 
 @contextlib.asynccontextmanager
-async def routing(folder, *, knobs=None, **found):
+async def routing(folder, *, settings=None, **found):
     """A router started as a command would start it; its clients' entrance."""
     config = Config(
         model={"path": str(folder)},
@@ -76,7 +76,7 @@ async def routing(folder, *, knobs=None, **found):
             "worker_silence_s": 60,
             "fallback_to_other_pool": False,
             "any_role": False,
-            **(knobs or {}),
+            **(settings or {}),
         },
     )
     url = asyncio.get_running_loop().create_future()
@@ -135,9 +135,9 @@ class QuietWorker(WireWorker):
 
 
 async def test_routers_find_each_other_in_the_directory_and_count_each_others_work(folder, reply):
-    worker = QuietWorker("w", Role.BOTH, reply)
+    worker = QuietWorker("w", Role.AGGREGATED, reply)
     async with served(worker) as [address]:
-        member = Member(worker.hello.worker_id, Role.BOTH, address, MODEL, "f" * 32)
+        member = Member(worker.hello.worker_id, Role.AGGREGATED, address, MODEL, "f" * 32)
         plane = ControlPlane(ClusterConfig(), life="l", replicas=None, spawn=asyncio.create_task)
         plane.renew(member)
         directory, port = await start_server("127.0.0.1", 0, directory=plane)
@@ -145,13 +145,15 @@ async def test_routers_find_each_other_in_the_directory_and_count_each_others_wo
         async with routing(folder, control_address=control) as first:
             async with routing(folder, control_address=control) as second:
                 for http in (first, second):
-                    await until_health(http, lambda h: h["peers"] == 1 and h["workers"]["both"])
+                    await until_health(http, lambda h: h["peers"] == 1 and h["workers"]["aggregated"])
                 assert len(plane.book.view.routers) == 2
                 asking = asyncio.create_task(second.post("/v1/chat/completions", json=BODY))
-                health = await until_health(first, lambda h: h["workers"]["both"][0]["in_flight_elsewhere"])
-                assert health["workers"]["both"][0]["in_flight"] == 0
+                health = await until_health(
+                    first, lambda h: h["workers"]["aggregated"][0]["in_flight_elsewhere"]
+                )
+                assert health["workers"]["aggregated"][0]["in_flight"] == 0
                 asking.cancel()
-                await until_health(first, lambda h: not h["workers"]["both"][0]["in_flight_elsewhere"])
+                await until_health(first, lambda h: not h["workers"]["aggregated"][0]["in_flight_elsewhere"])
             await until_health(first, lambda h: h["peers"] == 0)
             assert len(plane.book.view.routers) == 1
         plane.close()
@@ -164,6 +166,6 @@ async def test_routers_that_are_given_to_each_other_need_no_directory(folder, re
     async with contextlib.AsyncExitStack() as stack:
         addresses = await stack.enter_async_context(served(WireWorker(reply=reply)))
         for port in ports:
-            knobs = {"peers": peers, "peer_port": port}
-            http = await stack.enter_async_context(routing(folder, knobs=knobs, workers=addresses))
+            settings = {"peers": peers, "peer_port": port}
+            http = await stack.enter_async_context(routing(folder, settings=settings, workers=addresses))
         await until_health(http, lambda h: h["peers"] == 1)

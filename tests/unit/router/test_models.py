@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 
 
 def worker(model, name, reply=(), *, fingerprint="f", **more):
-    made = FakeWorker(name, Role.BOTH, reply, **more)
+    made = FakeWorker(name, Role.AGGREGATED, reply, **more)
     made.hello = msgspec.structs.replace(made.hello, model=model, fingerprint=fingerprint * 32)
     return made
 

@@ -311,7 +311,7 @@ async def test_no_answer_quotes_more_of_a_request_than_a_person_reads(folder, pa
             assert len(answer.content) < 5000
 
 
-def test_texts_of_errors_are_cut_for_logs_and_stories_too():
+def test_texts_of_errors_are_cut_for_logs_and_recent_requests_too():
     error = ClientError("y" * 1_000_000, param="z" * 1_000_000)
     assert len(str(error)) == MESSAGE_CHARS_MAX
     assert error.param is not None

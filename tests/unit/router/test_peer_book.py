@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
-from baton.core.messages import BlockEvents, Leg, LoadReport, Role, WorkerHello
+from baton.core.messages import BlockEvents, LoadReport, Phase, Role, WorkerHello
 from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
 from router.decisions.cluster_view import ClusterView
 from router.decisions.peer_loads import PEER_SILENCE_S, TOLD_HASHES_MAX, PeerBook
@@ -17,11 +17,11 @@ HASHES = [BlockHash(bytes([i]) * 16) for i in range(1, 9)]
 
 
 def hello(worker_id):
-    return WorkerHello(worker_id, Role.BOTH, "f", "model", 16, 1000, 4096)
+    return WorkerHello(worker_id, Role.AGGREGATED, "f", "model", 16, 1000, 4096)
 
 
 def report(free_blocks=1000):
-    return LoadReport(Role.BOTH, False, free_blocks, 0, 0, 0, 0.01)
+    return LoadReport(Role.AGGREGATED, False, free_blocks, 0, 0, 0, 0.01)
 
 
 class Router:
@@ -46,7 +46,7 @@ class Router:
         self.index.remove_worker(worker_id)
 
     def issue(self, worker_id, name, tokens=100, blocks=10):
-        self.cluster.issue(worker_id, SequenceId(name), leg=Leg.WHOLE, tokens=tokens, blocks=blocks)
+        self.cluster.issue(worker_id, SequenceId(name), phase=Phase.AGGREGATED, tokens=tokens, blocks=blocks)
 
 
 class Fleet(RuleBasedStateMachine):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import NodeId
 from baton.core.messages import Role, WorkerHello
 from baton.core.store import Holding, NodeRef, Tier
@@ -17,7 +17,16 @@ BLOCKS, BLOCK_TOKENS = 100, 32
 
 def hello(name, host):
     return WorkerHello(
-        name, Role.BOTH, "f", "m", BLOCK_TOKENS, 1000, 32_000, costs=COSTS, block_bytes=400_000, host=host
+        name,
+        Role.AGGREGATED,
+        "f",
+        "m",
+        BLOCK_TOKENS,
+        1000,
+        32_000,
+        costs=COSTS,
+        block_bytes=400_000,
+        host=host,
     )
 
 
@@ -68,7 +77,7 @@ def test_a_store_that_is_slow_is_believed_to_be(cluster):
     first = predictor.prefill(worker, wanted, 0, now_s=0.0)
     for _ in range(30):
         said = predictor.prefill(worker, wanted, 0, now_s=0.0)
-        slow = LegTimings(wait_s=0.0, load_s=4 * first.raw_bring_s, compute_s=said.raw_compute_s)
+        slow = PhaseTimings(wait_s=0.0, load_s=4 * first.raw_bring_s, compute_s=said.raw_compute_s)
         elapsed_s = slow.load_s + slow.compute_s + 0.001
         predictor.saw_first_token(worker, Predicted(said, 0.0, 0.0, 0.0), elapsed_s, slow)
     learnt = predictor.prefill(worker, wanted, 0, now_s=0.0)

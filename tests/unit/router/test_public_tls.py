@@ -57,7 +57,7 @@ async def test_https_and_a_new_certificate_without_a_restart(folder, tmp_path, m
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     async with (
         served(WireWorker(reply=[5, 6, 7])) as addresses,
-        routing(model, knobs=files(folder), workers=addresses) as plain,
+        routing(model, settings=files(folder), workers=addresses) as plain,
         httpx.AsyncClient(verify=context, timeout=BOUND_S, base_url=plain.base_url) as http,
     ):
         assert plain.base_url.scheme == "https"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.core.recent_requests import Moment, Story
+from baton.core.recent_requests import Moment, RecentRequest
 from router.live.request_log import LINES_PER_S_MAX, RequestLog, fields_of, in_words
 
-STORY = Story(
+RECORD = RecentRequest(
     "cmpl-1",
     1e9,
     1.5,
@@ -55,12 +55,12 @@ def written():
 def test_those_that_were_asked_for_have_a_line(which, count, written):
     log = RequestLog(which)
     for is_trouble in (True, False):
-        log.ended(is_trouble=is_trouble, story=lambda: STORY)
+        log.ended(is_trouble=is_trouble, record=lambda: RECORD)
     assert len(written) == count
 
 
 def test_a_line_says_who_what_and_where(written):
-    RequestLog("all").ended(is_trouble=True, story=lambda: STORY)
+    RequestLog("all").ended(is_trouble=True, record=lambda: RECORD)
     (line,) = written
     assert line.getMessage() == (
         "cmpl-1 completed (missed ttft) in 1.500 s, 20 tokens in (16 cached), 3 out, TTFT 1.200 s, "
@@ -74,12 +74,16 @@ def test_a_line_says_who_what_and_where(written):
 
 
 def test_nobody_writes_lines_of_their_own():
-    forged = Story("cmpl-3", 1e9, 0.1, outcome="invalid", error="no model a\n15:00:00 INFO fake \x1b[31m")
+    forged = RecentRequest(
+        "cmpl-3", 1e9, 0.1, outcome="invalid", error="no model a\n15:00:00 INFO fake \x1b[31m"
+    )
     assert in_words(forged).endswith("no model a\\n15:00:00 INFO fake \\x1b[31m")
 
 
 def test_what_is_not_known_is_left_out():
-    refused = Story("cmpl-2", 1e9, 0.1, outcome="refused", verdict="refused", error="the queue is full")
+    refused = RecentRequest(
+        "cmpl-2", 1e9, 0.1, outcome="refused", verdict="refused", error="the queue is full"
+    )
     assert in_words(refused) == "cmpl-2 refused in 0.100 s, the queue is full"
     assert not {"ttft_s", "prefill_worker", "parts"} & fields_of(refused).keys()
 
@@ -93,11 +97,11 @@ def test_under_overload_lines_are_bounded_and_what_is_left_out_is_counted(writte
     for gap_ms in gaps_ms:
         clock.now_s += gap_ms / 4000
         for _ in range(3):
-            log.ended(is_trouble=True, story=lambda: STORY)
+            log.ended(is_trouble=True, record=lambda: RECORD)
             per_second[int(clock.now_s)] = per_second.get(int(clock.now_s), 0) + 1
     clock.now_s += 1.0
-    log.ended(is_trouble=True, story=lambda: STORY)
+    log.ended(is_trouble=True, record=lambda: RECORD)
     left_out = sum(r.args[0] for r in written if "more requests" in r.msg)
-    stories = [r for r in written if "more requests" not in r.msg]
-    assert len(stories) + left_out == 3 * len(gaps_ms) + 1
-    assert len(stories) == sum(min(LINES_PER_S_MAX, n) for n in per_second.values()) + 1
+    recent_requests = [r for r in written if "more requests" not in r.msg]
+    assert len(recent_requests) + left_out == 3 * len(gaps_ms) + 1
+    assert len(recent_requests) == sum(min(LINES_PER_S_MAX, n) for n in per_second.values()) + 1

@@ -35,7 +35,7 @@ def test_no_stall_of_our_own_is_silence(stalls_s):
         quiet.heard()
 
 
-async def test_a_worker_is_not_lost_because_we_were_held_up():
+async def test_a_worker_is_not_lost_reason_we_were_held_up():
     worker = FakeWorker(reply=[10])
     worker.gate.clear()
     async with with_workers(worker, silence_s=0.4) as (driver, _):

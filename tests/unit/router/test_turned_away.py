@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.messages import FailureReason, Leg, RefusalReason, Role
+from baton.core.messages import FailureReason, Phase, RefusalReason, Role
 from baton.core.sampling import FinishReason
 from router.decisions.events import Finished, RetryCause
 from tests.unit.router.script import Script
@@ -13,7 +13,7 @@ def script():
     found = Script(attempts_max=2)
     found.pair()
     found.submit()
-    assert found.legs() == {"p": Leg.PREFILL, "d": Leg.DECODE}
+    assert found.phases() == {"p": Phase.PREFILL, "d": Phase.DECODE}
     return found
 
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.geometry import blocks_for
 from baton.core.ids import RequestId, SequenceId, WorkerId
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from router.decisions.events import Failed, FailureKind, Submit
-from router.decisions.flow import Flow, Phase
+from router.decisions.flow import Flow, RequestState
 from router.decisions.placement.room import kept_for_others
 from router.decisions.placement.views import NoPlace, Placement
 from router.decisions.prediction.forecast import Forecast
@@ -130,13 +130,13 @@ class World:
         self.asked[flow.submit.seq_id].placed_s = self.now_s
         self.count_at(placement.prefill.worker_id, flow, 1)
         self.push(self.free_at_s[at], "done", flow.submit.seq_id)
-        legs = {placement.prefill.worker_id: Leg.WHOLE}
+        phases = {placement.prefill.worker_id: Phase.AGGREGATED}
         return flow.start(
-            legs,
+            phases,
             source=None,
             fingerprint="f",
             cache_root=b"",
-            because="",
+            reason="",
             is_fallback=False,
             now_s=self.now_s,
         )
@@ -145,7 +145,7 @@ class World:
         self.waiting.settle(flow, now_s=self.now_s)
         if flow.is_over:
             self.flows.pop(flow.submit.seq_id, None)
-        elif flow.phase is Phase.QUEUED:
+        elif flow.state is RequestState.QUEUED:
             self.push(flow.next_tick_s(self.now_s), "timer", flow.submit.seq_id)
 
     def count_at(self, worker_id, flow, sign):
@@ -189,11 +189,11 @@ class World:
             self.asked[payload].first_token_s = self.now_s
             self.push(self.now_s + self.stays_s, "gone", payload)
         elif what == "gone":
-            for worker_id in flow.legs:
+            for worker_id in flow.phases:
                 self.count_at(worker_id, flow, -1)
             self.perform(flow.on_client_gone(now_s=self.now_s))
             self.waiting.wants_look = True
-        elif flow.phase is Phase.QUEUED:
+        elif flow.state is RequestState.QUEUED:
             hint_s = self.waiting.hint_s(flow, now_s=self.now_s) if flow.is_wait_over(self.now_s) else 1.0
             self.perform(flow.on_tick(now_s=self.now_s, retry_after_s=hint_s, waits_for=""))
         self.settle(flow)

@@ -20,7 +20,7 @@ from simulator.fleet.links import Flow, Port
 from simulator.fleet.spec import WorkerSpec
 from worker.core import WorkerCore
 from worker.events import (
-    FromAsker,
+    FromReader,
     FromRouter,
     FromSource,
     ReadDone,
@@ -29,7 +29,7 @@ from worker.events import (
     StartRead,
     StepDone,
     Tick,
-    ToAsker,
+    ToReader,
     ToRouter,
     ToSource,
     WorkerAction,
@@ -136,12 +136,12 @@ class FullWorker:
                         message, stored=self._named(message.stored), removed=self._named(message.removed)
                     )
                 self._fleet.tell_router(self, message)
-            case ToAsker(asker, message):
-                peer = cast("FullWorker", self._fleet.worker(asker))
+            case ToReader(reader, message):
+                peer = cast("FullWorker", self._fleet.worker(reader))
                 self._agenda.after(self._hop_s, peer._feed, FromSource(self.worker_id, message))
             case ToSource(source, message):
                 peer = cast("FullWorker", self._fleet.worker(source.worker_id))
-                self._agenda.after(self._hop_s, peer._feed, FromAsker(self.worker_id, message))
+                self._agenda.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
             case StartRead():
                 self._read(action)
             case RunStep(plan):

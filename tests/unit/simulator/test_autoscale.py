@@ -10,7 +10,7 @@ from benchmarks.autoscale_static import best_static
 from commands.app import app
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import Decoding, Prompt, decode_needed, prefill_needed
-from control_plane.autoscaler.values import Bounds, Decision, Flip, Objective, RoleState, Settings
+from control_plane.autoscaler.values import Bounds, Decision, Objective, RoleState, RoleSwitch, Settings
 from loadgen.records import Outcome
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
@@ -37,8 +37,8 @@ class Script:
         self.seen.append(seen)
         self._number += 1
         have = {role: seen.of(role).have for role in traits}
-        flips, starts, stops = self._at.get(self._number, ((), {}, {}))
-        return Decision(seen.at_s, have, flips, starts, stops, ("told",), {}, False)
+        switches, starts, stops = self._at.get(self._number, ((), {}, {}))
+        return Decision(seen.at_s, have, switches, starts, stops, ("told",), {}, False)
 
 
 def scaled(script, demands, *, pools=((P, 2), (D, 2)), **more):
@@ -87,12 +87,12 @@ def test_a_stopped_worker_finishes_what_it_has_and_is_paid_until_then():
     assert_all_served(fleet, 200)
 
 
-def test_a_flipped_worker_serves_in_its_new_role_and_nothing_is_lost():
-    script = Script(i2=((Flip(P, D, 1),), {}, {}), i4=((Flip(D, P, 1),), {}, {}))
+def test_a_switched_worker_serves_in_its_new_role_and_nothing_is_lost():
+    script = Script(i2=((RoleSwitch(P, D, 1),), {}, {}), i4=((RoleSwitch(D, P, 1),), {}, {}))
     fleet, scaling = scaled(script, some())
-    assert (scaling.flips, scaling.starts, scaling.stops) == (2, 0, 0)
+    assert (scaling.switches, scaling.starts, scaling.stops) == (2, 0, 0)
     assert [seen.of(D).serving for seen in script.seen][3] == 3
-    assert sum(len(seen.flip_s) for seen in script.seen) == 2
+    assert sum(len(seen.switch_s) for seen in script.seen) == 2
     assert scaling.gpu_s == pytest.approx(4 * fleet.agenda.now_s)
     assert_all_served(fleet, 200)
 
@@ -274,7 +274,7 @@ def test_the_command_scales_and_says_so(tmp_path):
     assert done.exit_code == 0, done.output
     assert '"gpu_hours"' in json_to.read_text()
     assert "no more than" in html.read_text()
-    wrong = CliRunner().invoke(app, [*command[:2], "--both", "2", "--autoscale", "magic"])
+    wrong = CliRunner().invoke(app, [*command[:2], "--aggregated", "2", "--autoscale", "magic"])
     assert wrong.exit_code == 2
     assert "one of baton, hpa, queue-depth, static" in wrong.output
 

@@ -108,7 +108,11 @@ def test_uniform_prompts_wait_as_long_as_an_m_d_1_queue_says() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "pools",
-    [((Role.PREFILL, 2), (Role.DECODE, 2)), ((Role.BOTH, 2),), ((Role.PREFILL, 1), (Role.BOTH, 2))],
+    [
+        ((Role.PREFILL, 2), (Role.DECODE, 2)),
+        ((Role.AGGREGATED, 2),),
+        ((Role.PREFILL, 1), (Role.AGGREGATED, 2)),
+    ],
 )
 def test_all_requests_end_and_nothing_is_held(pools: tuple[tuple[Role, int], ...], seed: int) -> None:
     """Also where blocks are so few that decode workers refuse and preempt."""
@@ -175,7 +179,7 @@ def test_streams_are_merged_in_order() -> None:
 def test_the_store_brings_back_what_the_pool_lost() -> None:
     """A pool for one prompt: the second time its blocks come from host memory, and the prompt is faster."""
     dear = StepCosts(0.004, 1e-3, 1e-4, 1e-8)
-    plain = spec_of((Role.BOTH, 1), costs=dear, block_count=40)
+    plain = spec_of((Role.AGGREGATED, 1), costs=dear, block_count=40)
     stored = replace(plain, store=StoreSpec(host_bytes=32e6, host_bytes_s=1e9))
     ids = tuple(range(30))
     demands = [

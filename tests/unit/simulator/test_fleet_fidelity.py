@@ -81,8 +81,8 @@ def records_of(spec: FleetSpec, demands: list[Demand], make_worker: MakeWorker) 
     [
         pytest.param(((Role.PREFILL, 2), (Role.DECODE, 1)), 36.0, 4000, 0.0, 0.08, id="apart"),
         pytest.param(((Role.PREFILL, 2), (Role.DECODE, 2)), 42.0, 260, 0.0, 0.08, id="few-blocks"),
-        pytest.param(((Role.BOTH, 2),), 30.0, 4000, 0.0, 0.08, id="both"),
-        pytest.param(((Role.BOTH, 2),), 27.0, 4000, 0.02, 0.08, id="both-with-objective"),
+        pytest.param(((Role.AGGREGATED, 2),), 30.0, 4000, 0.0, 0.08, id="aggregated"),
+        pytest.param(((Role.AGGREGATED, 2),), 27.0, 4000, 0.02, 0.08, id="aggregated-with-objective"),
     ],
 )
 def test_times_are_those_of_the_production_worker(

@@ -23,7 +23,7 @@ def test_kv_per_token_of_grouped_query_attention():
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
 def test_a_step_obeys_the_roofline(gpu):
     node = Node(MODELS["llama-3-8b"], gpu)
-    costs = node.costs(Role.BOTH)
+    costs = node.costs(Role.AGGREGATED)
     ideal_read_s = MODELS["llama-3-8b"].weights_used * 2 / gpu.memory_bytes_s
     ideal_chunk_s = 2 * MODELS["llama-3-8b"].weights_used * 2048 / gpu.bf16_flops
     assert costs.step_s(decodes=1) > ideal_read_s
@@ -34,7 +34,7 @@ def test_a_step_obeys_the_roofline(gpu):
 
 def test_the_linear_costs_meet_the_roofline_where_it_matters():
     node = Node(MODELS["llama-3-70b"], find_gpu("H100"), tensor=4)
-    costs = node.costs(Role.BOTH, chunk_tokens=2048)
+    costs = node.costs(Role.AGGREGATED, chunk_tokens=2048)
     chunk_s = node.step_s(prompt_tokens=2048, decodes=0, context_tokens=0, pairs=0)
     assert costs.step_s(prompt_tokens=2048) == pytest.approx(chunk_s, rel=0.01)
     decode_s = node.step_s(prompt_tokens=0, decodes=64, context_tokens=100_000, pairs=0)

@@ -111,7 +111,7 @@ def test_work_alone_rules_out_no_cluster_that_serves(trace):
     assert served >= 3
 
 
-@pytest.mark.parametrize("counts", [{"prefill": 3, "decode": 1}, {"both": 4}])
+@pytest.mark.parametrize("counts", [{"prefill": 3, "decode": 1}, {"aggregated": 4}])
 def test_simulate_says_the_same_of_the_same_cluster(trace, tmp_path, counts):
     load = load_of(trace, rate=3.0)
     (kind,) = (
@@ -138,7 +138,7 @@ def test_a_kind_is_slower_where_it_is_better_in_nothing():
             tuple((Role[r], Shape(Node(model, find_gpu(name)), 1.0)) for r, name in gpus.items()), (1,)
         )
 
-    h100, a100, l40s, h20 = (kind(BOTH=name) for name in ("h100", "a100", "l40s", "h20"))
+    h100, a100, l40s, h20 = (kind(AGGREGATED=name) for name in ("h100", "a100", "l40s", "h20"))
     assert is_slower(a100, h100)
     assert is_slower(l40s, h100)
     assert not is_slower(h100, a100)

@@ -137,9 +137,12 @@ def test_objectives_that_nothing_meets_end_with_status_1(tmp_path, run):
 def test_values_are_yaml_whatever_the_names_are():
     shape = Shape(Node(MODELS["llama-3-8b"], find_gpu("h100")), 3.0)
     text = helm_values(
-        ClusterPlan(both=Pool(shape, 2)), model='odd: "name" # yes', slo={"ttft_s": 1.0}, comments=("why",)
+        ClusterPlan(aggregated=Pool(shape, 2)),
+        model='odd: "name" # yes',
+        slo={"ttft_s": 1.0},
+        comments=("reason",),
     )
     read = yaml.safe_load(text)
     assert read["model"]["path"] == 'odd: "name" # yes'
-    assert read["pools"][Role.BOTH.value]["replicas"] == 2
-    assert text.startswith("# why\n")
+    assert read["pools"][Role.AGGREGATED.value]["replicas"] == 2
+    assert text.startswith("# reason\n")

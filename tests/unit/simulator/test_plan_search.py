@@ -19,7 +19,7 @@ def all_kinds(prices, *, guess=(1, 1)):
     """`guess`: of prefill and decode."""
     shapes = [Shape(node, price / node.gpu_count) for node, price in zip(NODES, prices, strict=False)]
     pairs = [Kind(((Role.PREFILL, p), (Role.DECODE, d)), guess) for p, d in product(shapes, shapes)]
-    return pairs + [Kind(((Role.BOTH, b),), (sum(guess),)) for b in shapes]
+    return pairs + [Kind(((Role.AGGREGATED, b),), (sum(guess),)) for b in shapes]
 
 
 def kind_of(plan):
@@ -34,7 +34,7 @@ def verify_with(power, rate, *, help_share=0.0, blur=0.0):
         own = {r: pool.count * power[r, pool.shape.node.tensor] for r, pool in plan.pools.items()}
         lent = help_share * sum(own.values())
         ttft, tpot = (
-            min(1.0, (own.get(role, 0) + own.get(Role.BOTH, 0) / 2 + lent) / rate)
+            min(1.0, (own.get(role, 0) + own.get(Role.AGGREGATED, 0) / 2 + lent) / rate)
             for role in (Role.PREFILL, Role.DECODE)
         )
         chance = blur * math.sin(1000 * plan.price_per_hour + plan.replica_count)
@@ -113,7 +113,7 @@ def test_a_guess_that_is_far_too_large_costs_few_simulations():
 def test_more_of_the_pool_that_is_short_are_tried_until_one_passes():
     shape = Shape(NODES[0], 1.0)
     kind = Kind(((Role.PREFILL, shape), (Role.DECODE, shape)), (2, 1))
-    truth = {(Role.PREFILL, 1): 2.0, (Role.DECODE, 1): 0.5, (Role.BOTH, 1): 0.0}
+    truth = {(Role.PREFILL, 1): 2.0, (Role.DECODE, 1): 0.5, (Role.AGGREGATED, 1): 0.0}
     found = search([kind], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=100)
     assert (found.best.plan.prefill.count, found.best.plan.decode.count) == (2, 8)
 
@@ -130,7 +130,7 @@ def test_the_search_says_when_it_ran_out_of_simulations():
 
 
 def test_a_run_that_was_given_up_passes_nothing_whatever_its_bound():
-    kind = Kind(((Role.BOTH, Shape(NODES[0], 1.0)),), (1,))
+    kind = Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,))
     region = Region(kind, attain=ATTAIN)
     assert not region.learn((4,), Verdict(0.95, 0.95, 0.95, aborted=True, so_far=0.5))
     assert region.is_ruled_out((3,))
@@ -139,7 +139,7 @@ def test_a_run_that_was_given_up_passes_nothing_whatever_its_bound():
 
 def test_a_cluster_that_missed_by_little_rules_out_itself_alone():
     """Chance may be on the side of a smaller one."""
-    region = Region(Kind(((Role.BOTH, Shape(NODES[0], 1.0)),), (1,)), attain=ATTAIN)
+    region = Region(Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,)), attain=ATTAIN)
     region.learn((4,), Verdict(ATTAIN - SLACK / 2, 0.9, 0.9))
     assert not region.is_open((4,))
     assert region.is_open((3,))
@@ -151,15 +151,15 @@ def test_a_cluster_that_missed_by_little_rules_out_itself_alone():
 def test_kinds_whose_work_costs_more_are_not_simulated():
     cheap, dear = Shape(NODES[0], 1.0), Shape(NODES[1], 1.0)
     kinds = [
-        Kind(((Role.BOTH, cheap),), (2,), ((1.5,),)),
+        Kind(((Role.AGGREGATED, cheap),), (2,), ((1.5,),)),
         Kind(((Role.PREFILL, dear), (Role.DECODE, dear)), (2, 2), ((3.0, 3.0),)),
     ]
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search(kinds, verify_with(truth, 4), attain=ATTAIN, simulations_max=3)
-    assert found.best.plan.both.count == 2
+    assert found.best.plan.aggregated.count == 2
     assert found.is_complete
     assert [k.least_price for k in found.left_out] in ([], [6.0])
-    assert all(one.plan.both or one is found.tried[-1] for one in found.tried)
+    assert all(one.plan.aggregated or one is found.tried[-1] for one in found.tried)
 
 
 def test_work_that_does_not_fit_rules_clusters_out():
@@ -198,26 +198,26 @@ def test_no_cluster_has_more_workers_than_a_router_follows():
 
 
 def test_what_a_faster_kind_could_not_do_is_not_tried_with_a_slower_one():
-    slow = Kind(((Role.BOTH, Shape(NODES[0], 0.7)),), (3,))
-    fast = Kind(((Role.BOTH, Shape(NODES[1], 0.34)),), (3,))
+    slow = Kind(((Role.AGGREGATED, Shape(NODES[0], 0.7)),), (3,))
+    fast = Kind(((Role.AGGREGATED, Shape(NODES[1], 0.34)),), (3,))
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 1.0)
 
     def counts_tried(**options):
         found = search([fast, slow], verify_with(truth, 2.0), attain=ATTAIN, simulations_max=99, **options)
-        assert found.best.plan.both.shape.node.tensor == 2
-        return [p.both.count for p, *_ in found.tried if p.both.shape.node.tensor == 1]
+        assert found.best.plan.aggregated.shape.node.tensor == 2
+        return [p.aggregated.count for p, *_ in found.tried if p.aggregated.shape.node.tensor == 1]
 
     assert 3 in counts_tried()
     assert 3 not in counts_tried(is_slower=lambda one, other: (one, other) == (slow, fast))
 
 
 def test_kinds_that_phases_doubt_come_last():
-    cheap = Kind(((Role.BOTH, Shape(NODES[0], 1.0)),), (1,), is_doubtful=True)
-    sound = Kind(((Role.BOTH, Shape(NODES[1], 1.0)),), (2,))
+    cheap = Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,), is_doubtful=True)
+    sound = Kind(((Role.AGGREGATED, Shape(NODES[1], 1.0)),), (2,))
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search([cheap, sound], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=50)
-    assert found.tried[0].plan.both.shape == sound.shapes[0][1]
-    assert found.best.plan.both.shape == cheap.shapes[0][1]  # and still it is found
+    assert found.tried[0].plan.aggregated.shape == sound.shapes[0][1]
+    assert found.best.plan.aggregated.shape == cheap.shapes[0][1]  # and still it is found
 
 
 def test_prices_add_up():

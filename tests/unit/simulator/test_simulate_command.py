@@ -22,7 +22,7 @@ def run(tmp_path, *arguments, rows=None):
     trace.write_text("\n".join(map(json.dumps, rows)))
     app = typer.Typer()
     app.command()(simulate)
-    cluster = ["--model", "llama-3-8b", "--tp", "1", "--both", "1"]
+    cluster = ["--model", "llama-3-8b", "--tp", "1", "--aggregated", "1"]
     return CliRunner().invoke(app, [str(trace), *cluster, *arguments])
 
 

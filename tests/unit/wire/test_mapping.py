@@ -182,7 +182,7 @@ def test_none_and_empty_differ():
         assert step.outputs[0].prompt_logprobs == prompt_logprobs
     for wanted in (None, 0):
         params = SamplingParams(1, logprobs=wanted, prompt_logprobs=wanted)
-        start = m.StartSequence("s", 1, m.Leg.WHOLE, (1,), 1, params, b"h" * HASH_BYTES, 1.0)
+        start = m.StartSequence("s", 1, m.Phase.AGGREGATED, (1,), 1, params, b"h" * HASH_BYTES, 1.0)
         assert over_the_wire(*ROUTER, start).sampling == params
 
 
@@ -232,9 +232,9 @@ def test_an_order_without_an_action_is_refused():
 
 
 def test_what_a_correct_peer_never_sends_is_refused():
-    start = m.StartSequence("s", 1, m.Leg.WHOLE, (1,), 1, SamplingParams(1), b"h" * HASH_BYTES, 1.0)
+    start = m.StartSequence("s", 1, m.Phase.AGGREGATED, (1,), 1, SamplingParams(1), b"h" * HASH_BYTES, 1.0)
     envelope = ROUTER[0](start)
-    envelope.start_sequence.leg = 0
+    envelope.start_sequence.phase = 0
     with pytest.raises(WireError):
         ROUTER[1](envelope)
     short = msgspec.structs.replace(start, cache_root=b"short")

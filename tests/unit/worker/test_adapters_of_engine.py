@@ -8,7 +8,7 @@ import pytest
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.ids import BlockHash, SequenceId
-from baton.core.messages import AdapterRef, Leg, RefusalReason, StartSequence
+from baton.core.messages import AdapterRef, Phase, RefusalReason, StartSequence
 from baton.core.sampling import SamplingParams
 from engine.adapter_files import digest_adapter
 from engine.executor import Executor
@@ -37,7 +37,7 @@ class Worker:
 
     async def prepare(self, ref: AdapterRef) -> None:
         start = StartSequence(
-            SequenceId("s"), 1, Leg.WHOLE, (1,), 1, PARAMS, BlockHash(bytes(16)), 60.0, adapter=ref
+            SequenceId("s"), 1, Phase.AGGREGATED, (1,), 1, PARAMS, BlockHash(bytes(16)), 60.0, adapter=ref
         )
         if not self.adapters.is_ready(start):
             await self.adapters.prepare(start, lambda: ())

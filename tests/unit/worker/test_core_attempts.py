@@ -1,13 +1,13 @@
 from baton.core.ids import RouterId, SeqKey
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from tests.unit.worker.worker_pair import start
 from worker.core_attempts import Attempt, Attempts, Epochs
-from worker.phase_clock import LegClock
+from worker.phase_clock import PhaseClock
 
 
 def attempt(name, deadline_s):
-    message = start(name, (1,), leg=Leg.WHOLE)
-    return Attempt(SeqKey(message.seq_id, 0), RouterId("r"), message, deadline_s, LegClock(0.0))
+    message = start(name, (1,), phase=Phase.AGGREGATED)
+    return Attempt(SeqKey(message.seq_id, 0), RouterId("r"), message, deadline_s, PhaseClock(0.0))
 
 
 def test_overdue_attempts_come_earliest_first_and_ended_ones_never():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import EngineConfig, TransferConfig
-from baton.core.messages import CancelSequence, Leg, SequenceFailed, SequenceJoined, SequenceRefused
+from baton.core.messages import CancelSequence, Phase, SequenceFailed, SequenceJoined, SequenceRefused
 from baton.core.sampling import SamplingParams
 from tests.unit.worker.worker_pair import (
     ROUTER,
@@ -59,13 +59,13 @@ class TinyRouter:
         args = {"epoch": request.epoch, "max_tokens": request.max_tokens, "generated": tokens}
         if self.rng.random() < 0.2:
             request.places = names[:1]
-            self.tell(names[0], start(request.seq_id, request.prompt, leg=Leg.WHOLE, **args))
+            self.tell(names[0], start(request.seq_id, request.prompt, phase=Phase.AGGREGATED, **args))
             return
         request.places = names[:2]
-        legs = [(names[0], Leg.PREFILL, None), (names[1], Leg.DECODE, names[0])]
-        self.rng.shuffle(legs)
-        for name, leg, source in legs:
-            self.tell(name, start(request.seq_id, request.prompt, leg=leg, source=source, **args))
+        phases = [(names[0], Phase.PREFILL, None), (names[1], Phase.DECODE, names[0])]
+        self.rng.shuffle(phases)
+        for name, phase, source in phases:
+            self.tell(name, start(request.seq_id, request.prompt, phase=phase, source=source, **args))
 
     def cancel(self, request):
         request.is_cancelled = True
@@ -134,7 +134,7 @@ def one_random_thing(rng, cluster, router):
 @given(seed=st.integers(0, 2**32), machine_count=st.integers(2, 3), blocks=st.integers(14, 24))
 def test_chaos_ends_with_right_tokens_and_all_blocks_back(seed, machine_count, blocks):
     rng = random.Random(seed)
-    transfer = TransferConfig(lease_s=3.0, lease_slack_s=0.2, intake_wait_s=2.0)
+    transfer = TransferConfig(lease_s=3.0, lease_slack_s=0.2, receive_wait_s=2.0)
     machines = [Machine(f"m{i}", block_count=blocks, transfer=transfer) for i in range(machine_count)]
     cluster = Cluster(*machines, seed=seed)
     router = TinyRouter(cluster, rng)
@@ -169,11 +169,11 @@ def test_two_workers_say_what_one_says(seed, step_tokens, count):
     single = Cluster(Machine("w", engine=engine), seed=seed)
     for i in range(count):
         prompt = tuple(rng.randrange(2) for _ in range(rng.randint(1, 20)))
-        legs = [("p", Leg.PREFILL, None), ("d", Leg.DECODE, "p")]
-        rng.shuffle(legs)
-        for name, leg, source in legs:
-            pair.tell(name, start(f"s{i}", prompt, leg=leg, source=source))
-        single.tell("w", start(f"s{i}", prompt, leg=Leg.WHOLE))
+        phases = [("p", Phase.PREFILL, None), ("d", Phase.DECODE, "p")]
+        rng.shuffle(phases)
+        for name, phase, source in phases:
+            pair.tell(name, start(f"s{i}", prompt, phase=phase, source=source))
+        single.tell("w", start(f"s{i}", prompt, phase=Phase.AGGREGATED))
     pair.run()
     single.run()
     for i in range(count):
@@ -192,8 +192,8 @@ def test_reading_overlaps_computing():
     engine = EngineConfig(step_tokens_max=4)
     cluster = Cluster(Machine("p", engine=engine), Machine("d"))
     prompt = tuple(range(20))
-    cluster.tell("d", start("s", prompt, leg=Leg.DECODE, source="p"))
-    cluster.tell("p", start("s", prompt, leg=Leg.PREFILL))
+    cluster.tell("d", start("s", prompt, phase=Phase.DECODE, source="p"))
+    cluster.tell("p", start("s", prompt, phase=Phase.PREFILL))
     while cluster.channels.get(("d", "p")):
         cluster.perform(("deliver", ("d", "p")))
     cluster.perform(("step", "p"))
@@ -211,8 +211,8 @@ def test_cached_blocks_are_not_transferred_again():
     cluster = Cluster(Machine("p"), Machine("d"))
     prompt = tuple(range(18))
     for name in ("a", "b"):
-        cluster.tell("p", start(name, prompt, leg=Leg.PREFILL))
-        cluster.tell("d", start(name, prompt, leg=Leg.DECODE, source="p"))
+        cluster.tell("p", start(name, prompt, phase=Phase.PREFILL))
+        cluster.tell("d", start(name, prompt, phase=Phase.DECODE, source="p"))
         cluster.run()
     first, second = cluster.machines["d"].told_of(SequenceJoined)
     assert (first.transferred_bytes, second.transferred_bytes) == (5 * 4, 1 * 4)
@@ -224,8 +224,8 @@ def test_a_resumed_sequence_goes_on_where_it_stopped():
     prompt = tuple(range(5))
     want = expected_tokens(prompt, SamplingParams(max_tokens=6), 64)
     args = {"epoch": 3, "generated": want[:2]}
-    cluster.tell("p", start("s", prompt, leg=Leg.PREFILL, **args))
-    cluster.tell("d", start("s", prompt, leg=Leg.DECODE, source="p", **args))
+    cluster.tell("p", start("s", prompt, phase=Phase.PREFILL, **args))
+    cluster.tell("d", start("s", prompt, phase=Phase.DECODE, source="p", **args))
     cluster.run()
     assert cluster.machines["p"].outputs("s")[0].first_index == 2
     found = {o.first_index: o.tokens[0] for m in cluster.machines.values() for o in m.outputs("s")}

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from baton.config import EngineConfig, StoreConfig
-from baton.core.messages import CancelSequence, Leg, Task
+from baton.core.messages import CancelSequence, Phase, Task
 from baton.core.sampling import SamplingParams
 from baton.core.store import EndLoad, LoadBlocks, OfferBlocks, Tier
 from tests.unit.worker.dull_store import DullStore
@@ -26,7 +26,7 @@ def pair(*, store=None, block_count=32, engine=None, **store_fields):
 
 
 def submit(machine, node, seq_id, prompt=PROMPT, **more):
-    machine.handle(FromRouter(ROUTER, start(seq_id, prompt, leg=Leg.WHOLE, **more)), node.now_s)
+    machine.handle(FromRouter(ROUTER, start(seq_id, prompt, phase=Phase.AGGREGATED, **more)), node.now_s)
 
 
 def compute(machine, node):
@@ -70,7 +70,7 @@ def right(seq_id, machine, prompt=PROMPT, max_tokens=6):
     return collected(machine, seq_id=seq_id)[0] == want
 
 
-def test_sealed_blocks_are_offered_and_written():
+def test_committed_blocks_are_offered_and_written():
     machine, node = pair()
     submit(machine, node, "a")
     settle(machine, node)
@@ -233,14 +233,14 @@ def test_copies_begin_with_the_first_blocks_that_come():
     assert right("b", machine)
 
 
-def test_a_prefill_leg_grants_what_was_copied_while_the_rest_is_brought():
+def test_a_prefill_phase_grants_what_was_copied_while_the_rest_is_brought():
     prefill, decode = Machine("p", store=StoreConfig(load="always")), Machine("d")
     cluster = Cluster(prefill, decode)
     node = DullStore(prefill)
     node.join()
     filled(prefill, node)
-    cluster.tell("p", start("s", PROMPT, leg=Leg.PREFILL))
-    cluster.tell("d", start("s", PROMPT, leg=Leg.DECODE, source="p"))
+    cluster.tell("p", start("s", PROMPT, phase=Phase.PREFILL))
+    cluster.tell("d", start("s", PROMPT, phase=Phase.DECODE, source="p"))
     cluster.run()
     settle_store(prefill, node)
     [load_id] = node.loads
@@ -445,7 +445,7 @@ def test_a_preempted_sequence_loads_what_it_computed_before():
 def test_embeddings_are_loaded_too():
     machine, node = pair()
     filled(machine, node)
-    embed = msgspec.structs.replace(start("e", PROMPT, leg=Leg.WHOLE), task=Task.EMBED)
+    embed = msgspec.structs.replace(start("e", PROMPT, phase=Phase.AGGREGATED), task=Task.EMBED)
     machine.handle(FromRouter(ROUTER, embed), node.now_s)
     settle(machine, node)
     [output] = machine.outputs("e")

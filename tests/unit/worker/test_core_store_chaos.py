@@ -62,7 +62,7 @@ def test_chaos_with_a_store_ends_with_right_tokens_and_all_blocks_back(
             engine=EngineConfig(
                 step_tokens_max=rng.choice([5, 16]), batch_sequences_max=8, swap_bytes=swap_bytes
             ),
-            transfer=TransferConfig(lease_s=3.0, lease_slack_s=0.2, intake_wait_s=2.0),
+            transfer=TransferConfig(lease_s=3.0, lease_slack_s=0.2, receive_wait_s=2.0),
             store=StoreConfig(load=load),
         )
         for i in range(max(2, machine_count))

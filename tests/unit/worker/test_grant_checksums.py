@@ -23,8 +23,8 @@ class Sender:
         assert self.may_hash.wait(10)
         return [10 * block for block in blocks]
 
-    def on_send(self, asker, message):
-        self.sent.append((asker, message))
+    def on_send(self, reader, message):
+        self.sent.append((reader, message))
 
     def spawn(self, coroutine):
         self.tasks.append(asyncio.ensure_future(coroutine))
@@ -38,11 +38,11 @@ async def test_grants_leave_with_the_checksums_of_their_blocks():
     sender = Sender()
     sender.grants.send("d.1", grant("s", 3, 4))
     await sender.all_sent()
-    [(asker, message)] = sender.sent
-    assert (asker, message.checksums, message.source_blocks) == ("d.1", (30, 40), (3, 4))
+    [(reader, message)] = sender.sent
+    assert (reader, message.checksums, message.source_blocks) == ("d.1", (30, 40), (3, 4))
 
 
-async def test_messages_keep_their_order_and_other_askers_do_not_wait():
+async def test_messages_keep_their_order_and_other_readers_do_not_wait():
     sender = Sender()
     sender.may_hash.clear()
     refusal = KVRefused("t", 0, "no")
@@ -53,7 +53,7 @@ async def test_messages_keep_their_order_and_other_askers_do_not_wait():
     assert sender.sent == [("d.2", refusal)]
     sender.may_hash.set()
     await sender.all_sent()
-    assert [m.seq_id for asker, m in sender.sent if asker == "d.1"] == ["s", "t", "u"]
+    assert [m.seq_id for reader, m in sender.sent if reader == "d.1"] == ["s", "t", "u"]
     sender.grants.send("d.1", refusal)
     assert sender.sent[-1] == ("d.1", refusal)
 

@@ -15,7 +15,7 @@ from baton.core.messages import (
     AdapterRef,
     CancelSequence,
     FailureReason,
-    Leg,
+    Phase,
     RefusalReason,
     SequenceFailed,
     SequenceRefused,
@@ -33,7 +33,7 @@ def start(seq_id="s", epoch=1, *, grammar=None, adapter=None, time_left_s=60.0):
     params = SamplingParams(8, grammar=grammar)
     ref = None if adapter is None else AdapterRef(adapter, f"/{adapter}", "d")
     root = b"h" * HASH_BYTES
-    return StartSequence(seq_id, epoch, Leg.WHOLE, (1,), 1, params, root, time_left_s, adapter=ref)
+    return StartSequence(seq_id, epoch, Phase.AGGREGATED, (1,), 1, params, root, time_left_s, adapter=ref)
 
 
 class Core:

@@ -44,8 +44,8 @@ class Ports:
         if self.on_router:
             self.on_router()
 
-    def to_asker(self, asker, message):
-        self.did.append((asker, message))
+    def to_reader(self, reader, message):
+        self.did.append((reader, message))
 
     def to_source(self, source, message):
         self.did.append((source, message))
@@ -95,7 +95,7 @@ async def test_a_step_that_never_ends_is_the_end_of_the_worker():
         await asyncio.Event().wait()
 
     driver = driver_of(core, step, step_timeout_s=0.01)
-    driver.post(e.SetRole(Role.BOTH))
+    driver.post(e.SetRole(Role.AGGREGATED))
     cause = await asyncio.wait_for(driver.crashed, 5)
     assert "the device hangs" in str(cause)
     assert any("step 7" in note for note in cause.__notes__)
@@ -110,7 +110,7 @@ async def test_a_step_is_computed_and_its_result_comes_back():
         return StepResult(plan.step_number, (), 0.1)
 
     driver = driver_of(core, step)
-    driver.post(e.SetRole(Role.BOTH))
+    driver.post(e.SetRole(Role.AGGREGATED))
     await asyncio.wait_for(done.wait(), 5)
     await asyncio.sleep(0)
     assert core.told[-1] == e.StepDone(StepResult(7, (), 0.1))
@@ -135,7 +135,7 @@ async def test_two_steps_stand_in_the_engine_threads_line_and_their_results_come
         return result
 
     driver = driver_of(core, step)
-    driver.post(e.SetRole(Role.BOTH))
+    driver.post(e.SetRole(Role.AGGREGATED))
     await asyncio.sleep(0)  # the steps are handed over; from here on the loop does nothing
     assert began[1].wait(5)
     await asyncio.wait_for(both_done.wait(), 5)
@@ -146,12 +146,12 @@ async def test_two_steps_stand_in_the_engine_threads_line_and_their_results_come
     assert await engine.close(timeout_s=5)
 
 
-async def test_a_step_that_fails_ends_the_process_with_its_story():
+async def test_a_step_that_fails_ends_the_process_with_its_record():
     async def step(plan):
         raise RuntimeError("device lost")
 
     driver = driver_of(ScriptedCore({e.SetRole: [e.RunStep(PLAN)]}), step)
-    driver.post(e.SetRole(Role.BOTH))
+    driver.post(e.SetRole(Role.AGGREGATED))
     error = await asyncio.wait_for(driver.crashed, 5)
     assert isinstance(error, RuntimeError)
     assert "in step 7" in error.__notes__[0]
@@ -161,7 +161,7 @@ async def test_a_bug_in_the_core_ends_the_process_and_nothing_is_handled_afterwa
     core = ScriptedCore({e.Drain: AssertionError("blocks held by nobody")})
     driver = driver_of(core)
     driver.post(e.Drain())
-    driver.post(e.SetRole(Role.BOTH))
+    driver.post(e.SetRole(Role.AGGREGATED))
     assert isinstance(await driver.crashed, AssertionError)
     assert core.told == [e.Drain()]
 

@@ -1,4 +1,4 @@
-"""Sessions over real gRPC, in one process: routers, askers and sources, with cores that only listen."""
+"""Sessions over real gRPC, in one process: routers, readers and sources, with cores that only listen."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,9 @@ import pytest
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import ReadId, RouterId, SequenceId, WorkerId
 from baton.core.messages import (
-    AskKV,
     KVGrant,
     KVReleased,
+    KVRequest,
     LoadReport,
     PeerHello,
     PeerRef,
@@ -22,16 +22,16 @@ from baton.wire.client import drain_worker, set_worker_role, worker_session, wor
 from baton.wire.link import LinkBroken
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
-from decode_worker.reader import Puller, Read
+from decode_worker.reader import KVReader, Read
 from kv_transfer.manager import ReadOutcome
-from prefill_worker.service import AskerSessions
+from prefill_worker.service import ReaderSessions
 from worker.service import RouterSessions
 
 ROUTER = RouterId("r")
 SOURCE = WorkerId("prefill-0.a")
 HELLO = WorkerHello(SOURCE, Role.PREFILL, "f", "m", 16, 8, 128)
 REPORT = LoadReport(Role.PREFILL, False, 8, 0, 0, 0, 0.0)
-ASK = AskKV(SequenceId("s/0"), 1, 0)
+ASK = KVRequest(SequenceId("s/0"), 1, 0)
 GRANT = KVGrant(SequenceId("s/0"), 1, 0, (1, 2), (5, 6), 1.0)
 WAIT_S = 10.0
 
@@ -69,18 +69,18 @@ class Ear:
     def set_role(self, role, drain_s):
         self._note("role", role, drain_s)
 
-    def from_asker(self, asker, message):
-        self._note("asker", asker, message)
+    def from_reader(self, reader, message):
+        self._note("reader", reader, message)
 
-    def asker_lost(self, asker):
-        self._note("asker lost", asker)
+    def reader_lost(self, reader):
+        self._note("reader lost", reader)
 
     def from_source(self, source, message):
         self._note("source", source, message)
 
     def source_lost(self, source, message):
         self._note("source lost", source)
-        self.why = message
+        self.reason = message
 
     def read_done(self, read_id, outcome):
         self._note("read", read_id, outcome)
@@ -154,8 +154,8 @@ async def test_a_router_that_does_not_read_is_dropped_and_the_worker_does_not_wa
 async def test_operators_calls_reach_the_worker():
     async with worker() as (ear, _, address):
         await drain_worker(address)
-        await set_worker_role(address, Role.BOTH, drain_s=2.5)
-        assert ear.heard == [("drain",), ("role", Role.BOTH, 2.5)]
+        await set_worker_role(address, Role.AGGREGATED, drain_s=2.5)
+        assert ear.heard == [("drain",), ("role", Role.AGGREGATED, 2.5)]
         assert (await worker_status(address)) == status()
 
 
@@ -184,46 +184,46 @@ class Transfer:
 @contextlib.asynccontextmanager
 async def peers(*, transfer=None, fingerprint="f", source_id=SOURCE):
     """A source that serves, and a puller that pulls from it."""
-    source_ear, asker_ear = Ear(), Ear()
-    askers = AskerSessions(hello=lambda: peer_hello(source_id, fingerprint), sink=source_ear)
-    puller = Puller(
+    source_ear, reader_ear = Ear(), Ear()
+    readers = ReaderSessions(hello=lambda: peer_hello(source_id, fingerprint), sink=source_ear)
+    kv_reader = KVReader(
         hello=lambda: peer_hello(WorkerId("decode-0.a")),
         transfer=transfer or Transfer(),
-        sink=asker_ear,
+        sink=reader_ear,
         spawn=asyncio.create_task,
         connect_timeout_s=2.0,
     )
-    async with serving(peer=askers) as (server, address):
+    async with serving(peer=readers) as (server, address):
         try:
-            yield source_ear, askers, asker_ear, puller, PeerRef(SOURCE, address), server
+            yield source_ear, readers, reader_ear, kv_reader, PeerRef(SOURCE, address), server
         finally:
-            puller.close()
+            kv_reader.close()
 
 
 async def test_asks_arrive_in_order_and_grants_come_back_over_one_session():
     transfer = Transfer()
-    async with peers(transfer=transfer) as (source_ear, askers, asker_ear, puller, ref, _):
-        asks = [AskKV(SequenceId("s/0"), 1, 0, n) for n in range(5)]
+    async with peers(transfer=transfer) as (source_ear, readers, reader_ear, kv_reader, ref, _):
+        asks = [KVRequest(SequenceId("s/0"), 1, 0, n) for n in range(5)]
         for ask in asks:
-            puller.send(ref, ask)
-        await source_ear.until("asker", "decode-0.a", asks[-1])
+            kv_reader.send(ref, ask)
+        await source_ear.until("reader", "decode-0.a", asks[-1])
         assert [heard[2] for heard in source_ear.heard] == asks
         assert transfer.peers == {SOURCE: {"nixl": b"offer"}}
-        askers.send(WorkerId("decode-0.a"), GRANT)
-        await asker_ear.until("source", SOURCE, GRANT)
-        assert (askers.asker_count, puller.source_count) == (1, 1)
+        readers.send(WorkerId("decode-0.a"), GRANT)
+        await reader_ear.until("source", SOURCE, GRANT)
+        assert (readers.reader_count, kv_reader.source_count) == (1, 1)
 
 
 async def test_a_source_that_ends_is_lost_once_and_the_next_message_tries_again():
     transfer = Transfer()
-    async with peers(transfer=transfer) as (source_ear, _, asker_ear, puller, ref, server):
-        puller.send(ref, ASK)
-        await source_ear.until("asker", "decode-0.a", ASK)
+    async with peers(transfer=transfer) as (source_ear, _, reader_ear, kv_reader, ref, server):
+        kv_reader.send(ref, ASK)
+        await source_ear.until("reader", "decode-0.a", ASK)
         await server.stop(0)
-        await asker_ear.until("source lost", SOURCE)
-        puller.send(ref, KVReleased(SequenceId("s/0"), 1, False))
-        asker_ear.heard.clear()
-        await asker_ear.until("source lost", SOURCE)  # nobody listens there any more
+        await reader_ear.until("source lost", SOURCE)
+        kv_reader.send(ref, KVReleased(SequenceId("s/0"), 1, False))
+        reader_ear.heard.clear()
+        await reader_ear.until("source lost", SOURCE)  # nobody listens there any more
         assert transfer.peers == {}
 
 
@@ -238,28 +238,28 @@ async def test_a_source_that_ends_is_lost_once_and_the_next_message_tries_again(
     ids=["fingerprint", "another life", "no common transfer", "transfer cannot connect"],
 )
 async def test_a_source_that_cannot_be_read_from_is_lost_with_a_reason(trouble):
-    async with peers(**trouble) as (_, _, asker_ear, puller, ref, _):
-        puller.send(ref, ASK)
-        await asker_ear.until("source lost", SOURCE)
-        assert asker_ear.why
-        assert puller.source_count == 0
+    async with peers(**trouble) as (_, _, reader_ear, kv_reader, ref, _):
+        kv_reader.send(ref, ASK)
+        await reader_ear.until("source lost", SOURCE)
+        assert reader_ear.reason
+        assert kv_reader.source_count == 0
 
 
-async def test_a_lost_asker_is_reported_to_the_source():
-    async with peers() as (source_ear, askers, _, puller, ref, _):
-        puller.send(ref, ASK)
-        await source_ear.until("asker", "decode-0.a", ASK)
-        puller.close()
-        await source_ear.until("asker lost", "decode-0.a")
-        askers.send(WorkerId("decode-0.a"), GRANT)  # dropped
-        assert askers.asker_count == 0
+async def test_a_lost_reader_is_reported_to_the_source():
+    async with peers() as (source_ear, readers, _, kv_reader, ref, _):
+        kv_reader.send(ref, ASK)
+        await source_ear.until("reader", "decode-0.a", ASK)
+        kv_reader.close()
+        await source_ear.until("reader lost", "decode-0.a")
+        readers.send(WorkerId("decode-0.a"), GRANT)  # dropped
+        assert readers.reader_count == 0
 
 
 async def test_a_read_is_answered_once_and_settles_later_if_bytes_may_yet_land():
     transfer = Transfer(ReadOutcome("out of time", is_settled=False))
-    async with peers(transfer=transfer) as (_, _, asker_ear, puller, _, _):
-        puller.start_read(Read(ReadId(3), SOURCE, (1,), (2,), (5,), 1.0))
-        await asker_ear.until("read", 3, transfer.outcome)
-        assert ("settled", 3) not in asker_ear.heard
+    async with peers(transfer=transfer) as (_, _, reader_ear, kv_reader, _, _):
+        kv_reader.start_read(Read(ReadId(3), SOURCE, (1,), (2,), (5,), 1.0))
+        await reader_ear.until("read", 3, transfer.outcome)
+        assert ("settled", 3) not in reader_ear.heard
         transfer.landed.set()
-        await asker_ear.until("settled", 3)
+        await reader_ear.until("settled", 3)

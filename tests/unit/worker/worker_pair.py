@@ -25,13 +25,13 @@ from baton.core.steps import StepPlan
 from tests.fake_engine import FakeEngine, crc_token
 from worker.core import WorkerCore
 from worker.events import (
-    AskerLost,
     CopyFromStore,
     CopyToStore,
-    FromAsker,
+    FromReader,
     FromRouter,
     FromSource,
     ReadDone,
+    ReaderLost,
     ReadSettled,
     RouterJoined,
     RunStep,
@@ -39,7 +39,7 @@ from worker.events import (
     StartRead,
     StepDone,
     Tick,
-    ToAsker,
+    ToReader,
     ToRouter,
     ToSource,
     ToStore,
@@ -64,12 +64,12 @@ def expected_tokens(prompt, sampling, room_tokens):
 
 
 def start(
-    seq_id, prompt, *, leg, epoch=0, max_tokens=6, source=None, time_left_s=1000.0, generated=(), **sampling
+    seq_id, prompt, *, phase, epoch=0, max_tokens=6, source=None, time_left_s=1000.0, generated=(), **sampling
 ):
     return StartSequence(
         seq_id=SequenceId(seq_id),
         epoch=epoch,
-        leg=leg,
+        phase=phase,
         tokens=(*prompt, *generated),
         prompt_token_count=len(prompt),
         sampling=SamplingParams(max_tokens=max_tokens, **sampling),
@@ -89,7 +89,7 @@ class Machine:
         default_factory=lambda: EngineConfig(step_tokens_max=16, batch_sequences_max=8)
     )
     transfer: TransferConfig = field(default_factory=TransferConfig)
-    role: Role = Role.BOTH
+    role: Role = Role.AGGREGATED
     max_model_tokens: int = 64
     store: StoreConfig = field(default_factory=StoreConfig)
 
@@ -137,7 +137,7 @@ class Machine:
                 case ToRouter(router_id, message):
                     self.told.append(message)
                     self.told_to.append((router_id, message))
-                case ToSource() | ToAsker():
+                case ToSource() | ToReader():
                     self.out.append(action)
                 case ToStore(message):
                     self.to_store.append(message)
@@ -191,9 +191,9 @@ class Cluster:
             while m.out:
                 action = m.out.popleft()
                 if isinstance(action, ToSource):
-                    peer, event = action.source.worker_id, FromAsker(WorkerId(name), action.message)
+                    peer, event = action.source.worker_id, FromReader(WorkerId(name), action.message)
                 else:
-                    peer, event = action.asker, FromSource(WorkerId(name), action.message)
+                    peer, event = action.reader, FromSource(WorkerId(name), action.message)
                 self.channels.setdefault((name, peer), deque()).append(event)
 
     def choices(self):
@@ -281,7 +281,7 @@ class Cluster:
         for pair in ((one, other), (other, one)):
             self.channels.pop(pair, None)
         for here, there in ((one, other), (other, one)):
-            self.machines[here].handle(AskerLost(WorkerId(there)), self.now_s)
+            self.machines[here].handle(ReaderLost(WorkerId(there)), self.now_s)
             self.machines[here].handle(SourceLost(WorkerId(there), "cut"), self.now_s)
         self.post()
 

@@ -103,7 +103,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Environment: the knobs of the config map, and what is in Secrets. */ -}}
+{{- /* Environment: the settings of the config map, and what is in Secrets. */ -}}
 {{- define "baton.envFrom" -}}
 envFrom:
   - configMapRef:

@@ -5,7 +5,7 @@ import pytest
 
 from baton.config import Config
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
-from control_plane.dashboard.authentication import SESSION_KEY, Gatekeeper
+from control_plane.dashboard.authentication import SESSION_KEY, Authentication
 from control_plane.dashboard.process import tokens_of
 from control_plane.dashboard.session_file import SessionFile
 from control_plane.dashboard.sessions import AGE_S, FAILURES_MAX, FAILURES_S, IDLE_S, SESSIONS_MAX, Sessions
@@ -48,7 +48,7 @@ async def everything(scope, receive, send):
 
 @pytest.fixture
 async def browser(sessions):
-    transport = httpx.ASGITransport(app=Gatekeeper(everything, sessions, is_tls=False))
+    transport = httpx.ASGITransport(app=Authentication(everything, sessions, is_tls=False))
     async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
         yield client
 
@@ -107,7 +107,7 @@ async def test_a_wrong_token_does_not(browser, world):
 
 
 async def test_under_tls_the_cookie_never_travels_without(sessions, world):
-    transport = httpx.ASGITransport(app=Gatekeeper(everything, sessions, is_tls=True))
+    transport = httpx.ASGITransport(app=Authentication(everything, sessions, is_tls=True))
     async with httpx.AsyncClient(transport=transport, base_url="https://baton") as browser:
         headers = {"origin": "https://baton"}
         answer = await browser.post("/login", data={"token": world.token("ada")}, headers=headers)
@@ -151,7 +151,7 @@ async def websocket(sessions, headers):
 
     raw = [(k.encode(), v.encode()) for k, v in {"host": "baton", **headers}.items()]
     scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "headers": raw}
-    await Gatekeeper(app, sessions, is_tls=False)(scope, receive, send)
+    await Authentication(app, sessions, is_tls=False)(scope, receive, send)
     return seen, sent
 
 

@@ -10,7 +10,7 @@ from nicegui.page import page
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from baton.core.operate import ClusterState, Pool, ReplicaPhase, ReplicaState
+from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus
 from baton.core.tokens import Scope
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
@@ -40,7 +40,7 @@ def state(**models):
         "life",
         tuple(Pool(model, {Role.DECODE: 1}) for model in sorted(set(models.values()))),
         tuple(
-            ReplicaState(name, model, Role.DECODE, ReplicaPhase.RUNNING, 5.0, "1", WorkerId(f"{name}.a"))
+            ReplicaStatus(name, model, Role.DECODE, ReplicaState.RUNNING, 5.0, "1", WorkerId(f"{name}.a"))
             for name, model in ((name.replace("_", "-"), model) for name, model in models.items())
         ),
     )
@@ -166,7 +166,7 @@ def test_names_never_become_html():
     cluster = ClusterState(
         "life",
         (),
-        (ReplicaState("n", "<i>", Role.DECODE, ReplicaPhase.RUNNING, 1.0, "1", WorkerId("<b>-0.a")),),
+        (ReplicaStatus("n", "<i>", Role.DECODE, ReplicaState.RUNNING, 1.0, "1", WorkerId("<b>-0.a")),),
     )
     groups = expert_groups(cluster, tokens, None)
     text = expert_balance([*groups, *groups])

@@ -17,22 +17,22 @@ from baton.core.operate import (
     Decision,
     Drain,
     DrainNode,
-    Flip,
     NodeState,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     RouterState,
     Scale,
+    SwitchRole,
 )
-from baton.core.recent_requests import Moment, Story
+from baton.core.recent_requests import Moment, RecentRequest
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
 from baton.wire.link import LinkBroken
 from baton.wire.transport import secure
-from control_plane.dashboard.actions import ask_drain, ask_flip, ask_node, ask_scale
+from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
 from control_plane.dashboard.authentication import SESSION_KEY
 from control_plane.dashboard.collector import Collector
 from control_plane.dashboard.detail_pages import (
@@ -50,7 +50,7 @@ from control_plane.dashboard.view import Dashboard
 CONFIG = Config.model_validate(
     {"slo": {"classes": {"chat": {"ttft_s": 1.0, "tpot_s": 0.1}}, "default": "chat"}}
 )
-STORY = Story(
+RECORD = RecentRequest(
     "cmpl-1", 0.0, 1.0, "completed", "met", prompt_tokens=9, ttft_s=0.2, parts={"prefill": 0.1},
     moments=(Moment(0.1, "placed", "best chance", "0", (WorkerId("prefill-0.a"),)),),
 )  # fmt: skip
@@ -58,8 +58,8 @@ STORY = Story(
 
 def cluster(*phases):
     replicas = tuple(
-        ReplicaState(f"decode-{i}", "m", Role.DECODE, phase, 5.0, "1", WorkerId(f"decode-{i}.a"))
-        for i, phase in enumerate(phases)
+        ReplicaStatus(f"decode-{i}", "m", Role.DECODE, state, 5.0, "1", WorkerId(f"decode-{i}.a"))
+        for i, state in enumerate(phases)
     )
     return ClusterState(
         "life",
@@ -113,7 +113,7 @@ class World:
 
     async def order(self, order):
         self.ordered.append(order)
-        return Decision(8, 0.0, order.who, order.why, order.action, Outcome.ACCEPTED, "on its way")
+        return Decision(8, 0.0, order.who, order.reason, order.action, Outcome.ACCEPTED, "on its way")
 
 
 @pytest.fixture
@@ -169,8 +169,8 @@ def all_pages(world):
 STATES = {
     "nothing heard": None,
     "no workers": cluster(),
-    "all well": cluster(ReplicaPhase.RUNNING, ReplicaPhase.RUNNING),
-    "one lost": cluster(ReplicaPhase.RUNNING, ReplicaPhase.WAITING),
+    "all well": cluster(ReplicaState.RUNNING, ReplicaState.RUNNING),
+    "one lost": cluster(ReplicaState.RUNNING, ReplicaState.WAITING),
 }
 
 
@@ -179,10 +179,10 @@ STATES = {
 async def test_every_page_is_built_and_refreshed_in_every_state(world, state, seen, monkeypatch):
     with opened() as client:
 
-        async def stories(request_id=""):
-            return [STORY], []
+        async def recent_requests(request_id=""):
+            return [RECORD], []
 
-        monkeypatch.setattr(world.collector, "stories", stories)
+        monkeypatch.setattr(world.collector, "recent_requests", recent_requests)
         if state is not None:
             world.hear(state, seen=seen)
         for built in all_pages(world):
@@ -233,12 +233,12 @@ async def test_a_session_that_ended_leaves_the_page(world, monkeypatch):
     ("ask", "action"),
     [
         (lambda shell, state: ask_drain(shell, state.replicas[0]), Drain("decode-0")),
-        (lambda shell, state: ask_flip(shell, state.replicas[0]), Flip("decode-0", Role.PREFILL)),
+        (lambda shell, state: ask_switch(shell, state.replicas[0]), SwitchRole("decode-0", Role.PREFILL)),
         (lambda shell, state: ask_scale(shell, state), Scale(Role.DECODE, 2, "m")),
         (lambda shell, state: ask_node(shell, state.nodes[0]), DrainNode("n1")),
         (lambda shell, state: ask_node(shell, state.nodes[1]), DrainNode("n2", is_undone=True)),
     ],
-    ids=["drain", "flip", "scale", "drain node", "use node"],
+    ids=["drain", "switch", "scale", "drain node", "use node"],
 )
 async def test_an_order_is_given_once_it_is_confirmed(world, monkeypatch, ask, action):
     with opened() as client:

@@ -15,19 +15,19 @@ from baton.core.operate import (
     NodeState,
     Outcome,
     Pool,
-    ReplicaPhase,
     ReplicaState,
+    ReplicaStatus,
     RoleOutlook,
     RouterState,
 )
-from baton.core.recent_requests import Moment, Story
+from baton.core.recent_requests import Moment, RecentRequest
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, markup, tables, text
 from control_plane.dashboard.checks import checks
 from control_plane.dashboard.collector import _targets, replica_levels
 from control_plane.dashboard.derive import Attainment, Outcomes
 from control_plane.dashboard.detail_pages import chosen
-from control_plane.dashboard.overview import Now, Tier, objectives, tiers, waterfall
+from control_plane.dashboard.overview import Now, Tier, latency_breakdown, objectives, tiers
 from control_plane.dashboard.problems import SHOWN_MAX, troubles
 from control_plane.dashboard.samples import Frame
 
@@ -72,9 +72,9 @@ def test_counts_are_grouped_and_spans_rough():
     assert [text.span(s) for s in (0.4, 12, 130, 7300, 200_000)] == ["0.4 s", "12 s", "2 min", "2 h", "2 d"]
 
 
-def replica(name="decode-0", phase=ReplicaPhase.RUNNING, role=Role.DECODE, **fields):
+def replica(name="decode-0", state=ReplicaState.RUNNING, role=Role.DECODE, **fields):
     given = {"model": "m", "for_s": 12.0, "version": "1", "worker_id": WorkerId(f"{name}.ab"), **fields}
-    return ReplicaState(name=name, role=role, phase=phase, **given)
+    return ReplicaStatus(name=name, role=role, state=state, **given)
 
 
 def state(*replicas, **fields):
@@ -83,7 +83,7 @@ def state(*replicas, **fields):
     return ClusterState("life", pools, replicas, **{"routers": routers, **fields})
 
 
-BOTH = (replica("prefill-0", role=Role.PREFILL), replica())
+AGGREGATED = (replica("prefill-0", role=Role.PREFILL), replica())
 
 
 def past(gained=(), levels=()):
@@ -102,7 +102,7 @@ def verdicts(*args, config=None):
 
 def test_nothing_is_claimed_before_anything_was_seen():
     assert checks(Config(), None, past()) == []
-    idle = verdicts(state(*BOTH), past())
+    idle = verdicts(state(*AGGREGATED), past())
     assert idle["Remote prefill"] == idle["Prefix cache"] == idle["KV transport"] == "idle"
     assert idle["Mutual TLS"] == idle["Objectives"] == "off"
 
@@ -120,7 +120,7 @@ def test_a_feature_counts_as_on_when_counters_prove_it():
         ],
         [(c.INDEXED_BLOCKS.name, {"worker": "w"}, 7.0), (c.STORE_JOINED.name, {"worker": "w"}, 1.0)],
     )
-    found = verdicts(state(*BOTH), seen)
+    found = verdicts(state(*AGGREGATED), seen)
     for name in ("Remote prefill", "KV transport", "Prefix cache", "Cache events", "KV store"):
         assert found[name] == "on", name
 
@@ -145,20 +145,20 @@ def test_a_feature_counts_as_on_when_counters_prove_it():
     ],
 )
 def test_what_should_work_and_does_not_is_said(name, gained, levels):
-    assert verdicts(state(*BOTH), past(gained, levels))[name] == "bad"
+    assert verdicts(state(*AGGREGATED), past(gained, levels))[name] == "bad"
 
 
 def test_objectives_that_nobody_has_are_told():
     config = Config.model_validate({"slo": {"classes": {"chat": {"ttft_s": 1.0}}}})
     counted = [(c.SLO_REQUESTS.name, {"slo_class": "none", "tenant": "t", "outcome": "met"}, 3.0)]
-    assert verdicts(state(*BOTH), past(counted), config=config)["Objectives"] == "bad"
+    assert verdicts(state(*AGGREGATED), past(counted), config=config)["Objectives"] == "bad"
     counted = [(c.SLO_REQUESTS.name, {"slo_class": "chat", "tenant": "t", "outcome": "met"}, 3.0)]
-    assert verdicts(state(*BOTH), past(counted), config=config)["Objectives"] == "on"
+    assert verdicts(state(*AGGREGATED), past(counted), config=config)["Objectives"] == "on"
 
 
 def test_two_routers_that_do_not_know_each_other_are_told():
     routers = tuple(RouterState(RouterId(f"router-{i}"), "h:1", "h:2") for i in range(2))
-    two = state(*BOTH, routers=routers)
+    two = state(*AGGREGATED, routers=routers)
     assert verdicts(two, past(levels=[(c.PEERS.name, {}, 1.0)]))["Routers share load"] == "bad"
     assert verdicts(two, past(levels=[(c.PEERS.name, {}, 2.0)]))["Routers share load"] == "on"
 
@@ -168,15 +168,15 @@ def said(*args, control="", silent_s=0.0, deaf=()):
 
 
 def test_a_healthy_cluster_has_no_troubles():
-    assert said(state(*BOTH), past()) == []
+    assert said(state(*AGGREGATED), past()) == []
     assert said(None, None) == []
 
 
 def test_lost_things_are_said():
     lost = (
-        replica("prefill-0", ReplicaPhase.WAITING, last_exit="killed by signal 9"),
-        replica("decode-0", ReplicaPhase.SUSPECT),
-        replica("decode-1", ReplicaPhase.STARTING, last_exit="killed by signal 9"),
+        replica("prefill-0", ReplicaState.WAITING, last_exit="killed by signal 9"),
+        replica("decode-0", ReplicaState.SUSPECT),
+        replica("decode-1", ReplicaState.STARTING, last_exit="killed by signal 9"),
     )
     found = said(
         state(*lost, routers=(), nodes=(NodeState("n" * 40, "", is_alive=False),)), past(), deaf=["worker x"]
@@ -197,7 +197,7 @@ def test_lost_things_are_said():
 
 
 def test_many_troubles_do_not_fill_the_page():
-    many = [replica(f"decode-{i}", ReplicaPhase.SUSPECT) for i in range(40)]
+    many = [replica(f"decode-{i}", ReplicaState.SUSPECT) for i in range(40)]
     found = said(state(*many), past())
     assert len(found) == SHOWN_MAX + 1
     assert found[-1] == f"… and {40 - SHOWN_MAX} more."
@@ -205,11 +205,11 @@ def test_many_troubles_do_not_fill_the_page():
 
 def test_a_worker_that_starts_for_the_first_time_is_no_trouble():
     assert (
-        said(state(replica(phase=ReplicaPhase.STARTING), replica(phase=ReplicaPhase.DRAINING)), past()) == []
+        said(state(replica(state=ReplicaState.STARTING), replica(state=ReplicaState.DRAINING)), past()) == []
     )
 
 
-def story(**fields):
+def record(**fields):
     given = {
         "request_id": EVIL,
         "arrived_s": 0.0,
@@ -218,14 +218,16 @@ def story(**fields):
         "slo_class": EVIL,
         "tenant": EVIL,
     }
-    return Story(**{**given, **fields})
+    return RecentRequest(**{**given, **fields})
 
 
 def test_what_processes_say_of_themselves_never_becomes_html():
-    evil = replica(EVIL, ReplicaPhase.WAITING, last_exit=EVIL, why=EVIL, node=EVIL, model=EVIL, address=EVIL)
+    evil = replica(
+        EVIL, ReplicaState.WAITING, last_exit=EVIL, reason=EVIL, node=EVIL, model=EVIL, address=EVIL
+    )
     cluster = state(evil, nodes=(NodeState(EVIL, EVIL),))
     moment = Moment(0.1, EVIL, EVIL, EVIL, (WorkerId(EVIL),), 1.0, 5)
-    told = story(
+    told = record(
         outcome=EVIL, verdict=EVIL, prefill_worker=EVIL, moments=(moment,), parts={EVIL: 1.0, "prefill": 1.0}
     )
     decision = Decision(1, 0.0, EVIL, EVIL, Drain(EVIL), Outcome.DONE, EVIL)
@@ -233,7 +235,7 @@ def test_what_processes_say_of_themselves_never_becomes_html():
         tables.workers(cluster, None, may_operate=True),
         tables.nodes(cluster.nodes, may_operate=True),
         tables.requests([told]),
-        tables.story_facts(told),
+        tables.record_facts(told),
         tables.moments(told),
         tables.accounts({"pid": 1.0}, [EVIL]),
         markup.decisions([decision]),
@@ -241,15 +243,17 @@ def test_what_processes_say_of_themselves_never_becomes_html():
         markup.troubles(troubles(cluster, None, control="", silent_s=0.0, deaf=[EVIL])),
         markup.attainment([Attainment(EVIL, EVIL, Outcomes(1.0))], 0.9),
         markup.tiers([Tier(EVIL, 1.0, 2.0, EVIL, 0.5)]),
-        markup.checks(checks(Config(), state(*BOTH), past(levels=[(c.STALE.name, {"worker": EVIL}, 1.0)]))),
+        markup.checks(
+            checks(Config(), state(*AGGREGATED), past(levels=[(c.STALE.name, {"worker": EVIL}, 1.0)]))
+        ),
     ]
     assert [piece for piece in pieces if SAFE.search(piece)] == []
     assert all("img" in piece for piece in pieces), "it is shown, as text"
-    assert "img" not in markup.waterfall(tables.story_bars(told)), "an unknown part has no place"
+    assert "img" not in markup.latency_breakdown(tables.record_bars(told)), "an unknown part has no place"
 
 
 def test_an_action_is_offered_to_those_who_may():
-    cluster = state(*BOTH, nodes=(NodeState("node", "host"),))
+    cluster = state(*AGGREGATED, nodes=(NodeState("node", "host"),))
     assert "Drain…" in tables.workers(cluster, None, may_operate=True)
     assert "Drain…" not in tables.workers(cluster, None, may_operate=False)
     assert "Drain…" not in tables.nodes(cluster.nodes, may_operate=False)
@@ -266,16 +270,16 @@ def test_the_autoscaler_says_what_it_makes_of_the_load():
 
 
 def test_requests_in_trouble_are_told_apart():
-    stories = [
-        story(outcome="completed", verdict="met", attempts=1),
-        story(outcome="completed", verdict="missed_ttft"),
-        story(outcome="completed", verdict="met", attempts=2),
-        story(outcome="running"),
+    recent_requests = [
+        record(outcome="completed", verdict="met", attempts=1),
+        record(outcome="completed", verdict="missed_ttft"),
+        record(outcome="completed", verdict="met", attempts=2),
+        record(outcome="running"),
     ]
-    assert len(chosen(stories, "all")) == 4
-    assert [s.verdict for s in chosen(stories, "trouble")] == ["missed_ttft", "met"]
-    assert [s.outcome for s in chosen(stories, "running")] == ["running"]
-    late = story(outcome="completed", verdict="missed_ttft", ttft_s=2.0, ttft_slo_s=1.0)
+    assert len(chosen(recent_requests, "all")) == 4
+    assert [s.verdict for s in chosen(recent_requests, "trouble")] == ["missed_ttft", "met"]
+    assert [s.outcome for s in chosen(recent_requests, "running")] == ["running"]
+    late = record(outcome="completed", verdict="missed_ttft", ttft_s=2.0, ttft_slo_s=1.0)
     assert "above its objective" in tables.requests([late])
 
 
@@ -285,8 +289,8 @@ def test_empty_states_say_what_is_missing():
     assert "No decision yet" in markup.decisions([])
     assert "No decision yet" in markup.decision_log([], 4)
     assert "Nothing was seen yet" in markup.checks([])
-    assert waterfall(None) == []
-    assert "No request told" in markup.waterfall([])
+    assert latency_breakdown(None) == []
+    assert "No request told" in markup.latency_breakdown([])
     now = Now(Outcomes(), None, None, None, None, None, None, None, None, None, 0, 0)
     assert "–" in markup.tiles(now, None, None, window="15 min", attain=0.9)
 
@@ -332,7 +336,7 @@ def test_a_worker_is_found_by_the_name_that_its_metrics_have():
 
 
 def test_whom_to_ask_and_how_many_there_are():
-    cluster = state(replica(metrics_address="h:9"), replica("decode-1", ReplicaPhase.WAITING, worker_id=None))
+    cluster = state(replica(metrics_address="h:9"), replica("decode-1", ReplicaState.WAITING, worker_id=None))
     assert [(t.kind, t.name, t.address) for t in _targets(cluster, ())] == [
         ("router", "router-1", "h:2"),
         ("worker", "decode-0.ab", "h:9"),

@@ -85,7 +85,7 @@ def test_blocks_go_to_their_slots_and_back(device, opened, arena, small_staging)
 
 
 @each_kind
-def test_a_flipped_byte_is_found(device, opened, arena, small_staging):
+def test_a_switched_byte_is_found(device, opened, arena, small_staging):
     copies = opened(make_pool(device), arena.fd, WELCOME)
     sums = copies.to_slots((0, 1, 2), (0, 1, 2))
     arena.view(1)[17] ^= 1

@@ -16,14 +16,14 @@ from tests.unit.kv_store.ssd.block_files import facts_of, open_file, payload_of,
 
 SPACE = 9000
 SLOT_BYTES = slot_bytes_of(SPACE)
-WHOLE = SLOT_BYTES + PAGE_BYTES
+AGGREGATED = SLOT_BYTES + PAGE_BYTES
 SECTOR = 512
 
 
 def slot_image(path, slot):
     with path.open("rb") as file:
         file.seek(payload_offset(slot, SLOT_BYTES))
-        return file.read(WHOLE)
+        return file.read(AGGREGATED)
 
 
 def put(path, slot, image):
@@ -38,7 +38,7 @@ def images(tmp_path_factory):
     directory = tmp_path_factory.mktemp("images")
     file, _ = open_file(directory, SPACE, 2)
     path = space_path(directory, SPACE)
-    found = [bytes(WHOLE)]
+    found = [bytes(AGGREGATED)]
     for index in (1, 2):
         write(file, 0, index)
         file.flush()
@@ -50,8 +50,8 @@ def images(tmp_path_factory):
 damages = st.lists(
     st.tuples(
         st.sampled_from(["zero", "flip", "noise", "cut"]),
-        st.integers(0, WHOLE - 1),
-        st.integers(1, WHOLE),
+        st.integers(0, AGGREGATED - 1),
+        st.integers(1, AGGREGATED),
         st.integers(0, 255),
     ),
     max_size=3,
@@ -60,11 +60,11 @@ damages = st.lists(
 
 def damaged(image, damage):
     kind, start, length, value = damage
-    end = min(WHOLE, start + length)
+    end = min(AGGREGATED, start + length)
     if kind == "flip":
         return image[:start] + bytes([image[start] ^ (value or 1)]) + image[start + 1 :]
     filler = bytes([value]) if kind == "noise" else b"\0"
-    end = WHOLE if kind == "cut" else end
+    end = AGGREGATED if kind == "cut" else end
     return image[:start] + filler * (end - start) + image[end:]
 
 
@@ -97,13 +97,13 @@ in_place = settings(
 
 
 @in_place
-@given(arrived=st.integers(0, 2 ** (WHOLE // SECTOR) - 1), base=st.sampled_from([0, 1]))
+@given(arrived=st.integers(0, 2 ** (AGGREGATED // SECTOR) - 1), base=st.sampled_from([0, 1]))
 def test_any_part_of_the_sectors_of_a_write_arrived(images, arrived, base):
     """A power cut: the device has written some sectors of the new block over what was there, in any order."""
     directory, path, found = images
     image = b"".join(
         found[2 if arrived >> sector & 1 else base][sector * SECTOR : (sector + 1) * SECTOR]
-        for sector in range(WHOLE // SECTOR)
+        for sector in range(AGGREGATED // SECTOR)
     )
     check_exact_or_nothing(directory, path, image)
 
@@ -130,7 +130,7 @@ def test_old_label_with_new_payload_and_the_reverse(images):
 def test_a_slot_copied_elsewhere_is_no_block(images):
     directory, path, (_, old, _) = images
     put(path, 1, old)
-    put(path, 0, bytes(WHOLE))
+    put(path, 0, bytes(AGGREGATED))
     file, recovered = open_file(directory, SPACE, 2)
     file.close()
     assert recovered == []

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from control_plane.reaper import RUN_VARIABLE, Undertaker, end_run, of_run
+from control_plane.reaper import RUN_VARIABLE, Reaper, end_run, of_run
 
 BOUND_S = 30.0
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
@@ -21,11 +21,11 @@ child.wait()
 PARENT = f"""
 import subprocess, sys
 from pathlib import Path
-from control_plane.reaper import Undertaker
-undertaker = Undertaker(Path(sys.argv[1]))
+from control_plane.reaper import Reaper
+reaper = Reaper(Path(sys.argv[1]))
 pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 child = subprocess.Popen([sys.executable, "-c", {WAITS!r}], **pipes)
-print(undertaker.pid, child.pid, flush=True)
+print(reaper.pid, child.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -66,21 +66,21 @@ def test_who_is_killed_is_followed_by_what_it_started_and_its_folder_goes(start,
     folder.mkdir()
     (folder / "dashboard.token").write_text("secret")
     parent, pids = start(PARENT, str(folder))
-    undertaker, child = (psutil.Process(int(pid)) for pid in pids)
+    reaper, child = (psutil.Process(int(pid)) for pid in pids)
     parent.kill()
     child.wait(BOUND_S)
-    undertaker.wait(BOUND_S)
+    reaper.wait(BOUND_S)
     assert not folder.exists()
 
 
 def test_who_ends_in_good_order_leaves_what_it_wants(start, monkeypatch, tmp_path):
     monkeypatch.setenv(RUN_VARIABLE, "before")
-    undertaker = Undertaker(tmp_path)
+    reaper = Reaper(tmp_path)
     run = os.environ[RUN_VARIABLE]
     other, _ = start(WAITS)
     assert of_run(run).keys() == {other.pid}
-    undertaker.close()
-    undertaker.close()
+    reaper.close()
+    reaper.close()
     assert os.environ[RUN_VARIABLE] == "before"
     assert of_run(run).keys() == {other.pid}
     assert tmp_path.exists()

@@ -6,7 +6,7 @@ import pytest
 
 from baton.config.router import RouterConfig
 from baton.core.ids import WorkerId
-from baton.core.messages import Leg, Role
+from baton.core.messages import Phase, Role
 from router.decisions.placement import make_policy
 from router.decisions.placement.place import place
 from router.decisions.placement.views import NoPlace, Placement, RequestView, WorkerView
@@ -33,8 +33,8 @@ def policy(name):
     return make_policy(RouterConfig(policy=name, load_bound=1.5))
 
 
-def chosen(name, workers, matched=None, leg=Leg.PREFILL):
-    return policy(name).choose(leg, workers, matched or {}, RNG).worker.worker_id
+def chosen(name, workers, matched=None, phase=Phase.PREFILL):
+    return policy(name).choose(phase, workers, matched or {}, RNG).worker.worker_id
 
 
 def placed(*workers, matched=None, last=False, disaggregate=True, fallback=True, name="cached_prefix"):
@@ -63,19 +63,19 @@ def test_cached_prefix_prefers_the_cache_in_a_cluster_that_is_nearly_idle():
 
 def test_a_match_does_not_excuse_a_decode_workers_load():
     workers = [worker("a", Role.DECODE, load=3000), *(worker(n, Role.DECODE) for n in "bcd")]
-    assert chosen("cached_prefix", workers, {"a": 4000}, Leg.DECODE) == "b"
+    assert chosen("cached_prefix", workers, {"a": 4000}, Phase.DECODE) == "b"
 
 
-def test_round_robin_takes_turns_for_each_leg_and_survives_losses():
+def test_round_robin_takes_turns_for_each_phase_and_survives_losses():
     robin = policy("round_robin")
     workers = [worker("a"), worker("b"), worker("c")]
 
-    def turn(leg, among):
-        return robin.choose(leg, among, {}, RNG).worker.worker_id
+    def turn(phase, among):
+        return robin.choose(phase, among, {}, RNG).worker.worker_id
 
-    assert [turn(Leg.PREFILL, workers) for _ in range(4)] == ["a", "b", "c", "a"]
-    assert turn(Leg.DECODE, workers) == "a"
-    assert turn(Leg.PREFILL, [workers[0], workers[2]]) == "c"
+    assert [turn(Phase.PREFILL, workers) for _ in range(4)] == ["a", "b", "c", "a"]
+    assert turn(Phase.DECODE, workers) == "a"
+    assert turn(Phase.PREFILL, [workers[0], workers[2]]) == "c"
 
 
 def test_least_loaded_and_random():
@@ -118,17 +118,21 @@ def test_unequal_fingerprints_never_pair():
 
 
 def test_one_worker_of_both_roles_chosen_twice_runs_it_whole():
-    found = placed(worker("b", Role.BOTH), worker("d", Role.DECODE, load=9000.0))
-    assert found.legs == {"b": Leg.WHOLE}
+    found = placed(worker("b", Role.AGGREGATED), worker("d", Role.DECODE, load=9000.0))
+    assert found.phases == {"b": Phase.AGGREGATED}
     assert not found.is_fallback
 
 
 def test_nothing_is_handed_over_between_two_workers_of_both_roles():
     prefill_only = worker("p", load=9000.0)
-    found = placed(prefill_only, worker("b1", Role.BOTH, load=10.0), worker("b2", Role.BOTH, load=20.0))
-    assert found.legs in ({"b1": Leg.WHOLE}, {"b2": Leg.WHOLE})
-    again = placed(worker("b1", Role.BOTH, has_room=False), worker("b2", Role.BOTH), worker("p", load=9000.0))
-    assert again.legs == {"b2": Leg.WHOLE}
+    found = placed(
+        prefill_only, worker("b1", Role.AGGREGATED, load=10.0), worker("b2", Role.AGGREGATED, load=20.0)
+    )
+    assert found.phases in ({"b1": Phase.AGGREGATED}, {"b2": Phase.AGGREGATED})
+    again = placed(
+        worker("b1", Role.AGGREGATED, has_room=False), worker("b2", Role.AGGREGATED), worker("p", load=9000.0)
+    )
+    assert again.phases == {"b2": Phase.AGGREGATED}
 
 
 def test_too_long_for_all_is_final():

@@ -31,14 +31,14 @@ def four():
 
 
 def hedged(script, seq="s", **fields):
-    """A sequence whose first token is overdue: (its legs, the hedge's legs, the hedge's name)."""
+    """A sequence whose first token is overdue: (its phases, the hedge's phases, the hedge's name)."""
     script.submit(seq, **fields)
-    first = script.legs()
+    first = script.phases()
     script.at(script.now_s + 1.0)
     starts = script.started()
     name = next(iter(starts.values())).seq_id
     assert name.startswith(f"{seq}~")
-    return list(first), list(script.legs()), name
+    return list(first), list(script.phases()), name
 
 
 def cancels(script):
@@ -61,7 +61,7 @@ def test_an_overdue_first_token_is_asked_for_elsewhere_and_the_first_to_bring_it
     four.output(second[1], 1, 11, 12, 13, seq=name, finish=FinishReason.LENGTH)
     assert four.delivered["s"] == [10, 11, 12, 13]
     assert four.ended() == (FinishReason.LENGTH, 4, 0)
-    status = four.core.status().setbacks
+    status = four.core.status().failure_handling
     assert (status.hedges, status.hedges_won, status.hedges_racing) == (1, 1, 0)
     assert status.hedge_wasted_tokens == 5
     assert four.core.is_idle
@@ -73,7 +73,7 @@ def test_when_the_first_attempt_is_first_the_hedge_is_cancelled(four):
     four.output(first[0], 0, 10)
     assert four.notes() == ["hedge_lost", "first_token"]
     assert cancels(four) == {(w, name) for w in second}
-    assert four.core.status().setbacks.hedges_won == 0
+    assert four.core.status().failure_handling.hedges_won == 0
 
 
 def test_both_tokens_in_one_moment_are_one_token(four):
@@ -101,7 +101,7 @@ def test_a_hedge_that_fails_or_is_refused_is_not_heard_of(four, reason):
         four.refused(second[0], reason, seq=name)
     assert "retried" not in four.notes()
     assert not four.ends.keys() & {"s"}
-    assert four.core.status().setbacks.hedges_racing == 0
+    assert four.core.status().failure_handling.hedges_racing == 0
     four.output(first[0], 0, 1)
     assert four.delivered["s"] == [1]
 
@@ -141,7 +141,7 @@ def test_a_client_that_leaves_takes_both_along(four):
 
 def test_no_hedge_while_anybody_waits_for_a_place_or_nobody_else_is_there():
     script = Script(**HEDGING)
-    script.join("a", Role.BOTH)
+    script.join("a", Role.AGGREGATED)
     warm(script)
     script.submit()
     script.at(script.now_s + 5.0)
@@ -151,7 +151,7 @@ def test_no_hedge_while_anybody_waits_for_a_place_or_nobody_else_is_there():
 def test_hedges_keep_to_their_share():
     script = Script(**{**HEDGING, "hedge_share": 0.1})
     for name in ("a", "b"):
-        script.join(name, Role.BOTH)
+        script.join(name, Role.AGGREGATED)
     warm(script)
     for i in range(6):
         script.submit(f"s{i}")
@@ -173,7 +173,7 @@ def test_beyond_the_budget_a_failed_attempt_is_a_503_with_a_time():
     assert isinstance(end, Failed)
     assert end.kind is FailureKind.RETRIES_SPENT
     assert end.retry_after_s > 5
-    assert script.core.status().setbacks.retries_refused == 1
+    assert script.core.status().failure_handling.retries_refused == 1
 
 
 def test_a_stream_that_began_goes_on_whatever_the_budget_and_others_pay_for_it():
@@ -210,7 +210,7 @@ def test_the_loss_of_a_worker_is_not_charged_once():
 def test_a_worker_that_fails_again_and_again_gets_nothing_until_a_probe_works():
     script = Script(policy="least_loaded", breaker_failures=3, breaker_open_s=2.0, retry_floor=100)
     for name in ("a", "b"):
-        script.join(name, Role.BOTH)
+        script.join(name, Role.AGGREGATED)
     while script.core.status().workers[0].breaker == "closed":
         seq = f"x{script.now_s}"
         script.now_s += 0.01
@@ -220,7 +220,7 @@ def test_a_worker_that_fails_again_and_again_gets_nothing_until_a_probe_works():
         script.output("b", 0, 1, seq=seq, finish=FinishReason.LENGTH)
     status = script.core.status().workers[0]
     assert (status.worker_id, status.breaker, status.is_suspended) == ("a", "open", True)
-    assert "internal: broken" in status.breaker_because
+    assert "internal: broken" in status.breaker_reason
     for i in range(4):
         script.submit(f"o{i}")
         assert list(script.started()) == ["b"]

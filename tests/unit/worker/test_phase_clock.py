@@ -1,14 +1,14 @@
-"""Where a leg's time goes: queue, store, compute."""
+"""Where a phase's time goes: queue, store, compute."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.messages import Leg
+from baton.core.messages import Phase
 from tests.unit.worker.test_core_store import filled, pair, wait_for_load
 from tests.unit.worker.worker_pair import ROUTER, Machine, start
 from worker.events import FromRouter, RouterJoined
-from worker.phase_clock import LegClock
+from worker.phase_clock import PhaseClock
 
 STEP_S = 0.01
 """What the fake engine says that a step took."""
@@ -24,11 +24,11 @@ def timings(worker, seq_id):
     return [output.timings for output in worker.outputs(seq_id)]
 
 
-@pytest.mark.parametrize("leg", [Leg.WHOLE, Leg.PREFILL])
-def test_an_attempts_first_output_tells_wait_and_compute_and_no_other_does(leg):
+@pytest.mark.parametrize("phase", [Phase.AGGREGATED, Phase.PREFILL])
+def test_an_attempts_first_output_tells_wait_and_compute_and_no_other_does(phase):
     worker = machine()
-    worker.handle(FromRouter(ROUTER, start("first", range(16), leg=Leg.WHOLE, max_tokens=1)), 1.0)
-    worker.handle(FromRouter(ROUTER, start("s", range(100, 132), leg=leg, max_tokens=3)), 1.5)
+    worker.handle(FromRouter(ROUTER, start("first", range(16), phase=Phase.AGGREGATED, max_tokens=1)), 1.0)
+    worker.handle(FromRouter(ROUTER, start("s", range(100, 132), phase=phase, max_tokens=3)), 1.5)
     now_s = 2.0
     while worker.plan is not None:
         worker.finish_step(now_s)
@@ -63,7 +63,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["block", "free", "step"]), st.floats
 @given(STEPS, st.floats(0, 5))
 def test_the_parts_are_never_negative_and_sum_up_to_the_time_since_the_start(steps, last_s):
     now_s = 10.0
-    clock = LegClock(now_s)
+    clock = PhaseClock(now_s)
     blocked = False
     for what, seconds in steps:
         now_s += seconds

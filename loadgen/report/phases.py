@@ -1,4 +1,4 @@
-"""What the server told of its legs: waterfall, balance of the pools, its predictions. Pure."""
+"""What the server told of its phases: latency breakdown, balance of the pools, its predictions. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,32 +8,32 @@ import numpy as np
 from loadgen.records import Record
 from loadgen.report.model import (
     Band,
+    LatencyBreakdown,
     PoolBalance,
     PredictionError,
     Predictions,
-    Waterfall,
     WorkerShare,
 )
 from loadgen.report.sample import Floats, as_floats, percentiles
 
 TO_FIRST_TOKEN = ("tokenize", "queue", "route", "retries", "wait", "load", "prefill", "first_hop")
-"""Legs of the server before the first token, in the order in which they happen; in `timings` with `_s`."""
+"""Phases of the server before the first token, in the order in which they happen; in `timings` with `_s`."""
 AFTER_FIRST_TOKEN = ("transfer", "first_decode")
 SETTLED_AFTER = 100
 _BANDS = (("p50", 40, 60), ("p90", 85, 95), ("p99", 98, 100))
 """Name and the percentiles of TTFT between which its requests lie."""
 
 
-def waterfall(done: Sequence[Record]) -> Waterfall | None:
+def latency_breakdown(done: Sequence[Record]) -> LatencyBreakdown | None:
     """None: nobody told."""
     told = [r for r in done if r.timings and r.ttft_s is not None]
     if not told:
         return None
     ttft = as_floats(r.ttft_s for r in told)
     stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in told)), 0.0)}
-    stages |= {name: _leg(told, name) for name in TO_FIRST_TOKEN}
+    stages |= {name: _phase(told, name) for name in TO_FIRST_TOKEN}
     stages["rest"] = np.maximum(ttft - sum(stages.values()), 0.0)
-    stages |= {name: _leg(told, name) for name in AFTER_FIRST_TOKEN}
+    stages |= {name: _phase(told, name) for name in AFTER_FIRST_TOKEN}
     bands = [_band("all", np.full(len(told), True), ttft, stages)]
     for name, low, high in _BANDS:
         from_s, to_s = np.percentile(ttft, (low, high))
@@ -41,10 +41,10 @@ def waterfall(done: Sequence[Record]) -> Waterfall | None:
         if chosen.any():  # of a few requests none may be near a percentile
             bands.append(_band(name, chosen, ttft, stages))
     figures = {name: percentiles(values) for name, values in stages.items()}
-    return Waterfall(len(told), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
+    return LatencyBreakdown(len(told), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
 
 
-def _leg(told: Sequence[Record], name: str) -> Floats:
+def _phase(told: Sequence[Record], name: str) -> Floats:
     return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in told)
 
 

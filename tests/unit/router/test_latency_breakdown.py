@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.costs import LegTimings
+from baton.core.costs import PhaseTimings
 from baton.core.ids import SequenceId
 from baton.core.messages import FailureReason, Role, SequenceOutput, StepOutput
 from baton.core.sampling import FinishReason
 from router.decisions.events import Finished
-from router.decisions.latency_breakdown import WaterfallClock
+from router.decisions.latency_breakdown import LatencyClock
 from tests.unit.router.script import Script
 
 
@@ -35,12 +35,12 @@ def test_a_split_sequence_tells_every_part(pair):
     pair.now_s = 1.0
     pair.submit(max_tokens=3)
     pair.now_s = 1.5
-    told(pair, "p", 0, 10, timings=LegTimings(wait_s=0.1, load_s=0.05, compute_s=0.2))
+    told(pair, "p", 0, 10, timings=PhaseTimings(wait_s=0.1, load_s=0.05, compute_s=0.2))
     pair.now_s = 1.6
     pair.joined()
     pair.now_s = 1.7
     told(pair, "d", 1, 11, 12, finish=FinishReason.LENGTH)
-    found = end(pair).waterfall
+    found = end(pair).latency_breakdown
     assert found is not None
     assert (found.queue_s, found.retries_s, found.wait_s, found.load_s, found.prefill_s) == pytest.approx(
         (0, 0, 0.1, 0.05, 0.2)
@@ -57,12 +57,12 @@ def test_a_lost_attempt_and_the_waiting_after_it_are_told_apart():
     script = Script()
     script.submit(max_tokens=1)
     script.now_s = 1.0
-    script.join("a", Role.BOTH)
+    script.join("a", Role.AGGREGATED)
     script.now_s = 3.0
     script.failed("a", FailureReason.INTERNAL)
     script.now_s = 3.5
-    told(script, "a", 0, 10, timings=LegTimings(0.0, 0.0, 0.4))
-    found = end(script).waterfall
+    told(script, "a", 0, 10, timings=PhaseTimings(0.0, 0.0, 0.4))
+    found = end(script).latency_breakdown
     assert found is not None
     assert (found.queue_s, found.retries_s, found.prefill_s) == pytest.approx((1.0, 2.0, 0.4))
     assert found.ttft_s == pytest.approx(3.5)
@@ -73,9 +73,9 @@ def test_timings_that_come_after_the_first_token_count(pair):
     pair.submit(max_tokens=2)
     pair.now_s = 1.0
     told(pair, "d", 0, 10)
-    told(pair, "p", 0, 10, timings=LegTimings(0.25, 0.0, 0.5))
+    told(pair, "p", 0, 10, timings=PhaseTimings(0.25, 0.0, 0.5))
     told(pair, "d", 1, 11, finish=FinishReason.LENGTH)
-    found = end(pair).waterfall
+    found = end(pair).latency_breakdown
     assert found is not None
     assert (found.wait_s, found.prefill_s, found.first_hop_s) == pytest.approx((0.25, 0.5, 0.25))
 
@@ -85,9 +85,9 @@ def test_a_later_attempts_timings_are_not_the_first_tokens(pair):
     pair.now_s = 1.0
     told(pair, "d", 0, 10)
     pair.failed("d")
-    told(pair, "p", 1, 11, timings=LegTimings(0.25, 0.0, 0.5))
+    told(pair, "p", 1, 11, timings=PhaseTimings(0.25, 0.0, 0.5))
     told(pair, "d", 2, 12, finish=FinishReason.LENGTH)
-    assert end(pair).waterfall is None
+    assert end(pair).latency_breakdown is None
 
 
 EVENTS = st.lists(
@@ -102,7 +102,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_the_parts_are_never_negative_and_sum_up_to_the_time_to_first_token(events):
-    clock, now_s, tokens, first_s, is_placed = WaterfallClock(5.0), 5.0, 0, None, False
+    clock, now_s, tokens, first_s, is_placed = LatencyClock(5.0), 5.0, 0, None, False
     for what, seconds, parts in events:
         now_s += seconds
         if not is_placed:
@@ -112,14 +112,14 @@ def test_the_parts_are_never_negative_and_sum_up_to_the_time_to_first_token(even
             clock.lost(now_s)
             is_placed = False
         elif what == "told":
-            clock.told(LegTimings(*parts))
+            clock.told(PhaseTimings(*parts))
         elif what == "token":
             tokens += 1
             clock.delivered(tokens, now_s)
             first_s = now_s if first_s is None else first_s
         else:
             clock.decodes(now_s)
-    found = clock.waterfall()
+    found = clock.latency_breakdown()
     if found is None:
         return
     assert min(getattr(found, name) for name in found.__struct_fields__) >= 0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.costs import LegTimings, StepCosts
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import Leg, Role, WorkerHello
+from baton.core.messages import Phase, Role, WorkerHello
 from router.decisions.cluster_view import ClusterView, Load
 from router.decisions.prediction.backlog import Backlog
 from router.decisions.prediction.correction import Correction, ErrorWindow
@@ -21,7 +21,7 @@ from router.decisions.prediction.speed import COLD
 COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
 
 
-def cluster_of(*names, costs=COSTS, role=Role.BOTH):
+def cluster_of(*names, costs=COSTS, role=Role.AGGREGATED):
     cluster = ClusterView(silence_s=1e9)
     for name in names:
         hello = WorkerHello(WorkerId(name), role, "f", "m", 16, 4000, 100_000, costs=costs, host=name)
@@ -29,10 +29,10 @@ def cluster_of(*names, costs=COSTS, role=Role.BOTH):
     return cluster
 
 
-def sends(worker, number, tokens, leg=Leg.PREFILL, now_s=0.0):
+def sends(worker, number, tokens, phase=Phase.PREFILL, now_s=0.0):
     load = Load(tokens)
-    fresh = 0 if leg is Leg.DECODE else tokens
-    worker.issue(SequenceId(f"s{number}"), leg=leg, tokens=fresh, blocks=1, load=load, now_s=now_s)
+    fresh = 0 if phase is Phase.DECODE else tokens
+    worker.issue(SequenceId(f"s{number}"), phase=phase, tokens=fresh, blocks=1, load=load, now_s=now_s)
 
 
 def want(tokens=1000, tokens_max=100):
@@ -63,9 +63,9 @@ def test_more_sequences_never_make_decoding_faster(count, starts_in_s):
     cluster = cluster_of("a", role=Role.DECODE)
     worker = cluster[WorkerId("a")]
     for number in range(count):
-        sends(worker, number, 500, Leg.DECODE)
+        sends(worker, number, 500, Phase.DECODE)
     before_s = tpot_s(worker, starts_in_s)
-    sends(worker, 99, 500, Leg.DECODE)
+    sends(worker, 99, 500, Phase.DECODE)
     assert tpot_s(worker, starts_in_s) >= before_s
 
 
@@ -98,7 +98,7 @@ def test_who_is_on_the_way_decodes_by_then_and_who_decodes_may_have_ended():
     on_the_way, there = (cluster_of("a", role=Role.DECODE)[WorkerId("a")] for _ in range(2))
     for worker in (on_the_way, there):
         for number in range(30):
-            sends(worker, number, 500, Leg.DECODE)
+            sends(worker, number, 500, Phase.DECODE)
     for number in range(30):
         there.prefilled(SequenceId(f"s{number}"))
     assert tpot_s(there) == pytest.approx(tpot_s(on_the_way))
@@ -139,12 +139,14 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
     """Sequences that name no objective have the worker's."""
     cluster = ClusterView(silence_s=1e9)
     hello = WorkerHello(
-        WorkerId("w"), Role.BOTH, "f", "m", 16, 4000, 100_000, costs=COSTS, step_tokens_max=4096,
+        WorkerId("w"), Role.AGGREGATED, "f", "m", 16, 4000, 100_000, costs=COSTS, step_tokens_max=4096,
         tpot_slo_s=default_s, chunk_tokens_min=32,
     )  # fmt: skip
     cluster.join(hello, "w:1")
     worker = cluster[WorkerId("w")]
-    worker.issue(SequenceId("s"), leg=Leg.DECODE, tokens=0, blocks=1, load=Load(100, 0, own_slo_s), now_s=0.0)
+    worker.issue(
+        SequenceId("s"), phase=Phase.DECODE, tokens=0, blocks=1, load=Load(100, 0, own_slo_s), now_s=0.0
+    )
     worker.prefilled(SequenceId("s"))
     ahead = Predictor(error_max=1.0).look(worker)
     if prompt_share_s is None:
@@ -155,7 +157,7 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
 
 def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():
     cluster = cluster_of("a", "b", costs=COSTS)
-    hello = WorkerHello(WorkerId("c"), Role.BOTH, "f", "m", 16, 4000, 100_000)
+    hello = WorkerHello(WorkerId("c"), Role.AGGREGATED, "f", "m", 16, 4000, 100_000)
     cluster.join(hello, "c:1")
     assert cluster[WorkerId("c")].speed.costs == COSTS
     assert cluster_of("d", costs=None)[WorkerId("d")].speed.costs == COLD
@@ -226,7 +228,7 @@ def test_bad_predictions_are_not_trusted_until_they_are_good_again():
             raw_s = 1.0
             predicted = Predicted(Prefill(0.0, raw_s, 0.0, 0.0, raw_s), 0.01, 0.01, 0.0)
             elapsed_s = raw_s * rng.lognormvariate(0, spread)
-            predictor.saw_first_token(worker, predicted, elapsed_s, LegTimings(0.0, 0.0, elapsed_s))
+            predictor.saw_first_token(worker, predicted, elapsed_s, PhaseTimings(0.0, 0.0, elapsed_s))
 
     see(100, 0.1)
     assert predictor.is_trusted

@@ -3,8 +3,8 @@ import pytest
 from baton.config import TransferConfig
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import ReadId, SeqKey, SequenceId, WorkerId
-from baton.core.messages import AskKV, FailureReason, KVGrant, KVRefused, KVReleased, PeerRef
-from decode_worker.receiver import GaveUp, Intake, NoRoom, Read, Ready, Send
+from baton.core.messages import FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, PeerRef
+from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Read, Ready, Send
 from engine.block_pool import BlockPool
 from engine.prefix_cache import PrefixCache
 
@@ -18,7 +18,7 @@ class Desk:
     def __init__(self, *, blocks=8, keep_free=0, waiting_max=4, **transfer):
         self.pool = BlockPool(blocks, [0] * blocks)
         self.cache = PrefixCache(self.pool)
-        self.intake = Intake(
+        self.receiver = KVReceiver(
             self.cache,
             TransferConfig(**transfer),
             block_tokens=4,
@@ -29,36 +29,36 @@ class Desk:
         self.actions = []
 
     def did(self, actions):
-        self.intake.check()
+        self.receiver.check()
         self.pool.check()
         self.actions += actions
         return actions
 
     def start(self, key=KEY, tokens=PROMPT, now_s=0.0):
-        actions = self.intake.start(key, P, tokens, ROOT, now_s=now_s)
-        return self.did([*actions, *self.intake.admit(now_s=now_s)])
+        actions = self.receiver.start(key, P, tokens, ROOT, now_s=now_s)
+        return self.did([*actions, *self.receiver.admit(now_s=now_s)])
 
     def grant(self, first, count, *, key=KEY, answers=0, last=False, now_s=0.0, lease_s=5.0):
         blocks = tuple(range(100 + first, 100 + first + count))
         grant = KVGrant(
             key.seq_id, key.epoch, first, blocks, (1,) * count, lease_s, answers, last, 42 if last else None
         )
-        return self.did(self.intake.granted(P.worker_id, grant, now_s=now_s))
+        return self.did(self.receiver.granted(P.worker_id, grant, now_s=now_s))
 
     def done(self, read_id, *, error="", is_settled=True, is_stale=False, now_s=0.0):
-        done = self.intake.read_done(
+        done = self.receiver.read_done(
             ReadId(read_id), error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
         )
         return self.did(done)
 
     def settled(self, read_id):
-        return self.did(self.intake.read_settled(ReadId(read_id)))
+        return self.did(self.receiver.read_settled(ReadId(read_id)))
 
     def tick(self, now_s):
-        return self.did(self.intake.tick(now_s=now_s))
+        return self.did(self.receiver.tick(now_s=now_s))
 
     def cancel(self, key=KEY):
-        return self.did(self.intake.cancel(key))
+        return self.did(self.receiver.cancel(key))
 
     @property
     def releases(self):
@@ -72,7 +72,7 @@ def of(actions, kind):
 def test_reserves_asks_reads_and_is_ready():
     desk = Desk()
     [ask] = desk.start()
-    assert ask == Send(P, AskKV("s", 0, 0, 0))
+    assert ask == Send(P, KVRequest("s", 0, 0, 0))
     assert desk.pool.held_count == 3
     [first] = desk.grant(0, 2, now_s=1.0)
     assert (first.source_blocks, len(first.local_blocks)) == ((100, 101), 2)
@@ -84,7 +84,7 @@ def test_reserves_asks_reads_and_is_ready():
     assert (ready.first_token, ready.transferred_bytes) == (42, 300)
     assert (ready.transfer_s, ready.handover_s) == (2.0, 1.0)
     assert release == Send(P, KVReleased("s", 0, True))
-    assert desk.intake.is_idle
+    assert desk.receiver.is_idle
     assert desk.cache.match(block_hashes(ROOT, PROMPT, 4)) == list(first.local_blocks)
 
 
@@ -131,7 +131,7 @@ def test_a_grant_that_does_not_fit_the_prompt_is_a_failed_transfer(first, count,
     desk = Desk()
     desk.start()
     assert of(desk.grant(first, count, last=last), GaveUp)
-    assert desk.intake.is_idle
+    assert desk.receiver.is_idle
 
 
 def test_a_read_is_given_no_more_time_than_the_lease_has_left():
@@ -146,9 +146,9 @@ def test_the_lease_counts_from_when_the_answered_ask_was_sent():
     desk.start(now_s=0.0)
     desk.grant(0, 1, now_s=0.5, lease_s=3.0)
     [renewal] = desk.tick(1.0)
-    assert renewal.message == AskKV("s", 0, 0, 1)
+    assert renewal.message == KVRequest("s", 0, 0, 1)
     assert desk.grant(1, 0, answers=0, now_s=1.5, lease_s=3.0) == []  # sent before the renewal arrived
-    assert desk.intake.next_tick_s == 2.0
+    assert desk.receiver.next_tick_s == 2.0
     desk.tick(2.0)
     [gave_up] = desk.tick(3.0)
     assert gave_up.reason is FailureReason.TRANSFER
@@ -159,9 +159,9 @@ def test_renewals_keep_the_lease_running():
     desk.start()
     desk.grant(0, 0)
     for number in range(1, 20):
-        now_s = desk.intake.next_tick_s
+        now_s = desk.receiver.next_tick_s
         [renewal] = desk.tick(now_s)
-        assert renewal.message.ask_number == number
+        assert renewal.message.request_number == number
         desk.grant(0, 0, answers=number, now_s=now_s + 0.1, lease_s=3.0)
     assert now_s > 10
 
@@ -170,9 +170,9 @@ def test_a_source_that_never_answers_is_given_up():
     desk = Desk(lease_s=3.0)
     desk.start()
     for _ in range(20):
-        if of(desk.tick(desk.intake.next_tick_s), GaveUp):
+        if of(desk.tick(desk.receiver.next_tick_s), GaveUp):
             break
-    assert desk.intake.is_idle
+    assert desk.receiver.is_idle
     assert desk.pool.held_count == 0
     assert len(desk.releases) == 1
 
@@ -214,7 +214,7 @@ def test_a_second_attempt_does_not_share_blocks_with_a_read_that_may_still_land(
     [first] = desk.grant(0, 3, last=True)
     [second] = desk.done(0, error="timeout", is_settled=False)
     assert set(first.local_blocks).isdisjoint(second.local_blocks)
-    assert desk.intake.quarantined_count == 3
+    assert desk.receiver.quarantined_count == 3
     [ready] = desk.done(1)
     assert tuple(ready.block_ids) == second.local_blocks
     assert desk.releases == []  # the abandoned read may still be reading there
@@ -259,14 +259,14 @@ def test_cancel_before_any_grant_releases_at_once():
 
 
 def test_no_room_waits_in_order_and_is_refused_in_time():
-    desk = Desk(blocks=4, intake_wait_s=2.0)
+    desk = Desk(blocks=4, receive_wait_s=2.0)
     desk.start()
     first, second = SeqKey(SequenceId("a"), 0), SeqKey(SequenceId("b"), 0)
     assert desk.start(first, now_s=1.0) == []
     assert desk.start(second, tokens=(1,), now_s=1.5) == []  # would fit, but is not first
     [refused] = of(desk.tick(3.0), NoRoom)
     assert refused.key == first
-    [ask] = desk.did(desk.intake.admit(now_s=3.0))
+    [ask] = desk.did(desk.receiver.admit(now_s=3.0))
     assert ask.message.seq_id == "b"
 
 
@@ -286,7 +286,7 @@ def test_a_lost_source_is_told_nothing_and_good_blocks_stay_cached():
     desk.start()
     desk.grant(0, 1)
     desk.done(0)
-    [gave_up] = desk.did(desk.intake.source_lost(P.worker_id, "gone"))
+    [gave_up] = desk.did(desk.receiver.source_lost(P.worker_id, "gone"))
     assert gave_up == GaveUp(KEY, FailureReason.SOURCE_LOST, "gone")
     assert desk.pool.held_count == 0
     [ask] = desk.start(SeqKey(SequenceId("s"), 1))
@@ -300,7 +300,7 @@ def test_a_refusal_is_answered_by_a_release_if_anything_was_granted(granted):
     desk.grant(0, granted)
     if granted:
         desk.done(0)
-    actions = desk.did(desk.intake.refused(P.worker_id, KVRefused("s", 0, "cancelled")))
+    actions = desk.did(desk.receiver.refused(P.worker_id, KVRefused("s", 0, "cancelled")))
     assert actions[0] == GaveUp(KEY, FailureReason.SOURCE_REFUSED, "cancelled")
     assert len(desk.releases) == granted
 
@@ -308,10 +308,10 @@ def test_a_refusal_is_answered_by_a_release_if_anything_was_granted(granted):
 def test_messages_of_strangers_and_of_ended_attempts_change_nothing():
     desk = Desk()
     desk.start()
-    assert desk.intake.refused(WorkerId("x"), KVRefused("s", 0, "")) == []
+    assert desk.receiver.refused(WorkerId("x"), KVRefused("s", 0, "")) == []
     desk.cancel()
     assert desk.grant(0, 1) == []
-    assert desk.intake.is_idle
+    assert desk.receiver.is_idle
 
 
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one():
@@ -332,7 +332,7 @@ def test_checksums_of_a_grant_reach_the_reads_of_its_blocks():
     desk = Desk(bytes_in_flight_max=400)
     desk.start()
     grant = KVGrant("s", 0, 0, (7, 8, 9), (1, 1, 1), 5.0, is_last=True, first_token=4, checksums=(17, 18, 19))
-    [first, second] = of(desk.did(desk.intake.granted(P.worker_id, grant, now_s=0.0)), Read)
+    [first, second] = of(desk.did(desk.receiver.granted(P.worker_id, grant, now_s=0.0)), Read)
     assert (first.checksums, second.checksums) == ((17,), (18,))
     [again] = of(desk.done(first.read_id, error="corrupt"), Read)
     assert (again.source_blocks, again.checksums) == ((7,), (17,))
@@ -342,4 +342,4 @@ def test_a_grant_with_some_checksums_is_a_failed_transfer():
     desk = Desk()
     desk.start()
     grant = KVGrant("s", 0, 0, (7, 8), (1, 1), 5.0, checksums=(17,))
-    assert of(desk.did(desk.intake.granted(P.worker_id, grant, now_s=0.0)), GaveUp)
+    assert of(desk.did(desk.receiver.granted(P.worker_id, grant, now_s=0.0)), GaveUp)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
-from baton.core.messages import Leg, LoadReport, Role, WorkerHello
+from baton.core.messages import LoadReport, Phase, Role, WorkerHello
 from router.decisions.cluster_view import ClusterView, Load
 from router.decisions.placement.slo import HOLDERS, LEAST_BUSY, SAMPLED, Request, SloPlacer
 from router.decisions.placement.views import NoPlace, Placement
@@ -49,13 +49,13 @@ class Cluster:
     def worker(self, name: str):
         return self.view[WorkerId(name)]
 
-    def busy(self, name: str, tokens: int = 0, *, leg: Leg = Leg.PREFILL, slo_s: float = 0.0) -> None:
+    def busy(self, name: str, tokens: int = 0, *, phase: Phase = Phase.PREFILL, slo_s: float = 0.0) -> None:
         self.count += 1
         seq_id, load = SequenceId(f"x{self.count}"), Load(tokens, tpot_slo_s=slo_s)
-        fresh = 0 if leg is Leg.DECODE else tokens
+        fresh = 0 if phase is Phase.DECODE else tokens
         worker = self.worker(name)
-        worker.issue(seq_id, leg=leg, tokens=fresh, blocks=1, load=load, now_s=self.now_s)
-        if leg is not Leg.PREFILL:
+        worker.issue(seq_id, phase=phase, tokens=fresh, blocks=1, load=load, now_s=self.now_s)
+        if phase is not Phase.PREFILL:
             worker.prefilled(seq_id, self.now_s)
 
     def place(
@@ -86,12 +86,12 @@ class Cluster:
 
     def take(self, found: Placement, tokens: int) -> None:
         self.count += 1
-        for worker_id, leg in found.legs.items():
-            fresh = 0 if leg is Leg.DECODE else max(1, tokens - self.cached.get(worker_id, 0))
+        for worker_id, phase in found.phases.items():
+            fresh = 0 if phase is Phase.DECODE else max(1, tokens - self.cached.get(worker_id, 0))
             self.view.issue(
                 worker_id,
                 SequenceId(f"t{self.count}"),
-                leg=leg,
+                phase=phase,
                 tokens=fresh,
                 blocks=tokens // 16,
                 load=Load(tokens),
@@ -102,14 +102,14 @@ class Cluster:
 
 def names(found: Placement | NoPlace) -> tuple[str, ...]:
     assert isinstance(found, Placement), found
-    return tuple(found.legs)
+    return tuple(found.phases)
 
 
 def test_a_long_prompt_goes_to_two_workers_where_its_chunks_would_hold_others_up():
     cluster = Cluster(p="prefill", d="decode")
     for _ in range(20):
-        cluster.busy("d", 500, leg=Leg.DECODE, slo_s=0.03)
-        cluster.busy("p", 300, leg=Leg.DECODE, slo_s=0.03)
+        cluster.busy("d", 500, phase=Phase.DECODE, slo_s=0.03)
+        cluster.busy("p", 300, phase=Phase.DECODE, slo_s=0.03)
     assert names(cluster.place(16_000, ttft=5.0, tpot=0.03)) == ("p", "d")
 
 
@@ -132,7 +132,7 @@ def test_roles_are_kept_to_where_they_must_be():
 
 
 def test_a_cached_prefix_wins_until_its_queue_costs_more_than_computing_again():
-    cluster = Cluster(a="both", b="both")
+    cluster = Cluster(a="aggregated", b="aggregated")
     cluster.cached = {"a": 8000}
     placed = []
     for _ in range(10):
@@ -144,7 +144,7 @@ def test_a_cached_prefix_wins_until_its_queue_costs_more_than_computing_again():
 
 
 def test_equal_workers_are_used_in_turn():
-    cluster = Cluster(a="both", b="both", c="both", d="both")
+    cluster = Cluster(a="aggregated", b="aggregated", c="aggregated", d="aggregated")
     used = Counter[str]()
     for _ in range(8):
         cluster.now_s += 0.001
@@ -155,8 +155,8 @@ def test_equal_workers_are_used_in_turn():
 
 
 def test_a_slow_worker_gets_less():
-    cluster = Cluster(a="both")
-    cluster.join("slow", Role.BOTH, StepCosts(0.02, 5e-4, 2e-3, 5e-7, 5e-9))
+    cluster = Cluster(a="aggregated")
+    cluster.join("slow", Role.AGGREGATED, StepCosts(0.02, 5e-4, 2e-3, 5e-7, 5e-9))
     placed = Counter[str]()
     for _ in range(24):
         found = cluster.place(2000)
@@ -166,7 +166,7 @@ def test_a_slow_worker_gets_less():
 
 
 def test_objectives_decide_before_cost_does():
-    cluster = Cluster(a="both", b="both")
+    cluster = Cluster(a="aggregated", b="aggregated")
     cluster.cached = {"a": 4000}
     cluster.busy("a", 5000)
     cheap = cluster.place(5000)
@@ -180,7 +180,7 @@ def test_objectives_decide_before_cost_does():
 
 
 def test_an_adapter_stays_where_it_is_loaded_until_that_costs_more_than_loading_it():
-    cluster, at = Cluster(a="both", b="both"), frozenset({WorkerId("b")})
+    cluster, at = Cluster(a="aggregated", b="aggregated"), frozenset({WorkerId("b")})
     for _ in range(3):
         found = cluster.place(100, at=at)
         assert names(found) == ("b",)
@@ -193,8 +193,8 @@ def test_the_reason_has_the_seconds():
     found = Cluster(p="prefill", d="decode").place(2000)
     assert isinstance(found, Placement)
     assert found.forecast is not None
-    assert f"TTFT {found.forecast.ttft_s:.3f} s" in found.because
-    assert "TPOT" in found.because
+    assert f"TTFT {found.forecast.ttft_s:.3f} s" in found.reason
+    assert "TPOT" in found.reason
 
 
 def test_without_a_pool_it_falls_back_or_says_what_is_missing():
@@ -207,7 +207,7 @@ def test_without_a_pool_it_falls_back_or_says_what_is_missing():
     assert cluster.place(100_000) == NoPlace("longer than any worker can hold", is_final=True)
 
 
-ROLES = st.sampled_from(["prefill", "decode", "both"])
+ROLES = st.sampled_from(["prefill", "decode", "aggregated"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -217,7 +217,7 @@ ROLES = st.sampled_from(["prefill", "decode", "both"])
     seed=st.integers(0, 99),
 )
 def test_what_may_not_be_chosen_never_is(workers, tokens, seed):
-    """Whoever drains, refused, or has no room; and two of role both are never a pair."""
+    """Whoever drains, refused, or has no room; and two of role aggregated are never a pair."""
     cluster, rng = Cluster(), random.Random(seed)
     for number, (role, is_draining, has_refused, is_full) in enumerate(workers):
         name = f"w{number}"
@@ -229,20 +229,20 @@ def test_what_may_not_be_chosen_never_is(workers, tokens, seed):
     found = cluster.place(tokens)
     if isinstance(found, NoPlace):
         return
-    legs = found.legs
-    for worker_id, leg in legs.items():
+    phases = found.phases
+    for worker_id, phase in phases.items():
         worker = cluster.view[worker_id]
         assert not worker.is_draining
         assert not worker.has_refused
-        assert leg is Leg.PREFILL or worker.free_blocks >= tokens // 16
-    if len(legs) == 2:
-        pair = [cluster.view[w] for w in legs]
+        assert phase is Phase.PREFILL or worker.free_blocks >= tokens // 16
+    if len(phases) == 2:
+        pair = [cluster.view[w] for w in phases]
         assert len({w.hello.fingerprint for w in pair}) == 1
-        assert [w.role for w in pair] != [Role.BOTH, Role.BOTH]
+        assert [w.role for w in pair] != [Role.AGGREGATED, Role.AGGREGATED]
 
 
 def test_who_failed_is_chosen_last():
-    cluster = Cluster(a="both", b="both")
+    cluster = Cluster(a="aggregated", b="aggregated")
     cluster.cached = {"a": 1990}
     assert names(cluster.place(2000)) == ("a",)
     assert names(cluster.place(2000, avoid="a")) == ("b",)
@@ -268,7 +268,7 @@ def test_a_decision_looks_at_a_bounded_number_of_workers(count, monkeypatch):
 
 
 def test_a_worker_whose_last_room_is_for_others_gets_nothing_even_if_it_is_the_only_one():
-    for roles in ({"d": "decode", "p": "prefill"}, {"b": "both"}):
+    for roles in ({"d": "decode", "p": "prefill"}, {"b": "aggregated"}):
         cluster = Cluster(**roles)
         kept = next(name for name in roles if name != "p")
         found = cluster.place(any_role=False, kept=frozenset({WorkerId(kept)}))
