@@ -1,6 +1,5 @@
 """Names of things. Each is a NewType so that the type checker keeps them apart."""
 
-from random import Random, SystemRandom
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
@@ -68,12 +67,3 @@ class SeqKey(tuple[SequenceId, int]):
 def replica_name(worker_id: WorkerId) -> str:
     """Return the stable part of a worker id: "decode-0" of "decode-0.1f3a"."""
     return worker_id.rsplit(".", 1)[0]
-
-
-_ids = Random(SystemRandom().getrandbits(256))
-
-
-def new_id() -> str:
-    """Return 128 random bits in hexadecimal. The id is unique and no secret: asking the kernel for each would
-    cost a twentieth of what a router does for a whole request."""
-    return f"{_ids.getrandbits(128):032x}"

@@ -7,6 +7,7 @@ reason.
 import msgspec
 
 from baton.core.ids import WorkerId
+from baton.core.wire_types import SInt64, UInt64
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class Moment(msgspec.Struct, frozen=True):
     workers: tuple[WorkerId, ...] = ()
     seconds: float = 0.0
     """Duration, for an event that has one."""
-    bytes: int = 0
+    bytes: UInt64 = 0
 
 
 class RecentRequest(msgspec.Struct, frozen=True):
@@ -72,7 +73,7 @@ class RecentRequest(msgspec.Struct, frozen=True):
 class RecentRequestsQuery(msgspec.Struct, frozen=True):
     request_id: str = ""
     """Request to return, by either of its ids. Empty: the latest ones."""
-    limit: int = 100
+    limit: SInt64 = 100
 
 
 class RecentRequestsReply(msgspec.Struct, frozen=True):

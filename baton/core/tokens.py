@@ -6,7 +6,6 @@ kept, one line per token: NAME SCOPE SHA256.
 
 import hmac
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from enum import StrEnum, auto
 from hashlib import sha256
@@ -15,8 +14,6 @@ import msgspec
 
 from baton.core.errors import SetupError
 
-PREFIX = "bt-"
-TOKEN_BYTES = 32
 TOKEN_LENGTH_MAX = 512
 TOKENS_MAX = 10_000
 NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -39,10 +36,6 @@ class TokenRecord(msgspec.Struct, frozen=True):
     scope: Scope
     sha256: str
     """Digest of the whole token in hexadecimal."""
-
-
-def new_token() -> str:
-    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest_of(token: str) -> str:

@@ -10,7 +10,7 @@ from kv_store.node.promotion import Fill
 from kv_store.node.size_classes import Space, is_checksum
 
 LEASE_SLACK_SHARE = 0.1
-"""The share of a lease that is left unused: clocks run differently."""
+"""Of a lease, left unused: clocks run differently."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,8 +26,7 @@ class Pinned:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """One fetch. Its lease is counted from when we sent the PinBlocks that was answered, so we always stop
-    first."""
+    """The lease is counted from when we sent the PinBlocks that was answered, so we always stop first."""
 
     fetch_id: int
     space: Space
@@ -35,19 +34,19 @@ class Fetch:
     fills: list[Fill]
     deadline_s: float
     asked_s: dict[int, float] = field(default_factory=dict[int, float])
-    """When each PinBlocks was sent, by its number, unless it or a later one was answered."""
+    """Number of each PinBlocks not yet answered by it or a later one -> when it was sent."""
     pin_number: int = -1
     lease_end_s: float = float("inf")
-    """The end of the lease, once it is granted."""
+    """Once granted."""
     is_granted: bool = False
     pinned_count: int = 0
     """Positions before this are pinned there, or were."""
     end: int = field(init=False)
     """Positions from here on will not come."""
     queue: deque[Pinned] = field(default_factory=deque[Pinned])
-    """Blocks that are pinned there and not read yet."""
+    """Pinned there, not read yet."""
     reads_open: int = 0
-    """Reads that have not settled."""
+    """Not settled."""
     is_over: bool = False
     is_lost: bool = False
     """Nobody is there to be told of the end."""
@@ -63,7 +62,7 @@ class Fetch:
         return any(p.fill.waiters for p in self.queue) or any(fill.waiters for fill in unpinned)
 
     def accept(self, answer: PinnedBlocks) -> str:
-        """Take in what is new in an answer. Returns why the answer makes no sense, or nothing."""
+        """Takes in what is new. Not empty: why the answer makes no sense."""
         count = len(answer.slots)
         lists = (answer.generations, answer.facts, answer.checksums)
         if any(len(one) != count for one in lists):
@@ -93,7 +92,7 @@ class Fetch:
     def _extend_lease(self, answer: PinnedBlocks) -> None:
         asked_s = self.asked_s.get(answer.answers_pin)
         if asked_s is None:
-            return  # overtaken by a later answer, whose lease ends later
+            return  # overtaken by a later one, whose lease ends later
         for number in [n for n in self.asked_s if n < answer.answers_pin]:
             del self.asked_s[number]
         end_s = asked_s + answer.lease_s * (1 - LEASE_SLACK_SHARE)
@@ -103,11 +102,11 @@ class Fetch:
 
 @dataclass(slots=True, eq=False)
 class PeerRead:
-    """A read under way. Its slots are the network's until the read has settled."""
+    """Slots are the network's until the read has settled."""
 
     fetch: Fetch
     blocks: list[Pinned]
     slots: list[int]
     started_s: float
     is_done: bool = False
-    """The read ended, but bytes may still land: its slots are set aside."""
+    """Ended, but bytes may still land: the slots are set aside."""

@@ -13,7 +13,7 @@ from kv_store.node.size_classes import HostCopy, Space
 _Key = tuple[int, NodeId, int]
 
 NAME = "peers"
-"""All peers together are one holder of host memory."""
+"""All of them together are one holder of host memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +27,8 @@ class _Lease:
 
 
 class Leases:
-    """Pins for one-sided reads. We cannot see a reader's end, so pins last until the reader reports it or the
-    lease is over. The reader counts the same lease from before it asked."""
+    """Pins for one-sided reads: we cannot see a reader's end, so they last until it says so or the lease is
+    over. The reader counts the same lease from before it asked."""
 
     def __init__(self, context: Context, shares: Shares, bringer: Bringer) -> None:
         self._context = context
@@ -37,14 +37,14 @@ class Leases:
         self._leases: dict[_Key, _Lease] = {}
         self._holder: Holder | None = None
         self.last_s = context.now_s
-        """The time at which the last lease ended."""
+        """When the last lease ended."""
 
     @property
     def count(self) -> int:
         return len(self._leases)
 
     def pin(self, space: Space, peer: NodeRef, pin: PinBlocks) -> None:
-        """Pin blocks for a peer. A repeated request renews the lease."""
+        """Heard again: the lease is renewed."""
         key = (space.block_bytes, peer.node_id, pin.fetch_id)
         lease = self._leases.get(key)
         if lease is not None:

@@ -29,12 +29,11 @@ FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128
 READS_MAX = 8
 READ_BYTES_MAX = 64 * 2**20
-"""Bytes of one read, so that what it fetched is reported early."""
+"""Of one read, so that what it brings is told early."""
 STUCK_SHARE_MAX = 0.125
-"""The share of the host memory that reads which have not settled may keep aside before nothing is fetched any
-more."""
+"""Of the host memory, that reads which have not settled may keep aside before nothing is fetched any more."""
 AVOID_S = 10.0
-"""A holder that failed us is avoided for this long, unless nobody else has the block."""
+"""A holder that failed us is not asked for so long, unless nobody else has the block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +44,7 @@ class _Peer:
 
 
 class PeerFetches:
-    """Fetches blocks of peers. A promotion waits until a holder is known and a fetch may begin; a holder that
-    fails is left for another."""
+    """Fills wait until a holder is known and a fetch may begin; a holder that fails is left for another."""
 
     def __init__(
         self, context: Context, index: Index, bringer: Bringer, lookups: Lookups, host: HostTier
@@ -60,11 +58,11 @@ class PeerFetches:
         self._pending: deque[Fill] = deque()
         self._fetches: dict[int, Fetch] = {}
         self._fetch_of: dict[Fill, Fetch] = {}
-        """The fetch of each promotion, unless it is over."""
+        """The fetch, not over, that is to bring it."""
         self._reads: dict[int, PeerRead] = {}
         self._peers: dict[NodeId, _Peer] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
-        """Bytes of slots that reads of a peer keep aside, as bytes may yet land there."""
+        """Of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
 
     @property
@@ -79,7 +77,7 @@ class PeerFetches:
         return [(read.fetch.space, slot) for read in self._reads.values() for slot in read.slots]
 
     def predict(self, space: Space) -> tuple[float, float]:
-        """Predict (seconds until the first block asked for now is begun, seconds per block)."""
+        """(seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.meter.at(self._context.now_s)
         block_s = per_byte_s * space.slot_bytes
         unread = sum(fetch.end - fetch.pinned_count + len(fetch.queue) for fetch in self._fetches.values())
@@ -88,7 +86,7 @@ class PeerFetches:
         return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     def has_holder(self, block_hash: BlockHash) -> bool:
-        """Whether somebody has the block who has not failed us just now."""
+        """Somebody who has not failed us just now."""
         return any(
             self._is_usable(holding) and self._is_trusted(holding)
             for holding in self._lookups.holders(block_hash)
@@ -108,8 +106,7 @@ class PeerFetches:
             self._looked_up(unknown)
 
     def cancel(self, fill: Fill) -> None:
-        """Call a promotion off. A pending one is skipped when its turn comes; one that is being read arrives,
-        for whoever is next."""
+        """What is pending is skipped when its turn comes; what is being read arrives, for whoever is next."""
         if fill.is_reading:
             return
         self._bringer.forget(fill)
@@ -139,7 +136,7 @@ class PeerFetches:
         self._peers = {node_id: peer for node_id, peer in self._peers.items() if node_id in known}
 
     def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
-        """Note that a peer's session is gone. Reads under way end by themselves."""
+        """Reads under way end by themselves."""
         lost = [
             fetch
             for fetch in self._fetches.values()
@@ -161,8 +158,7 @@ class PeerFetches:
             self._over_if_done(fetch)
 
     def pin_failed(self, node_id: NodeId, failure: PinFailed) -> None:
-        """Take a peer's refusal. It is no fault of the peer's: it does not have the blocks any more, or has
-        no room."""
+        """No fault of the peer's: it does not have them any more, or has no room."""
         fetch = self._fetch_from(node_id, failure.fetch_id)
         if fetch is None or not fetch.pinned_count <= failure.first < fetch.end:
             return
@@ -177,7 +173,7 @@ class PeerFetches:
     # --- fetches --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begin what may begin."""
+        """Begins what may begin."""
         while self._pending and self._open_count() < FETCHES_MAX:
             fill = self._pending.popleft()
             if not fill.waiters:
@@ -202,7 +198,7 @@ class PeerFetches:
         self._pin(fetch)
 
     def _pin(self, fetch: Fetch) -> None:
-        """Ask for the blocks, or renew the lease."""
+        """Asks for the blocks, or renews the lease."""
         now_s = self._context.now_s
         fetch.pin_number += 1
         fetch.asked_s[fetch.pin_number] = now_s
@@ -224,7 +220,7 @@ class PeerFetches:
             self._pin(fetch)
 
     def _read_next(self, fetch: Fetch) -> bool:
-        """Start a read. False means that there is no slot just now."""
+        """False: there is no slot just now."""
         now_s = self._context.now_s
         left_s = min(fetch.lease_end_s, now_s + self._context.config.load_timeout_s) - now_s
         if left_s <= 0:
@@ -233,7 +229,7 @@ class PeerFetches:
         blocks, slots, refused = self._take_slots(fetch)
         if slots:
             self._start_read(fetch, blocks, slots, left_s)
-        for fill, reason in refused:  # now that the fetch has its read, and these do not end it
+        for fill, reason in refused:  # now that the fetch has its read, and is not over by these
             self._bringer.failed(fill, reason)
         self._over_if_done(fetch)
         return bool(slots or refused)
@@ -257,8 +253,7 @@ class PeerFetches:
         self._context.emit(read)
 
     def _take_slots(self, fetch: Fetch) -> tuple[list[Pinned], list[int], list[tuple[Fill, str]]]:
-        """Take slots, and return (what to read, where to, what may have no slot). Blocks that nobody waits
-        for are left out."""
+        """(what to read, where to, what no slot is allowed for). What nobody waits for is left out."""
         blocks: list[Pinned] = []
         slots: list[int] = []
         refused: list[tuple[Fill, str]] = []
@@ -281,8 +276,8 @@ class PeerFetches:
     # --- reads ----------------------------------------------------------------------------------
 
     def read_done(self, done: PeerReadDone) -> None:
-        """Take in the end of a read. It is good only if it settled, and ended before the lease did. A
-        one-sided read can land late, so the generations were compared after it."""
+        """Good only if it settled, and ended before the lease did; as a one-sided read can land late, the
+        generations were compared after it."""
         read = self._reads.get(done.read_id)
         if read is None or read.is_done:
             return
@@ -307,7 +302,7 @@ class PeerFetches:
             self.read_settled(done.read_id)
 
     def read_settled(self, read_id: int) -> None:
-        """Free the slots that were set aside: nothing can land any more."""
+        """Nothing can land any more: slots that were set aside come back."""
         read = self._reads.get(read_id)
         if read is None or not read.is_done:
             return
@@ -326,8 +321,7 @@ class PeerFetches:
             self._try_elsewhere(block.fill, read.fetch.peer.node_id, reason)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
-        """Take in a good read. The slots of good blocks become theirs; the others stay with the read, to be
-        freed with it."""
+        """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
         left: list[int] = []
         for i, (block, slot) in enumerate(zip(read.blocks, read.slots, strict=True)):
             block.fill.is_reading = False
@@ -341,7 +335,7 @@ class PeerFetches:
         read.slots = left
 
     def _arrive(self, block: Pinned, slot: int) -> bool:
-        """Take in a block, and return whether the slot is its own from now on."""
+        """Whether the slot is the block's from now on."""
         fill = block.fill
         space, counts = fill.space, self._context.counts
         counts.fetched_bytes += space.block_bytes
@@ -371,7 +365,7 @@ class PeerFetches:
     # --- ends -----------------------------------------------------------------------------------
 
     def _fail(self, fetch: Fetch, reason: str) -> None:
-        """End a fetch by the peer's fault: the peer is avoided for a while."""
+        """The peer's fault: it is avoided for a while."""
         if fetch.is_over:
             return
         self._context.counts.fetches_failed += 1
@@ -382,7 +376,7 @@ class PeerFetches:
             self._try_elsewhere(fill, fetch.peer.node_id, reason)
 
     def _try_elsewhere(self, fill: Fill, node_id: NodeId, reason: str) -> None:
-        """Fetch from another holder. This one does not count any more for this block."""
+        """The holder does not count any more for this block."""
         self._lookups.forget_holder(fill.block_hash, node_id)
         fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
         if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
@@ -408,7 +402,7 @@ class PeerFetches:
         self._release_if_settled(fetch)
 
     def _release_if_settled(self, fetch: Fetch) -> None:
-        """End the peer's pins when nothing of ours can read them any more."""
+        """The peer's pins end when nothing of ours can read them any more."""
         if not fetch.is_over or fetch.reads_open or self._fetches.pop(fetch.fetch_id, None) is None:
             return
         self._peer(fetch.peer.node_id).fetch_count -= 1
@@ -433,13 +427,13 @@ class PeerFetches:
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
     def _is_usable(self, holding: Holding) -> bool:
-        """Whether to fetch from the holder. A frozen peer gets no more slots of ours than it has already."""
+        """A frozen peer gets no more slots of ours than it has already."""
         if self._stuck_bytes[holding.node.node_id] > 0:
             return False
         return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
 
     def _choose(self, fill: Fill) -> Holding | None:
-        """Choose a holder: host memory before SSD, then the one with least under way, then the fastest."""
+        """From host memory rather than from SSD, from whom least is under way, from the fastest."""
 
         def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
             peer = self._peer(holding.node.node_id)
