@@ -14,10 +14,10 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.store import StoreHello, StoreRefused, StoreToWorker, StoreWelcome, WorkerToStore
 from baton.core.store_admin import Declined, StoreReply, StoreRequest
+from baton.wire.decoding import WireError
 from baton.wire.link import END, LinkBroken
 from baton.wire.local import FrameSocket, StoreSide
 from baton.wire.store_codec import FROM_STORE, FROM_WORKER, OPENING, REPLY
-from baton.wire.vocabulary import WireError
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ PATH_BYTES_MAX = 107
 
 
 class WorkerSink(Protocol):
-    """The receiver of what workers say. `worker_joined` is answered through `WorkerSessions.send`, at once,
+    """The receiver of what workers say. `worker_joined` is answered through `LocalSessions.send`, at once,
     by a welcome or a refusal."""
 
     def worker_joined(self, hello: StoreHello) -> None: ...
@@ -54,7 +54,7 @@ class _Session:
         self.ended = asyncio.Event()
 
 
-class WorkerSessions:
+class LocalSessions:
     """One session per worker. It ends when the worker closes its socket, and not before: until then the
     worker may still write into the slots it was given. From our side only its writing half is closed."""
 
@@ -162,7 +162,7 @@ class LocalServer:
         self,
         path: str,
         *,
-        sessions: WorkerSessions,
+        sessions: LocalSessions,
         answer: Callable[[StoreRequest], Awaitable[StoreReply]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
