@@ -12,6 +12,7 @@ from rich.console import Console
 
 from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
+from baton.core.policies import PLACEMENT_POLICIES
 from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from commands.settings import load_config
 from commands.simulate_show import Outputs, live_progress, publish
@@ -58,7 +59,12 @@ _Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline paral
 _Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
 _Aggregated = Annotated[int, typer.Option(min=0, help="Workers that take either phase.")]
-_Policy = Annotated[str, typer.Option(help="As `router.policy`; default: the configuration's.")]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help=f"Placement, as `router.policy`: {', '.join(PLACEMENT_POLICIES)}. Default: as configured."
+    ),
+]
 _Ttft = Annotated[
     float, typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
 ]

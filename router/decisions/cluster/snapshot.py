@@ -1,7 +1,7 @@
 """Frozen snapshots of workers and of the cluster: what every placement policy decides on.
 
 A worker's snapshot is made anew when something about the worker changes, and the cluster's takes over those
-of all other workers, so a decision copies nothing. """
+of all other workers, so a decision copies nothing."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

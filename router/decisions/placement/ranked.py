@@ -64,7 +64,7 @@ class RankedPolicy:
     KV moves only between workers of one fingerprint, so a pair is always of one. Without any possible pair
     (an empty pool, or fingerprints that never meet) `router.fallback_to_other_pool` allows both phases on
     whichever worker there is. A decode or aggregated phase needs room now; a prefill phase may wait at its
-    worker. """
+    worker."""
 
     def __init__(self, ranking: Ranking, tools: PolicyTools, *, predicts: bool = False) -> None:
         """`predicts`: placements get a forecast, by which admission decides."""

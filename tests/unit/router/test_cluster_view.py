@@ -56,3 +56,28 @@ def test_a_worker_is_stale_before_its_first_report_and_after_silence(cluster):
     worker.on_report(report(free=1), now_s=1.0)
     assert not cluster.is_stale(worker, 3.0)
     assert cluster.is_stale(worker, 3.1)
+
+
+def test_a_snapshot_does_not_change_when_the_cluster_does(cluster):
+    cluster[W].on_report(report(free=50), now_s=1.0)
+    before = cluster.snapshot(1.0)
+    kept = repr(before)
+    cluster.reserve(W, S, phase=Phase.DECODE, tokens=0, blocks=7)
+    cluster[W].update(Role.AGGREGATED, is_draining=True)
+    cluster.join(WorkerHello(WorkerId("x"), Role.DECODE, "f", "m", 16, 100, 1000), "host:2")
+    after = cluster.snapshot(2.0)
+    assert repr(before) == kept
+    assert [w.worker_id for w in after.pools.usable] == ["x"]
+    assert after.workers[W].load.free_blocks == 43
+    cluster.check()
+
+
+def test_a_snapshot_takes_over_what_did_not_change(cluster):
+    cluster.join(WorkerHello(WorkerId("x"), Role.DECODE, "f", "m", 16, 100, 1000), "host:2")
+    before = cluster.snapshot(1.0)
+    assert cluster.snapshot(1.0) is before
+    cluster.reserve(W, S, phase=Phase.DECODE, tokens=0, blocks=7)
+    after = cluster.snapshot(1.0)
+    assert after.workers["x"] is before.workers["x"]
+    assert after.workers[W] is not before.workers[W]
+    assert after.workers[W].facts is before.workers[W].facts

@@ -150,7 +150,7 @@ class Fleet(RuleBasedStateMachine):
         for router_id, router in self.routers.items():
             for worker in router.cluster:
                 theirs = [
-                    other.cluster[worker.worker_id].own_share
+                    other.cluster[worker.worker_id].load.own_share
                     for other_id, other in self.routers.items()
                     if other_id != router_id and worker.worker_id in other.cluster
                 ]
@@ -170,14 +170,14 @@ class TestFleet(Fleet.TestCase):
 
 def test_others_work_counts_until_the_second_report_has_seen_it():
     mine, theirs = Router(), Router()
-    before = mine.cluster[WORKERS[0]].load
+    before = mine.cluster[WORKERS[0]].load.load_tokens
     for router in (mine, theirs):
         router.cluster[WORKERS[0]].on_report(report(), now_s=0.0)
     theirs.issue(WORKERS[0], "s", tokens=500, blocks=40)
     theirs.book.changes(ROUTERS[1])
     mine.book.heard(theirs.book.snapshot(ROUTERS[1]), now_s=0.0)
     worker = mine.cluster[WORKERS[0]]
-    assert (worker.load.free_blocks, worker.load > before + 500) == (960, True)
+    assert (worker.load.free_blocks, worker.load.load_tokens > before + 500) == (960, True)
     for _ in range(2):  # the reports have it now
         theirs.cluster[WORKERS[0]].on_report(report(960), now_s=1.0)
         worker.on_report(report(960), now_s=1.0)

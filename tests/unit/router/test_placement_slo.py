@@ -79,9 +79,8 @@ class Cluster:
         request = PlacementRequest(
             SequenceNeeds(tokens, 0, 100, ttft, tpot, 0.0),
             False,
-            avoided,
-            "",
             lambda fingerprint, block: held,
+            avoided,
             adapter_at=at,
             kept=kept,
         )
