@@ -46,7 +46,6 @@ Store = Annotated[
         show_default=False,
     ),
 ]
-Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -274,14 +273,14 @@ _mount(
     "sim",
     "simulator.faults.cli",
     "",
-    "The production decisions under virtual time with seeded faults.",
+    "Fault simulator: production decisions under virtual time with seeded faults.",
     "baton sim --seeds 100",
 )
 _mount(
     "simulate",
     "commands.simulate",
     "worker",
-    "A production trace on a modelled cluster of GPUs, with the production router.",
+    "Fleet simulator: a production trace on a large cluster of modelled GPUs.",
     "baton simulate trace.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8",
 )
 _mount(
