@@ -68,10 +68,6 @@ class LoadPath:
         return self.free_s + self.latency_s
 
 
-def _tier_of(spec: StoreSpec, blocks: int) -> TierBlocks:
-    return TierBlocks(make_eviction_policy(spec.policy, blocks), blocks)
-
-
 class HostStore:
     """The store node of one host."""
 
