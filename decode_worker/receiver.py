@@ -25,8 +25,8 @@ from baton.core.messages import (
 )
 from baton.core.steps import TokenLogprobs
 from decode_worker.read_queue import Chunk, ReadQueue
-from engine.block_pool import OutOfBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import OutOfBlocks
+from engine.scheduling.prefix_cache import PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ class KVReceiver:
         """Nothing can land any more: quarantined blocks come back."""
         read = self._reads.pop(read_id)
         if read.owns_blocks:
-            self._pool.give_back(read.local_blocks)
+            self._pool.release(read.local_blocks)
         read.chunk.pull.reads_open -= 1
         return self._release_if_settled(read.chunk.pull)
 
@@ -430,7 +430,7 @@ class KVReceiver:
         on with other blocks. False: there are none."""
         pull, first = read.chunk.pull, read.chunk.first_block
         try:
-            fresh = self._pool.take(len(read.local_blocks))
+            fresh = self._pool.allocate(len(read.local_blocks))
         except OutOfBlocks:
             return False
         pull.block_ids[first : first + len(fresh)] = fresh
@@ -467,7 +467,7 @@ class KVReceiver:
             if read.chunk.pull is pull and not read.owns_blocks:
                 read.owns_blocks = True
                 quarantined.update(read.local_blocks)
-        self._pool.give_back([block for block in pull.block_ids if block not in quarantined])
+        self._pool.release([block for block in pull.block_ids if block not in quarantined])
         pull.block_ids = []
         if tell_source:
             pull.release = KVReleased(pull.key.seq_id, pull.key.epoch, taken)

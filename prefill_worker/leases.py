@@ -12,7 +12,7 @@ from baton.core.ids import BlockId, SeqKey, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import KVGrant, KVRefused, KVRequest, SourceMessage
 from baton.core.steps import TokenLogprobs
-from engine.block_pool import BlockPool
+from engine.scheduling.block_pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class LeaseBook:
 
     def _hold(self, handover: _Handover, blocks: Sequence[BlockId]) -> None:
         fresh = [block for block in blocks if block not in handover.held]
-        self._pool.share(fresh)
+        self._pool.acquire(fresh)
         handover.held.update(dict.fromkeys(fresh))
 
     def _lapse(self, handover: _Handover, *, now_s: float) -> None:
@@ -267,7 +267,7 @@ class LeaseBook:
         del self._handovers[handover.key]
 
     def _give_back(self, handover: _Handover) -> None:
-        self._pool.give_back(list(handover.held))
+        self._pool.release(list(handover.held))
         handover.held = {}
 
 

@@ -20,8 +20,8 @@ from baton.core.store import (
     StoreWelcome,
     TakeBlocks,
 )
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from worker.core_copies import Copies
 from worker.core_loads import LoadCopy, Loads
@@ -81,7 +81,7 @@ class StoreClient:
         self._copies = Copies(cache.pool)
         self._offers = Offers(cache, self._copies)
         self._loads = Loads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
-        scheduler.when_committed(self._committed)
+        scheduler.on_commit(self._committed)
 
     @property
     def is_idle(self) -> bool:

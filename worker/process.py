@@ -36,7 +36,7 @@ from baton.wire.client import WorkerStatusReply
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from decode_worker.reader import KVReader, Read
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from kv_transfer.manager import TransferManager
 from prefill_worker.service import ReaderSessions
 from worker import events as e

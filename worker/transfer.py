@@ -8,8 +8,8 @@ from typing import Any
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
-from engine.kv_pairs import TorchPairs
-from engine.kv_pool import KVPool
+from engine.kv.pairs import TorchPairs
+from engine.kv.pool import KVPool
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.backends.cma import CmaBackend
 from kv_transfer.backends.nccl import NcclBackend

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
-from engine.adapter_files import _matches, digest_adapter, read_adapter
+from engine.model_files.adapter_files import _matches, digest_adapter, read_adapter
 from tests.adapters import ALL, make_adapter, merge
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -118,7 +118,7 @@ def test_dropped_adapters_make_room_and_slots_do_not_mix(tmp_path: Path) -> None
 
 def test_more_adapters_than_slots_are_refused(tmp_path: Path) -> None:
     from baton.config import EngineConfig, ModelConfig
-    from engine.executor import Executor
+    from engine.execution.executor import Executor
 
     base = make_model(tmp_path / "base", "llama")
     engine = EngineConfig(kv_bytes=2**22, block_tokens=16, threads=1, adapters_max=1)

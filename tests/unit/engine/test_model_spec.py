@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from engine.models.read import load_spec, parse_spec
+from engine.model_files.read_spec import load_spec, parse_spec
 from tests.models import make_model
 
 BASE = {
