@@ -19,26 +19,26 @@ from kv_transfer.manager import TransferManager
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
-"""From dialling to the peer's hello, and for the transfer connection."""
+"""The time from dialling to the peer's hello, and for the transfer connection."""
 
 WAITING_MESSAGES_MAX = 4096
-"""Messages for a peer whose session is still being opened."""
+"""Messages for a peer whose session is still being opened, at most."""
 
 Key = tuple[int, NodeId]
-"""(space, peer)"""
+"""A session by (size class, peer)."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Runs a coroutine whose unexpected exception ends the process."""
 
 READER_MESSAGES = PinBlocks | UnpinBlocks | TakeOver
-"""They travel in sessions that the sender opened; answers in those that it was asked in."""
+"""These travel in sessions that the sender opened; answers travel in those that it was asked in."""
 
 
 class PeerSpace(Protocol):
-    """What is needed of a space here."""
+    """The part of a size class that is needed here."""
 
     async def transfer(self) -> TransferManager:
-        """Started with the first call. Raises SetupError if nothing works here."""
+        """The transfer manager, started with the first call. Raises SetupError if nothing works here."""
         ...
 
     def hello(self, transfer: TransferManager) -> NodeHello: ...
@@ -49,8 +49,9 @@ class PeerSpace(Protocol):
 
 
 class Asking:
-    """Sessions that we opened, in order to read: one per peer and space, opened ahead or when first used.
-    One that breaks after that is reported as a lost peer, and the next message opens a new one."""
+    """Sessions that we opened, in order to read: one per peer and size class, opened ahead or when first
+    used. A session that breaks after that is reported as a lost peer, and the next message opens a new
+    one."""
 
     def __init__(
         self,
@@ -68,12 +69,12 @@ class Asking:
         return sum(session.link is not None for session in self._sessions.values())
 
     def open(self, space: int, peer: NodeRef) -> None:
-        """Ahead of need: dialling and the first transfer connection take longer than a fetch may. Nobody is
-        told if it fails. Open already: nothing happens."""
+        """Open a session ahead of need, unless it is open: dialling and the first transfer connection take
+        longer than a fetch may. A failure is not reported."""
         self._session(space, peer)
 
     def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
-        """In order. If it cannot be delivered, PeerLost says so."""
+        """Send messages in order. PeerLost follows if one cannot be delivered."""
         key = (space, peer.node_id)
         session = self._session(space, peer)
         session.is_used = True
@@ -137,7 +138,7 @@ class Asking:
             self._lost(key, session, str(error))
 
     def _lost(self, key: Key, session: "_Session", message: str) -> None:
-        """Once per session."""
+        """Report the loss of a session, once."""
         if not self._is_current(key, session):
             return
         del self._sessions[key]
@@ -155,15 +156,15 @@ class Asking:
 @dataclass(slots=True)
 class _Session:
     link: NodeEnd | None = None
-    """None while it is being opened."""
+    """The link; None while it is being opened."""
     waiting: deque[NodeToNode] = field(default_factory=deque[NodeToNode])
     task: asyncio.Task[None] | None = None
     is_used: bool = False
-    """Something was said in it."""
+    """A message was sent in it."""
 
 
 async def _introduce(peer: NodeRef, theirs: NodeHello, transfer: TransferManager) -> None:
-    """Raises IncompatiblePeer, TransferFailed."""
+    """Exchange hellos and connect the transfer. Raises IncompatiblePeer, TransferFailed."""
     if theirs.node.node_id != peer.node_id:  # the port belongs to a later process by now
         raise IncompatiblePeer(f"{peer.address} is {theirs.node.node_id}, not {peer.node_id}")
     try:
@@ -179,7 +180,7 @@ class Answering:
     def __init__(self, *, post: Callable[[e.NodeEvent], None]) -> None:
         self._post = post
         self._sessions: dict[Key, tuple[NodeEnd, asyncio.Event]] = {}
-        """The link, and what ends the session from our side when set."""
+        """The link, and an event that ends the session from our side."""
 
     @property
     def count(self) -> int:
@@ -204,7 +205,7 @@ class Answering:
                 raise LinkBroken(f"{theirs.node.node_id} answers what nobody asked: {type(message).__name__}")
 
     def send(self, space: int, peer: NodeId, message: NodeToNode) -> None:
-        """Dropped if the session is gone: whoever asked has heard of its end."""
+        """Send a message, or drop it if the session is gone: its peer knows of its end."""
         session = self._sessions.get((space, peer))
         if session is None:
             return
@@ -241,7 +242,8 @@ class PeerReads:
         self._space, self._post, self._spawn = space, post, spawn
 
     def start(self, read: e.ReadPeer) -> None:
-        """Answered by one PeerReadDone, and by PeerReadSettled if that said that bytes may yet land."""
+        """Start a read. It is answered by one PeerReadDone, and by PeerReadSettled if bytes may yet land
+        after that."""
         self._spawn(self._read(read))
 
     async def _read(self, read: e.ReadPeer) -> None:

@@ -1,4 +1,4 @@
-"""Which transfer backends a node has, over one arena."""
+"""The transfer backends of a node, over one arena."""
 
 from baton.config import TransferConfig
 from baton.core.ids import NodeId, WorkerId
@@ -9,7 +9,7 @@ from kv_transfer.manager import TransferManager
 def transfer_manager(
     node_id: NodeId, memory: KVMemory, config: TransferConfig, *, host: str
 ) -> TransferManager:
-    """Not started yet. `host`: this machine, as peers reach it."""
+    """Make the manager, without starting it. `host` is this machine as peers reach it."""
     name = WorkerId(f"{node_id}/{memory.block_bytes}")
     backends: list[TransferBackend] = []
     for backend in config.backends:

@@ -1,4 +1,4 @@
-"""The SSD tier of one space: a file of slots, each with one block and its label.
+"""The SSD tier of one size class: a file of slots, each with one block and its label.
 
 Calls block and are meant for a few threads. A block that was not written whole, or is not the one that was
 asked for, is never given out: every read checks label and payload. That is why no write waits for the
@@ -6,7 +6,6 @@ device's cache: what a crash leaves is either the block or nothing (docs/decisio
 """
 
 import itertools
-import os
 import threading
 from pathlib import Path
 from typing import Literal
@@ -21,7 +20,7 @@ from kv_store.ssd import recovery
 from kv_store.ssd.device import AlignedBuffers, IoMode, is_aligned
 from kv_store.ssd.eraser import Eraser
 from kv_store.ssd.errors import CorruptBlock, DiskError
-from kv_store.ssd.folder import SpaceFile, open_space_file
+from kv_store.ssd.folder import SizeClassFile, open_size_class_file
 from kv_store.ssd.layout import (
     PAGE_BYTES,
     Label,
@@ -34,25 +33,25 @@ from kv_store.ssd.layout import (
 IoChoice = Literal["auto", "direct", "buffered"]
 SCAN_THREADS = 4
 _ALLOCATED_AHEAD_BYTES = 16 * 2**20
-"""More than a node may hold by so much at most, where several spaces share its disk space."""
+"""Where several size classes share a node's disk space, it may hold so much more than it may, at most."""
 
 
 class BlockFile:
-    """Thread-safe; but a slot's calls must not overlap: its read or write ends before the next begins.
-    `forget` may be called at any time at which none of them is under way."""
+    """A file of blocks. It is thread-safe, but a slot's calls must not overlap: its read or write ends before
+    the next begins. `forget` may be called at any time at which none of them is under way."""
 
-    def __init__(self, file: SpaceFile, slot_count: int) -> None:
+    def __init__(self, file: SizeClassFile, slot_count: int) -> None:
         """Use `open`."""
         self.path, self.notes, self.slot_count = file.device.path, file.notes, slot_count
         self.io: IoMode = file.device.mode
-        self.space, self.slot_bytes = file.title.space, file.title.slot_bytes
+        self.block_bytes, self.slot_bytes = file.title.block_bytes, file.title.slot_bytes
         self._file, self._device, self._title = file, file.device, file.title
         self._buffers = AlignedBuffers()
         self._sequence = itertools.count(1)
-        self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.space}")
+        self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.block_bytes}")
         self._calls = _CallsUnderWay()
         self._allocated_slots = 0
-        """Below it the file has disk space, or had."""
+        """Slots below this one have disk space, or had."""
         self._allocating = threading.Lock()
 
     @classmethod
@@ -60,21 +59,21 @@ class BlockFile:
         cls,
         directory: str | Path,
         *,
-        space: int,
+        block_bytes: int,
         slot_bytes: int,
         slot_count: int,
         io: IoChoice = "auto",
         progress: recovery.Progress | None = None,
     ) -> tuple["BlockFile", list[Recovered]]:
-        """Makes the file or reads what it holds; in a smaller file than before, what lies beyond is gone.
+        """Make the file or read what it holds; in a smaller file than before, what lies beyond is gone.
 
-        `space`: payload bytes of a block. Raises SetupError if the folder cannot be used, another process
-        uses it, or the file is not ours to write: nothing is changed then.
+        `block_bytes` are the payload bytes of a block. Raises SetupError if the folder cannot be used,
+        another process uses it, or the file is not ours to write: nothing is changed then.
         """
-        assert 0 < space <= slot_bytes, f"blocks of {space} bytes in slots of {slot_bytes}"
+        assert 0 < block_bytes <= slot_bytes, f"blocks of {block_bytes} bytes in slots of {slot_bytes}"
         assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
         assert slot_count > 0, "a file without slots"
-        file = open_space_file(Path(directory), space, slot_bytes, slot_count, io)
+        file = open_size_class_file(Path(directory), block_bytes, slot_bytes, slot_count, io)
         try:
             labels = recovery.read_labels(
                 file.device, file.title, slot_count, threads=SCAN_THREADS, progress=progress
@@ -91,34 +90,39 @@ class BlockFile:
         return opened, [recovery.recovered(label) for label in kept]
 
     def read(self, ssd_slot: int, into: memoryview, block_hash: BlockHash) -> int:
-        """Fills `into` [slot_bytes, or just the payload's bytes] and returns the payload's checksum.
+        """Fill `into` [slot_bytes, or just the payload's bytes] and return the payload's checksum.
 
         Raises CorruptBlock if the slot does not hold that block whole (`into` is then garbage), DiskError if
-        the device fails. Straight into `into` if it is a whole slot at a page's address, else by a copy.
+        the device fails. The read goes straight into `into` if it is a whole slot at a page's address, else
+        by a copy.
         """
         with self._calls:
             target, is_copied = self._io_buffer(into)
             page = self._buffers.get(PAGE_BYTES)
             self._device.read([target, page], payload_offset(self._checked(ssd_slot), self.slot_bytes))
             label = decode_label(page, file_id=self._title.file_id, slot=ssd_slot)
-            if label is None or label.facts.block_hash != block_hash or label.payload_bytes != self.space:
+            if (
+                label is None
+                or label.facts.block_hash != block_hash
+                or label.payload_bytes != self.block_bytes
+            ):
                 raise CorruptBlock(f"{self.path}: slot {ssd_slot} does not hold the block that was written")
-            if checksum_of(target[: self.space]) != label.payload_checksum:
+            if checksum_of(target[: self.block_bytes]) != label.payload_checksum:
                 raise CorruptBlock(f"{self.path}: slot {ssd_slot}: the checksum does not hold")
             if is_copied:
-                into[: self.space] = target[: self.space]
+                into[: self.block_bytes] = target[: self.block_bytes]
             return label.payload_checksum
 
     def write(self, ssd_slot: int, source: memoryview, facts: BlockFacts, checksum: int = 0) -> int:
-        """Stores `source` [slot_bytes, or just the payload's bytes]; returns the payload's checksum, made
-        here if 0 is given.
+        """Store `source` [slot_bytes, or just the payload's bytes], and return the payload's checksum, which
+        is computed here if 0 is given.
 
         A wrong checksum makes a block that no read gives out. Raises DiskFull, DiskError: the slot is then
         forgotten, whatever it held.
         """
         with self._calls:
             offset = payload_offset(self._checked(ssd_slot), self.slot_bytes)
-            checksum = checksum or checksum_of(source[: self.space])
+            checksum = checksum or checksum_of(source[: self.block_bytes])
             self._eraser.take_off(ssd_slot)
             self._allocate_ahead(ssd_slot)
             try:
@@ -134,22 +138,23 @@ class BlockFile:
             return checksum
 
     def forget(self, ssd_slot: int) -> None:
-        """The slot's block will not be found again, and its disk space is given back. Returns at once.
+        """Make sure that the slot's block is not found again, and give its disk space back. Returns at once.
 
-        Done a moment later, unless a `write` to the slot comes first; `flush` waits for it. If the process is
-        killed within that moment the block may be found after the restart: whole, as all that are found.
+        It is done a moment later, unless a `write` to the slot comes first; `flush` waits for it. If the
+        process is killed within that moment the block may be found after the restart: whole, as all that are
+        found.
         """
         self._eraser.add(self._checked(ssd_slot))
 
     def flush(self) -> None:
-        """What was written is safe, and what was forgotten is gone, in a power cut also. Raises DiskError."""
+        """Make what was written safe, and what was forgotten gone, in a power cut also. Raises DiskError."""
         with self._calls:
             self._eraser.finish()
             self._device.sync()
 
     def close(self) -> None:
-        """Waits for the calls under way, flushes, and gives the folder free. Safe to call twice; all other
-        calls then raise DiskError. Raises DiskError if flushing failed; it is closed nevertheless."""
+        """Wait for the calls under way, flush, and give the folder free. A second call does nothing; all
+        other calls then raise DiskError. Raises DiskError if flushing failed; it is closed nevertheless."""
         if not self._calls.end():
             return
         try:
@@ -158,15 +163,10 @@ class BlockFile:
         finally:
             self._file.close()
 
-    def allocated_bytes(self) -> int:
-        """Disk space the file takes now; its length says nothing, as it is sparse."""
-        with self._calls:
-            return os.fstat(self._device.fd).st_blocks * 512
-
     def _allocate_ahead(self, slot: int) -> None:
-        """Takes disk space in long pieces: writes into a new file are half as fast again.
+        """Take disk space in long pieces: writes into a new file are half as fast again.
 
-        A hint: what fails here fails in the write, with the right name.
+        It is a hint: what fails here fails in the write, with the right name.
         """
         if slot < self._allocated_slots:
             return
@@ -181,14 +181,14 @@ class BlockFile:
     def _label_page(self, slot: int, facts: BlockFacts, checksum: int) -> bytes:
         try:
             return encode_label(
-                Label(slot, next(self._sequence), self.space, checksum, facts), self._title.file_id
+                Label(slot, next(self._sequence), self.block_bytes, checksum, facts), self._title.file_id
             )
         except ValueError as error:
             raise DiskError(str(error)) from error
 
     def _io_buffer(self, buffer: memoryview) -> tuple[memoryview, bool]:
         """The buffer itself if the device can use it as it is, else one of this thread's, to be copied."""
-        assert len(buffer) in (self.space, self.slot_bytes), f"{len(buffer)} bytes for a slot"
+        assert len(buffer) in (self.block_bytes, self.slot_bytes), f"{len(buffer)} bytes for a slot"
         if len(buffer) == self.slot_bytes and (self.io == "buffered" or is_aligned(buffer)):
             return buffer, False
         return self._buffers.get(self.slot_bytes), True
@@ -226,7 +226,7 @@ class _CallsUnderWay:
             self._changed.notify_all()
 
     def end(self) -> bool:
-        """No new call; waits for those under way. False: ended already."""
+        """Let no new call begin, and wait for those under way. False means that it has ended already."""
         with self._changed:
             if self._is_ended:
                 return False

@@ -1,7 +1,7 @@
 """Continuous batching in macro steps: the production scheduler's rules, and one event per change.
 
 A step with prompts in it is an event of its own; steps that only decode are advanced together, until the
-batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduling.scheduler`, whose
+batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduling`, whose
 parts are used where they are cheap. Left out: swapping, guesses, tails of part-filled blocks.
 """
 

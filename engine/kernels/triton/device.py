@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = bool(triton.settings.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 """The kernels run in Triton's interpreter, on host tensors."""
 
 
@@ -42,7 +42,6 @@ class DeviceFacts:
         return self.capability >= 89 and not INTERPRETED
 
 
-A100 = DeviceFacts(capability=80, sm_count=108, shared_bytes=163 * 1024)
 H100 = DeviceFacts(capability=90, sm_count=132, shared_bytes=227 * 1024)
 
 _TRITON_DTYPES: dict[torch.dtype, tl.dtype] = {
