@@ -4,7 +4,7 @@ from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
 from engine.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
-from prefill_worker.leases import LeaseBook, Tell
+from prefill_worker.handovers import Handovers, Tell
 from worker.core_attempts import Attempt, Attempts
 from worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
 from worker.events import ToReader
@@ -15,10 +15,10 @@ from worker.phase_clock import waits_for_store
 class Phases:
     """Of one worker's live attempts."""
 
-    def __init__(self, attempts: Attempts, scheduler: Scheduler, leases: LeaseBook, out: Outbox) -> None:
+    def __init__(self, attempts: Attempts, scheduler: Scheduler, handovers: Handovers, out: Outbox) -> None:
         self._attempts = attempts
         self._scheduler = scheduler
-        self._leases = leases
+        self._handovers = handovers
         self._out = out
         self._loading: list[Attempt] = []
         """Those for which the store is, or was, asked."""
@@ -67,7 +67,7 @@ class Phases:
             return
         prompt_logprobs = prompt_logprobs_of(attempt, seq)
         if self.emit(attempt, done, prompt_logprobs, now_s) is None:
-            told = self._leases.complete(
+            told = self._handovers.complete(
                 seq.key,
                 seq.block_ids,
                 first_token=done.tokens[0],
@@ -79,7 +79,7 @@ class Phases:
             self.tell_readers(told)
             self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
         else:
-            self.tell_readers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
+            self.tell_readers(self._handovers.close(seq.key, "finished with its first token", now_s=now_s))
 
     def emit(
         self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
@@ -97,7 +97,7 @@ class Phases:
 
     def announce(self, seq: Sequence, now_s: float) -> None:
         committed = seq.block_ids[: seq.committed_count]
-        self.tell_readers(self._leases.committed(seq.key, committed, now_s=now_s))
+        self.tell_readers(self._handovers.committed(seq.key, committed, now_s=now_s))
 
     def tell_readers(self, told: list[Tell]) -> None:
         for tell in told:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
-from baton.core.ids import ReadId, RouterId, WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
     PeerRef,
     ReaderMessage,
@@ -21,7 +21,7 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepPlan, StepResult
 from baton.core.store import WorkerToStore
-from kv_transfer.manager import ReadOutcome
+from kv_transfer.read import BlockRead, ReadDone, ReadEvent
 from worker import events as e
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Ports(Protocol):
 
     def to_source(self, source: PeerRef, message: ReaderMessage) -> None: ...
 
-    def start_read(self, read: e.StartRead) -> None: ...
+    def start_read(self, read: BlockRead) -> None: ...
 
     def to_store(self, message: WorkerToStore) -> None: ...
 
@@ -144,7 +144,7 @@ class CoreDriver:
                 self.ports.to_reader(reader, message)
             case e.ToSource(source, message):
                 self.ports.to_source(source, message)
-            case e.StartRead():
+            case BlockRead():
                 self.ports.start_read(action)
             case e.ToStore(message):
                 self.ports.to_store(message)
@@ -203,9 +203,7 @@ class CoreSink:
     """What sessions and reads report, as events of the core. Implements `RouterSink`, `ReaderSink`
     and `KVReaderSink`."""
 
-    def __init__(
-        self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadOutcome], None]
-    ) -> None:
+    def __init__(self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadDone], None]) -> None:
         self._post, self._on_read = post, on_read
 
     def router_joined(self, router_id: RouterId) -> None:
@@ -232,9 +230,7 @@ class CoreSink:
     def source_lost(self, source: WorkerId, message: str) -> None:
         self._post(e.SourceLost(source, message))
 
-    def read_done(self, read_id: ReadId, outcome: ReadOutcome) -> None:
-        self._on_read(outcome)
-        self._post(e.ReadDone(read_id, outcome.error, outcome.is_settled, outcome.is_stale))
-
-    def read_settled(self, read_id: ReadId) -> None:
-        self._post(e.ReadSettled(read_id))
+    def read_event(self, event: ReadEvent) -> None:
+        if isinstance(event, ReadDone):
+            self._on_read(event)
+        self._post(event)

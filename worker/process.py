@@ -35,9 +35,10 @@ from baton.wire.background import Background
 from baton.wire.client import WorkerStatusReply
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
-from decode_worker.reader import KVReader, Read
+from decode_worker.reader import KVReader
 from engine.executor import Executor
 from kv_transfer.manager import TransferManager
+from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
 from worker import events as e
 from worker.core import WorkerCore
@@ -310,7 +311,7 @@ class WorkerProcess:
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
-        accounts["source_count"] = self._kv_reader.source_count
+        accounts["source_count"] = self._kv_reader.owner_count
         accounts["reader_count"] = self._readers.reader_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:
@@ -368,18 +369,8 @@ class _Ports:
     def to_source(self, source: PeerRef, message: ReaderMessage) -> None:
         self._kv_reader.send(source, message)
 
-    def start_read(self, read: e.StartRead) -> None:
-        self._kv_reader.start_read(
-            Read(
-                read.read_id,
-                read.source,
-                read.source_blocks,
-                read.local_blocks,
-                read.generations,
-                read.timeout_s,
-                read.checksums,
-            )
-        )
+    def start_read(self, read: BlockRead) -> None:
+        self._kv_reader.start_read(read)
 
     def to_store(self, message: WorkerToStore) -> None:
         self._store.send(message)

@@ -15,6 +15,7 @@ from baton.config.base import Seconds, SecretText, Section
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
+from baton.core.transfer_backends import DEFAULT_BACKENDS, BackendName, described
 
 
 class ModelConfig(Section):
@@ -94,14 +95,14 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: Annotated[tuple[Literal["cma", "nixl", "nccl", "tcp"], ...], Field(min_length=1)] = (
-        "cma",
-        "nixl",
-        "tcp",
-    )
-    """How KV bytes move between workers, most preferred first; one that cannot start is left out, and each
-    peer is read by the first that reaches it. cma: the kernel copies out of a process of the same host. nccl:
-    process groups of torch.distributed, NCCL between GPUs and gloo between pools in host memory."""
+    backends: Annotated[
+        tuple[BackendName, ...],
+        Field(
+            min_length=1,
+            description="How KV bytes move between workers, most preferred first; one that cannot start is "
+            f"left out, and each peer is read by the first that reaches it. {described()}.",
+        ),
+    ] = DEFAULT_BACKENDS
     lease_s: Seconds = 5.0
     """How long a prefill worker keeps full blocks for a decode worker that does not renew."""
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5

@@ -231,45 +231,47 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
     wire_version: int = STORE_WIRE_VERSION
 
 
-class PinBlocks(msgspec.Struct, frozen=True, tag=True):
+class BlocksRequest(msgspec.Struct, frozen=True, tag=True):
     """ "I want to read these: bring them into your arena and keep them for a lease." Safe to receive twice:
-    the second renews the lease. Answered by PinnedBlocks, one or several, in order, and PinFailed."""
+    the second renews the lease. Answered by BlocksGrant, one or several, in order, and BlocksRefused."""
 
     fetch_id: int
     hashes: tuple[BlockHash, ...]
     time_left_s: float
-    pin_number: int = 0
+    request_number: int = 0
     """Rises with every renewal; the lease counts, for the reader, from when it sent the one answered."""
 
 
-class PinnedBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Blocks first, first + 1, … of the fetch. Held until UnpinBlocks or the lease's end; `generations` are
-    compared after the read, as in `KVGrant`."""
+class BlocksGrant(msgspec.Struct, frozen=True, tag=True):
+    """Blocks first_block, first_block + 1, … of the fetch. They are held until BlocksReleased or the lease's
+    end; `generations` are compared after the read, as in `KVGrant`."""
 
     fetch_id: int
-    first: int
-    slots: tuple[int, ...]
+    first_block: int
+    source_blocks: tuple[int, ...]
+    """Slots of the owner's arena."""
     generations: tuple[int, ...]
     facts: tuple[BlockFacts, ...]
     checksums: tuple[int, ...]
     lease_s: float
-    answers_pin: int = 0
+    answers_request: int = 0
 
 
-class PinFailed(msgspec.Struct, frozen=True, tag=True):
-    """Blocks from `first` on will not come."""
+class BlocksRefused(msgspec.Struct, frozen=True, tag=True):
+    """Blocks from `first_block` on will not come."""
 
     fetch_id: int
-    first: int
+    first_block: int
     message: str
 
 
-class UnpinBlocks(msgspec.Struct, frozen=True, tag=True):
-    """No read of this fetch is or will be under way. Unknown changes nothing."""
+class BlocksReleased(msgspec.Struct, frozen=True, tag=True):
+    """No read of this fetch is or will be under way. An unknown fetch changes nothing."""
 
     fetch_id: int
     corrupt: tuple[BlockHash, ...] = ()
-    """Arrived with generations right and checksum wrong: the holder looks at its own copy."""
+    """Blocks that arrived with their generation right and their checksum wrong: the owner looks at its own
+    copy."""
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag=True):
@@ -278,7 +280,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
 
 
-NodeToNode = NodeHello | PinBlocks | PinnedBlocks | PinFailed | UnpinBlocks | TakeOver
+NodeToNode = NodeHello | BlocksRequest | BlocksGrant | BlocksRefused | BlocksReleased | TakeOver
 
 
 # --- directory ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from baton.core.store import (
     Tier,
     WorkerToStore,
 )
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -95,21 +96,6 @@ class IoDone(msgspec.Struct, frozen=True):
     """Read: of the payload, as it was found right."""
 
 
-class PeerReadDone(msgspec.Struct, frozen=True):
-    """A ReadPeer ended. As `worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
-
-    read_id: int
-    error: str = ""
-    is_settled: bool = True
-    is_stale: bool = False
-    corrupt: tuple[int, ...] = ()
-    seconds: float = 0.0
-
-
-class PeerReadSettled(msgspec.Struct, frozen=True):
-    read_id: int
-
-
 class LookedUp(msgspec.Struct, frozen=True):
     """The directory's answer; of a directory that does not answer in time: nothing for each."""
 
@@ -154,8 +140,8 @@ NodeEvent = (
     | FromPeer
     | PeerLost
     | IoDone
-    | PeerReadDone
-    | PeerReadSettled
+    | ReadDone
+    | ReadSettled
     | LookedUp
     | DirectoryForgot
     | PeersChanged
@@ -240,20 +226,6 @@ class ForgetHost(msgspec.Struct, frozen=True):
     slot: int
 
 
-class ReadPeer(msgspec.Struct, frozen=True):
-    """Read source_slots[i] of the peer into slots[i], compare generations and checksums (0: none) after it.
-    Always answered by one PeerReadDone, within `timeout_s` and a little."""
-
-    read_id: int
-    space: int
-    peer: NodeId
-    source_slots: tuple[int, ...]
-    slots: tuple[int, ...]
-    generations: tuple[int, ...]
-    checksums: tuple[int, ...]
-    timeout_s: float
-
-
 class LookUp(msgspec.Struct, frozen=True):
     """Who else has these. Always answered by one LookedUp, within `timeout_s` and a little."""
 
@@ -275,7 +247,7 @@ NodeAction = (
     | WriteSsd
     | ForgetSsd
     | ForgetHost
-    | ReadPeer
+    | BlockRead
     | LookUp
     | Publish
 )

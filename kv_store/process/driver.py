@@ -9,6 +9,7 @@ from typing import Protocol, assert_never
 from baton.core.ids import WorkerId
 from baton.core.store import NodeRef, NodeToNode, StoreChanges, StoreToWorker
 from kv_store.node import events as e
+from kv_transfer.read import BlockRead
 
 TICK_MIN_S = 0.001
 """Resolution of the loop's timers; a tick that is due is not scheduled closer than that."""
@@ -43,7 +44,7 @@ class Ports(Protocol):
 
     def forget_host(self, action: e.ForgetHost) -> None: ...
 
-    def read_peer(self, action: e.ReadPeer) -> None: ...
+    def read_peer(self, read: BlockRead) -> None: ...
 
     def look_up(self, action: e.LookUp) -> None: ...
 
@@ -133,7 +134,7 @@ class NodeDriver:
                 ports.forget_ssd(action)
             case e.ForgetHost():
                 ports.forget_host(action)
-            case e.ReadPeer():
+            case BlockRead():
                 ports.read_peer(action)
             case e.LookUp():
                 ports.look_up(action)

@@ -45,13 +45,14 @@ from kv_store.node.core import NodeCore
 from kv_store.process.driver import NodeDriver
 from kv_store.process.local import LocalServer, WorkerSessions
 from kv_store.process.metrics import StoreMetrics, accounts
-from kv_store.process.peers import READER_MESSAGES, Answering, Asking, PeerReads
+from kv_store.process.peers import READER_MESSAGES, Answering, Asking
 from kv_store.process.size_class import Space
 from kv_store.process.ssd import Disks, within_disk
-from kv_store.process.transfer import transfer_manager
 from kv_store.ssd.errors import DiskError
 from kv_transfer.backend import KVMemory
 from kv_transfer.manager import TransferManager
+from kv_transfer.read import BlockRead
+from kv_transfer.registry import BackendSite, build_backends
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,6 @@ class StoreProcess:
             store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._background.spawn
         )
         self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
-        self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
         self._registration = StoreRegistration(
             self._directory,
             member=self._member,
@@ -244,7 +244,7 @@ class StoreProcess:
         if isinstance(message, READER_MESSAGES):
             self._asking.send(space, peer, message)
         else:
-            self._answering.send(space, peer.node_id, message)
+            self._answering.send(space, peer, message)
 
     def read_ssd(self, action: e.ReadSsd) -> None:
         self._spaces[action.space].use([action.slot])
@@ -259,9 +259,9 @@ class StoreProcess:
     def forget_host(self, action: e.ForgetHost) -> None:
         self._spaces[action.space].forget(action.slot)
 
-    def read_peer(self, action: e.ReadPeer) -> None:
-        self._spaces[action.space].use(action.slots)
-        self._reads.start(action)
+    def read_peer(self, read: BlockRead) -> None:
+        self._spaces[read.block_bytes].use(read.local_blocks)
+        self._asking.read(read)
 
     def look_up(self, action: e.LookUp) -> None:
         self._registration.look_up(action)
@@ -279,7 +279,9 @@ class StoreProcess:
         return cast(MutableSequence[int], table)
 
     def _make_transfer(self, node_id: NodeId, memory: KVMemory) -> TransferManager:
-        return transfer_manager(node_id, memory, self._config.transfer, host=self._host)
+        name = WorkerId(f"{node_id}/{memory.block_bytes}")
+        site = BackendSite(name, memory, self._host)
+        return TransferManager(build_backends(self._config.transfer.backends, site), memory=memory)
 
     # --- peers, as `baton.wire.store_nodes.StoreHandler` ------------------------------------------
 

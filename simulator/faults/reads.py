@@ -12,10 +12,10 @@ from collections.abc import Iterable, MutableSequence
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, overload
 
 from baton.core.ids import WorkerId
+from kv_transfer.read import BlockRead, ReadDone, ReadEvent, ReadSettled
 from simulator.faults.model import Memory
 from simulator.faults.network import Network
 from simulator.faults.world import Violation
-from worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class PoolOwner(Protocol):
     @property
     def generations(self) -> "Generations": ...
 
-    def post_event(self, event: WorkerEvent) -> None: ...
+    def post_event(self, event: ReadEvent) -> None: ...
 
 
 class Generations(MutableSequence[int]):
@@ -78,11 +78,11 @@ class Generations(MutableSequence[int]):
 
 
 class Read:
-    """One StartRead under way."""
+    """One BlockRead under way."""
 
     __slots__ = ("action", "copied", "in_time_until_s", "is_answered", "mismatch", "reader", "source")
 
-    def __init__(self, action: StartRead, reader: PoolOwner, source: PoolOwner, now_s: float) -> None:
+    def __init__(self, action: BlockRead, reader: PoolOwner, source: PoolOwner, now_s: float) -> None:
         self.action, self.reader, self.source = action, reader, source
         self.in_time_until_s = now_s + action.timeout_s
         self.is_answered = False
@@ -161,11 +161,11 @@ class Reads:
                     f"(read {read.action.read_id}, until {read.in_time_until_s:.3f} s)",
                 )
 
-    def start(self, reader: PoolOwner, action: StartRead) -> None:
+    def start(self, reader: PoolOwner, action: BlockRead) -> None:
         self._check_shape(reader, action)
         counts, rng, faults = self.world.counts, self._rng, self.faults
         counts["reads"] += 1
-        source = self.workers.get(action.source)
+        source = self.workers.get(action.owner)
         if source is None or not source.is_alive:
             counts["reads of a dead source"] += 1
             self.world.after(
@@ -175,7 +175,7 @@ class Reads:
             return
         read = Read(action, reader, source, self.world.now_s)
         self._check_lease(read)
-        self._by_source[action.source].append(read)
+        self._by_source[action.owner].append(read)
         draw = rng.random()
         cut_s = max(
             self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
@@ -194,7 +194,7 @@ class Reads:
         else:
             self._post(read, self._duration_s(read))
 
-    def _check_shape(self, reader: PoolOwner, action: StartRead) -> None:
+    def _check_shape(self, reader: PoolOwner, action: BlockRead) -> None:
         count = len(action.source_blocks)
         if not count or len(action.local_blocks) != count or len(action.generations) != count:
             raise Violation(4, f"{reader.worker_id}: malformed {action}")
@@ -211,7 +211,7 @@ class Reads:
         if is_trusted and not matches(source.generations, action):
             raise Violation(
                 5,
-                f"{read.reader.worker_id} begins read {action.read_id} of {action.source} after its lease",
+                f"{read.reader.worker_id} begins read {action.read_id} of {action.owner} after its lease",
             )
 
     def _duration_s(self, read: Read) -> float:
@@ -247,7 +247,7 @@ class Reads:
             if read.mismatch:
                 raise Violation(
                     4,
-                    f"{read.reader.worker_id} accepts read {action.read_id} of {action.source}, although a "
+                    f"{read.reader.worker_id} accepts read {action.read_id} of {action.owner}, although a "
                     "block had been given to somebody else when it was copied",
                 )
             self._answer(read, ReadDone(action.read_id))
@@ -276,7 +276,7 @@ class Reads:
     def _answer(self, read: Read, done: ReadDone) -> None:
         if not read.is_answered:
             read.is_answered = True
-            self._by_source[read.action.source].remove(read)
+            self._by_source[read.action.owner].remove(read)
             read.reader.post_event(done)
 
     def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
@@ -292,7 +292,7 @@ class Reads:
                 reads.remove(read)
 
 
-def matches(current: MutableSequence[int], action: StartRead) -> bool:
+def matches(current: MutableSequence[int], action: BlockRead) -> bool:
     """Whether the source's blocks are still those that were granted."""
     return all(
         current[block] == granted
@@ -300,6 +300,6 @@ def matches(current: MutableSequence[int], action: StartRead) -> bool:
     )
 
 
-def generations_match(current: MutableSequence[int], action: StartRead) -> bool:
+def generations_match(current: MutableSequence[int], action: BlockRead) -> bool:
     """The adapter's check after a read."""
     return matches(current, action)

@@ -6,6 +6,7 @@ import pytest
 from baton.core.ids import RouterId, SequenceId, WorkerId
 from baton.core.messages import KVReleased, PeerRef, ResyncBlocks, Role, SequenceFailed
 from baton.core.steps import StepPlan, StepResult
+from kv_transfer.read import BlockRead
 from worker import events as e
 from worker.driver import CoreDriver
 from worker.engine_thread import EngineThread
@@ -69,7 +70,7 @@ def driver_of(core, step=no_step, observers=(), step_timeout_s=60.0):
 async def test_actions_go_where_they_belong_in_order():
     source = PeerRef(WorkerId("p.1"), "h:1")
     released = KVReleased(SequenceId("s/0"), 1, True)
-    read = e.StartRead(1, WorkerId("p.1"), (1,), (2,), (3,), 1.0)
+    read = BlockRead(1, WorkerId("p.1"), (1,), (2,), (3,), 1.0, 64)
     core = ScriptedCore({e.Drain: [e.ToRouter(ROUTER, HEARD), e.ToSource(source, released), read]})
     driver = driver_of(core)
     driver.post(e.Drain())
