@@ -34,15 +34,6 @@ class Result(msgspec.Struct, frozen=True):
     peak: Run
     tried: int
 
-    @property
-    def over_best(self) -> float | None:
-        """GPU-hours beyond the best static cluster's, as a share of them; below 0: fewer."""
-        return self.baton.gpu_hours / self.best.gpu_hours - 1 if self.best else None
-
-    @property
-    def below_peak(self) -> float:
-        return 1 - self.baton.gpu_hours / self.peak.gpu_hours
-
 
 def measure(case: Case, *, progress: Callable[[str], None], searches: bool = True) -> Result:
     """Raises SetupError, see `stage`."""

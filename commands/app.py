@@ -46,7 +46,6 @@ Store = Annotated[
         show_default=False,
     ),
 ]
-Count = Annotated[int | None, typer.Option(min=0, show_default=False)]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

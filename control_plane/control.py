@@ -19,6 +19,7 @@ from baton.core.operate import NodeState
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, is_loopback, reachable_host
 from baton.wire.background import Background
+from baton.wire.crash import Crash
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
 from control_plane.plane import ControlPlane
@@ -54,8 +55,8 @@ class Control:
         )
         self._workers = RayWorkers(self._ray, config, overlay=overlay)
         self._record = RecordFile(record)
-        self._background = Background(self._broke)
-        self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._crash = Crash()
+        self._background = Background(self._crash.report)
         self._plane = ControlPlane(
             config.cluster,
             life=secrets.token_hex(2),
@@ -63,6 +64,7 @@ class Control:
             spawn=self._background.spawn,
             remember=self._record.write,
             check=self._workers.check,
+            crash=self._crash,
         )
         self._scaling = Scaling(live_settings(config), self._plane, workers_max=config.autoscale.workers_max)
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
@@ -138,22 +140,23 @@ class Control:
     async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:
         asked = asyncio.create_task(shutdown.asked.wait())
         all_there = asyncio.create_task(self._plane.until_settled())
-        waits: set[asyncio.Future[Any]] = {asked, all_there, self._crash}
+        crashed = asyncio.create_task(self._crash.wait())
+        waits: set[asyncio.Future[Any]] = {asked, all_there, crashed}
         if self._is_first_life:  # else other workers serve, of other models maybe
             waits.add(self._plane.setup_error)
         try:
             while not asked.done():
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                if self._crash.done():
-                    self._crash.result()
+                if self._crash.error is not None:
+                    raise self._crash.error
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
                     settled()  # later on, workers that cannot start are tried again, and told
                 elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())
         finally:
-            asked.cancel()
-            all_there.cancel()
+            for wait in (asked, all_there, crashed):
+                wait.cancel()
 
     async def _follow_nodes(self) -> None:
         while True:
@@ -185,10 +188,6 @@ class Control:
 
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         self._plane.exited(worker_id, reason)
-
-    def _broke(self, error: BaseException) -> None:
-        if not self._crash.done():
-            self._crash.set_exception(error)
 
 
 def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from itertools import product
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,8 @@ from baton.core.operate import (
 from baton.core.sharing import RouterMember
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
+from baton.wire.core_driver import CoreDriver, performer, performers
+from baton.wire.crash import Crash
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
 from control_plane.autoscaler.values import Memory
@@ -39,9 +41,6 @@ from control_plane.orders import Orders, Record
 from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
 log = logging.getLogger(__name__)
-
-PAUSE_S = 0.25
-"""A timer later than this means that this process was held up (a suspended machine, a busy core)."""
 
 WATCH_KEEPALIVE_S = 1.0
 """A watcher hears at least this often, so that silence means that the directory is gone."""
@@ -98,9 +97,10 @@ class ControlPlane:
         meter: Meter | None = None,
         remember: Callable[[Record], None] = lambda record: None,
         check: Callable[[str, Version], None] = lambda model, version: None,
+        crash: Crash | None = None,
     ) -> None:
         """`remember` gets what must outlive this process, each time it changes. `check` raises SetupError for
-        a version of a model that cannot be started."""
+        a version of a model that cannot be started. A defect of the decisions goes to `crash`."""
         self.book = mb.MembershipBook(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
@@ -117,9 +117,38 @@ class ControlPlane:
         """Ever begun."""
         self._told: set[str] = set()
         """Notes of workers."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
-        self._is_closed = False
+        self._drive(crash or Crash())
+
+    def _drive(self, crash: Crash) -> None:
+        """Membership and replicas are two cores: what one of them says is an event of the other."""
+        self._membership: CoreDriver[mb.MembershipEvent, mb.MembershipChange] = CoreDriver(
+            self.book,
+            tick=mb.Tick(),
+            performers=performers(
+                mb.MembershipChange,
+                performer(mb.Appeared, self._on_appeared),
+                performer(mb.Updated, lambda change: self._replica_event(ev.MemberSeen(change.member))),
+                performer(mb.Suspected, self._on_suspected),
+                performer(mb.Lapsed, self._on_lapsed),
+                performer(mb.ViewChanged, lambda _: self._notify()),
+            ),
+            crash=crash,
+            paused=mb.Paused,
+        )
+        self._replication: CoreDriver[ev.ReconcileEvent, ev.ReconcileAction] = CoreDriver(
+            self.reconciler,
+            tick=ev.Tick(),
+            performers=performers(
+                ev.ReconcileAction,
+                performer(ev.StartReplica, self._start),
+                performer(ev.SwitchReplicaRole, self._switch_role),
+                performer(ev.DrainReplica, self._drain),
+                performer(ev.KillReplica, self._kill),
+            ),
+            crash=crash,
+            on_handled=self._on_reconciled,
+        )
+        self._member_event, self._replica_event = self._membership.post, self._replication.post
 
     # --- directory --------------------------------------------------------------------------------
 
@@ -248,33 +277,25 @@ class ControlPlane:
 
     def close(self) -> None:
         """No replica is started or killed any more; the directory goes on."""
-        self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._replication.close()
+        self._membership.stop_ticks()
 
     # --- events in, actions out -------------------------------------------------------------------
 
-    def _member_event(self, event: mb.MembershipEvent) -> None:
-        for change in self.book.handle(event, now_s=time.monotonic()):
-            match change:
-                case mb.Appeared(member):
-                    where = (member.worker_id, member.address, member.metrics_address)
-                    log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
-                    self._tell_notes(member)
-                    self._replica_event(ev.MemberSeen(member))
-                case mb.Updated(member):
-                    self._replica_event(ev.MemberSeen(member))
-                case mb.Suspected(member):
-                    log.warning("worker %s missed heartbeats: it gets nothing new", member.worker_id)
-                    self._replica_event(ev.MemberSilent(member.worker_id))
-                case mb.Lapsed(member):
-                    log.warning("worker %s is silent", member.worker_id)
-                    self._replica_event(ev.LeaseLapsed(member.worker_id))
-                case mb.ViewChanged():
-                    self._notify()
-                case _:
-                    assert_never(change)
-        self._reschedule()
+    def _on_appeared(self, change: mb.Appeared) -> None:
+        member = change.member
+        where = (member.worker_id, member.address, member.metrics_address)
+        log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
+        self._tell_notes(member)
+        self._replica_event(ev.MemberSeen(member))
+
+    def _on_suspected(self, change: mb.Suspected) -> None:
+        log.warning("worker %s missed heartbeats: it gets nothing new", change.member.worker_id)
+        self._replica_event(ev.MemberSilent(change.member.worker_id))
+
+    def _on_lapsed(self, change: mb.Lapsed) -> None:
+        log.warning("worker %s is silent", change.member.worker_id)
+        self._replica_event(ev.LeaseLapsed(change.member.worker_id))
 
     def _tell_notes(self, member: Member) -> None:
         """Each once: replicas mostly say the same, and again after every restart."""
@@ -285,15 +306,10 @@ class ControlPlane:
             level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
             log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 
-    def _replica_event(self, event: ev.ReconcileEvent) -> None:
-        if self._is_closed:
-            return
-        for action in self.reconciler.handle(event, now_s=time.monotonic()):
-            self._perform(action)
+    def _on_reconciled(self) -> None:
         self._follow_orders()
         self._count()
         self._notify()
-        self._reschedule()
 
     def _follow_orders(self) -> None:
         ended = self.orders.progress(self.state(), at_s=time.time())
@@ -303,28 +319,28 @@ class ControlPlane:
         if ended:
             self._remember(self.orders.record())
 
-    def _perform(self, action: ev.ReconcileAction) -> None:
-        match action:
-            case ev.StartReplica(worker_id, _, reason):
-                if reason != "wanted":
-                    log.info("starting %s: %s", worker_id, reason)
-                    replica = replica_name(worker_id)
-                    self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])
-                self._replicas.start(action)
-            case ev.SwitchReplicaRole(worker_id, role, reason):
-                log.info("%s becomes a %s worker: %s", worker_id, role, reason)
-                address = self._address_of(worker_id)
-                self._spawn(self._replicas.switch_role(worker_id, role, address))
-            case ev.DrainReplica(worker_id, reason):
-                log.info("draining %s: %s", worker_id, reason)
-                self._spawn(self._replicas.drain(worker_id))
-            case ev.KillReplica(worker_id, reason):
-                log.warning("killing %s: %s", worker_id, reason)
-                # Nobody should use it any more, and what it still says does not bring it back.
-                self._member_event(mb.Left(worker_id))
-                self._spawn(self._replicas.kill(worker_id))
-            case _:
-                assert_never(action)
+    def _start(self, action: ev.StartReplica) -> None:
+        worker_id, reason = action.worker_id, action.reason
+        if reason != "wanted":
+            log.info("starting %s: %s", worker_id, reason)
+            replica = replica_name(worker_id)
+            self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])
+        self._replicas.start(action)
+
+    def _switch_role(self, action: ev.SwitchReplicaRole) -> None:
+        log.info("%s becomes a %s worker: %s", action.worker_id, action.role, action.reason)
+        address = self._address_of(action.worker_id)
+        self._spawn(self._replicas.switch_role(action.worker_id, action.role, address))
+
+    def _drain(self, action: ev.DrainReplica) -> None:
+        log.info("draining %s: %s", action.worker_id, action.reason)
+        self._spawn(self._replicas.drain(action.worker_id))
+
+    def _kill(self, action: ev.KillReplica) -> None:
+        log.warning("killing %s: %s", action.worker_id, action.reason)
+        # Nobody should use it any more, and what it still says does not bring it back.
+        self._member_event(mb.Left(action.worker_id))
+        self._spawn(self._replicas.kill(action.worker_id))
 
     def _address_of(self, worker_id: WorkerId) -> str:
         found = [m.address for m in self.book.view.members if m.worker_id == worker_id]
@@ -340,19 +356,3 @@ class ControlPlane:
         for model, role, state in product(sorted(models), Role, ReplicaState):
             count = counts[model, role, state]
             self.meter.set(catalogue.REPLICAS, count, model=model, role=role, state=state)
-
-    def _reschedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = [s for s in (self.book.next_tick_s, self.reconciler.next_tick_s) if s is not None]
-        if due_s and not self._is_closed:
-            now_s = time.monotonic()
-            self._due_s = max(now_s + 0.001, min(due_s))
-            self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._tick)
-
-    def _tick(self) -> None:
-        late_s = time.monotonic() - self._due_s
-        if late_s > PAUSE_S:
-            self._member_event(mb.Paused(late_s))
-        self._member_event(mb.Tick())
-        self._replica_event(ev.Tick())

@@ -82,10 +82,6 @@ class DraftModel:
         """Those in which it differs from a model that runs as fast as it can."""
         return tuple(f"draft model: {note}" for note in self._loaded.notes if not note.startswith(INFO_NOTE))
 
-    @property
-    def free_block_count(self) -> int:
-        return len(self._free)
-
     def knows(self, key: SeqKey) -> bool:
         return key in self._texts
 

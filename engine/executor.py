@@ -12,7 +12,6 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
-from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import (
     NOTHING_SAMPLED,
@@ -83,7 +82,6 @@ class Executor:
             sequences_max=min(engine.graph_sequences_max, engine.batch_sequences_max),
         )
         self._step_tokens_max = engine.step_tokens_max
-        self._adapters_max = engine.adapters_max
         self._batch_sequences_max = engine.batch_sequences_max
 
     load_count: ClassVar[int] = 0
@@ -189,19 +187,6 @@ class Executor:
         last, filled = divmod(end, self.geometry.block_tokens)
         if filled and last * self.geometry.block_tokens >= item.first_position:
             self.kv.clear(item.block_ids[last])
-
-    def load_adapter(self, ref: AdapterRef) -> None:
-        """On the calling thread, reading included; a worker does the two apart. Raises SetupError, see
-        `AdapterSlots.read`, and when all slots are taken."""
-        if ref.key in self.adapters.keys:
-            return
-        if len(self.adapters.keys) >= self._adapters_max:
-            raise SetupError(f"engine.adapters_max={self._adapters_max} adapters are loaded already")
-        self.adapters.install(self.adapters.read(ref))
-
-    def drop_adapter(self, key: str) -> None:
-        """`AdapterRef.key`; no sequence uses it any more."""
-        self.adapters.drop(key)
 
     @torch.inference_mode()
     def logits_of(self, tokens: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:

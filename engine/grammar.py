@@ -56,10 +56,6 @@ class GrammarStore:
         self._never: dict[GrammarKind, Mask] = {}
         """Tokens that a text of this kind cannot have, whatever the matcher says."""
 
-    @property
-    def cached_bytes(self) -> int:
-        return self._bytes
-
     def has(self, grammar: Grammar) -> bool:
         with self._lock:
             return (grammar.kind, grammar.text) in self._compiled

@@ -1,8 +1,8 @@
 """The host memory that a store node shares with the workers of its host.
 
-A memfd: the node makes it, a worker gets its descriptor over the local socket and maps the same pages. The
-file is sparse and a page is taken when somebody first touches it, which would fail by a signal; so
-memory is *reserved* with an error code first, and given back by a hole punched into the file.
+It is a memfd: the node makes it, and a worker gets its descriptor over the local socket and maps the same
+pages. The file is sparse, and a page is taken when somebody first touches it, which would fail by a signal.
+So memory is *reserved* first, which fails with an error code, and given back by a hole punched into the file.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kv_store.host_memory import available_bytes
 
 PAGE_BYTES = mmap.PAGESIZE
 SLAB_BYTES = 16 * 2**20
-"""Reserved or mapped in one call: some 10 ms, for which others who reserve may wait."""
+"""Bytes reserved or mapped in one call: some 10 ms, for which others who reserve may wait."""
 
 _SHMEM_THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _MADV_POPULATE_WRITE = 23
@@ -42,7 +42,7 @@ def slot_bytes_for(block_bytes: int) -> int:
 
 
 def check_room(size: int) -> None:
-    """Raises SetupError if a store of so many bytes has no room now."""
+    """Raise SetupError if a store of so many bytes has no room now."""
     room = available_bytes()
     if size > room:
         raise SetupError(
@@ -58,7 +58,7 @@ class Arena:
     """
 
     def __init__(self, fd: int, slot_bytes: int, slot_count: int, notes: tuple[str, ...] = ()) -> None:
-        """Maps `fd` and owns it from here on. Use `create` and `attach`."""
+        """Map `fd`, and own it from here on. Use `create` and `attach`."""
         self.fd, self.slot_bytes, self.slot_count, self.notes = fd, slot_bytes, slot_count, notes
         self._memory = mmap.mmap(fd, slot_bytes * slot_count)
         self._view = memoryview(self._memory)
@@ -70,10 +70,10 @@ class Arena:
 
     @classmethod
     def create(cls, slot_bytes: int, slot_count: int, *, name: str, room_bytes: int | None = None) -> "Arena":
-        """Sparse: it takes no memory yet.
+        """Create an arena. It is sparse, and takes no memory yet.
 
-        `room_bytes`: memory that must be free now, all of it by default; less where another arena will give
-        its memory back for this one. Raises SetupError if it is not, or the system has no memfd.
+        `room_bytes` is memory that must be free now: all of it by default, less where another arena will give
+        its memory back for this one. Raises SetupError if it is not free, or the system has no memfd.
         """
         assert slot_bytes > 0, "an empty slot"
         assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
@@ -99,8 +99,8 @@ class Arena:
 
     @classmethod
     def attach(cls, fd: int, slot_bytes: int, slot_count: int) -> "Arena":
-        """Of the descriptor that a node sent, owned by the arena from here on. Raises SetupError (and closes
-        it) if it is not what the node described."""
+        """Map the arena behind a descriptor that a node sent. The arena owns the descriptor from here on.
+        Raises SetupError (and closes it) if it is not what the node described."""
         size, expected = os.fstat(fd).st_size, slot_bytes * slot_count
         is_sound = slot_bytes > 0 and slot_bytes % PAGE_BYTES == 0 and slot_count > 0
         if not is_sound or size != expected:
@@ -122,9 +122,10 @@ class Arena:
         return self.base_address + self._start(slot)
 
     def reserve(self, first_slot: int, slot_count: int = 1) -> None:
-        """Takes the memory of these slots, so that touching them cannot fail. Quick for those that have it.
+        """Take the memory of these slots, so that touching them cannot fail. Slots that have memory cost
+        little.
 
-        Raises NoHostMemory: they must not be touched.
+        Raises NoHostMemory: the slots must not be touched then.
         """
         assert 0 <= first_slot <= first_slot + slot_count <= self.slot_count, "slots beyond the end"
         end = first_slot + slot_count
@@ -136,9 +137,9 @@ class Arena:
                     self._take(slot, self._run_end(slot, end))
 
     def reserve_slab(self) -> bool:
-        """Takes memory for the next slots that have none, about SLAB_BYTES. False: all have theirs.
+        """Take memory for the next slots that have none, about SLAB_BYTES. False means that all have theirs.
 
-        For a thread that makes the arena ready beside other work; raises NoHostMemory.
+        A thread calls it that makes the arena ready beside other work. Raises NoHostMemory.
         """
         with self._lock:
             first = self._is_reserved.find(0)
@@ -149,10 +150,11 @@ class Arena:
             return True
 
     def map_slabs(self) -> Iterator[int]:
-        """Puts what has memory already into this process's page tables, by slabs; yields bytes mapped so far.
+        """Put what has memory already into this process's page tables, by slabs, and yield the bytes mapped
+        so far.
 
-        For a thread of a worker that has just attached: a first copy into pages that are not mapped yet is
-        several times slower. What has no memory yet is left alone.
+        A thread of a worker that has just attached calls it: a first copy into pages that are not mapped yet
+        is several times slower. Slots without memory are left alone.
         """
         mapped_bytes = 0
         for start, end in self._data_ranges():
@@ -165,17 +167,18 @@ class Arena:
                 yield mapped_bytes
 
     def release(self, slot: int) -> None:
-        """The slot's memory goes back to the system; it reads as zeros. Nobody may be using it."""
+        """Give the slot's memory back to the system. The slot reads as zeros, and nobody may be using it."""
         with self._lock:
             self._is_reserved[slot] = 0
             punch_hole(self.fd, self._start(slot), self.slot_bytes)
 
     def resident_bytes(self) -> int:
-        """Memory the arena takes now, all processes together."""
+        """The memory that the arena takes now, over all processes."""
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:
-        """Safe to call twice. Memory in use through a view stays mapped until the view is gone."""
+        """Unmap the arena. A second call does nothing. Memory in use through a view stays mapped until the
+        view is gone."""
         with self._lock:
             if self._is_closed:
                 return
@@ -190,14 +193,15 @@ class Arena:
         return slot * self.slot_bytes
 
     def _run_end(self, slot: int, limit: int) -> int:
-        """First slot after `slot` that has memory already."""
+        """The first slot after `slot` that has memory already."""
         found = self._is_reserved.find(1, slot, limit)
         return limit if found < 0 else found
 
     def _take(self, first: int, end: int) -> None:
         start, size = self._start(first), (end - first) * self.slot_bytes
         self._check_room(size)
-        # By the mapping and not by fallocate, which takes 4 KiB pages whatever was advised for the mapping.
+        # It takes memory by the mapping and not by fallocate, which takes 4 KiB pages whatever was advised
+        # for the mapping.
         if _libc.madvise(self.base_address + start, size, _MADV_POPULATE_WRITE):
             error = ctypes.get_errno()
             if error != errno.EINVAL:
@@ -206,8 +210,8 @@ class Arena:
         self._is_reserved[first:end] = b"\1" * (end - first)
 
     def _check_room(self, size: int) -> None:
-        """The kernel kills somebody rather than to refuse a control group's memory, so the group is asked
-        before; for small sizes not every time."""
+        """Check that there is memory. The kernel kills somebody rather than refuse a control group's memory,
+        so the group is asked before; for small sizes not every time."""
         if size > self._granted_bytes:
             room = available_bytes()
             if size > room:

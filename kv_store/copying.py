@@ -1,7 +1,7 @@
 """Copies between a worker's KV pool in host memory and the arena, many blocks at once.
 
-Everything big happens with the GIL released, a slice at a time: other threads of the worker run on, and
-wait for this one a few microseconds per slice at most.
+Everything big happens with the GIL released, a slice at a time. Other threads of the worker run on, and wait
+for this one a few microseconds per slice at most.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 
 SLICE_BYTES = 2**20
-"""Of adjacent blocks, copied in one call: 50 us or so. What was just copied is still in the core's cache when
-its checksum is made. (Smaller slices with a running XXH3 are slower: that has no AVX-512 here.)"""
+"""Bytes of adjacent blocks that are copied in one call: 50 us or so. A slice is still in the core's cache
+when its checksum is computed. Smaller slices with a running XXH3 are slower: that has no AVX-512 here."""
 
 
 class BlockCopier:
-    """Addresses are of this process, and must stay valid until `copy` returns. Thread-safe."""
+    """Copies blocks. Addresses are of this process, and must stay valid until `copy` returns. Thread-safe."""
 
     def __init__(self, threads: int = 1) -> None:
         """`threads` work on one `copy`, the caller's among them."""
@@ -32,7 +32,7 @@ class BlockCopier:
         *,
         has_checksums: bool = True,
     ) -> list[int]:
-        """Copies `block_bytes` from each source to its destination; no two blocks may overlap.
+        """Copy `block_bytes` from each source to its destination; no two blocks may overlap.
 
         Returns the XXH3-64 of each block as it arrived, or nothing without `has_checksums`.
         """
@@ -51,7 +51,7 @@ class BlockCopier:
         return checksums
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """End the threads. A second call does nothing."""
         if self._helpers is not None:
             self._helpers.shutdown()
 
@@ -72,7 +72,7 @@ def _copy(
 
 
 def _runs(sources: Sequence[int], destinations: Sequence[int], block_bytes: int) -> Iterator[tuple[int, int]]:
-    """[first, end) of blocks that lie side by side on both sides, SLICE_BYTES at most."""
+    """Runs [first, end) of blocks that lie side by side on both sides, SLICE_BYTES at most."""
     first, count_max = 0, max(1, SLICE_BYTES // block_bytes)
     for at in range(1, len(sources)):
         is_adjacent = (

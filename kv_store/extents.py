@@ -10,12 +10,13 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def allocate(fd: int, offset: int, size: int) -> bool:
-    """Takes the space of a range within the file, its content kept. False: not to be had here."""
+    """Take the space of a range within the file, and keep its content. False means that the file system
+    cannot."""
     return _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, size) == 0
 
 
 def punch_hole(fd: int, offset: int, size: int) -> None:
-    """The range reads as zeros and takes no space. Raises OSError."""
+    """Make the range read as zeros and take no space. Raises OSError."""
     if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

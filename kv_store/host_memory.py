@@ -6,16 +6,17 @@ import psutil
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and usage, cgroup v2 and v1."""
+"""Names of limit and usage in cgroup v2 and v1."""
 
 
 def available_bytes() -> int:
-    """Beyond it somebody is killed: the kernel gives no error for memory that a control group refuses."""
+    """The bytes that may still be taken. Beyond them somebody is killed: the kernel gives no error for memory
+    that a control group refuses."""
     return min([psutil.virtual_memory().available, *_cgroup_rooms(own_cgroups())])
 
 
 def own_cgroups(membership: str | None = None, root: Path = CGROUP_ROOT) -> list[Path]:
-    """Folders of this process's memory groups and all above them, as `/proc/self/cgroup` tells (or the text
+    """Folders of this process's memory groups and all above them, by `/proc/self/cgroup` (or by the text
     given instead)."""
     if membership is None:
         try:
@@ -29,7 +30,7 @@ def own_cgroups(membership: str | None = None, root: Path = CGROUP_ROOT) -> list
         if controllers in ("", "memory"):
             base = root / controllers
             group = base / path.lstrip("/")
-            # In a container the path may be the host's: what is mounted at the root is then the own group.
+            # In a container the path may be the host's: the group mounted at the root is then our own.
             found += [group, *(p for p in group.parents if p.is_relative_to(base))]
     return found
 

@@ -1,18 +1,18 @@
-"""Load, fetch or recompute: what of a cached prefix is worth bringing, in predicted seconds. Pure.
+"""Load, fetch or recompute: the blocks of a cached prefix that are worth loading, by predicted time. Pure.
 
-A chain of blocks, of which the first `held_count` are in the worker's pool and the next are on paths with a
-queue and a speed each. Bringing blocks [m, n) while [held, m) are computed, then computing the rest, takes
+The first `held_count` blocks of a chain are in the worker's pool, and the next are on paths with a queue and
+a speed each. Loading blocks [m, n) while [held, m) are computed, then computing the rest, takes
 
-    max(queue + compute(held, m), bring(m, n), queue + copy(m, n)) + compute(n, end)
+    max(queue + compute(held, m), load(m, n), queue + copy(m, n)) + compute(n, end)
 
-where `queue` is what the engine does before this prompt. Bringing begins at once; copying into the pool has
-to wait for blocks there, and goes on while later ones are brought.
+where `queue` is what the engine does before this prompt. Loading begins at once. Copying into the pool has to
+wait for blocks there, and goes on while later ones are loaded.
 
 For one n the maximum's first part rises with m and the others fall, so the best m is where they meet. As n
-grows, a path costs nothing as long as others take longer; beyond that, either bringing the next block is
-faster than computing it, and stays so, since a later token costs at least what an earlier one does; or it is
-not, and only computing from the left into the path itself can pay. So n is looked for where a path stops
-being hidden by what is before it, and at its end.
+grows, a path costs nothing as long as others take longer. Beyond that, loading the next block may be faster
+than computing it, and it stays so, since a later token costs at least what an earlier one does. Else only
+computing from the left into the path itself can pay. So n is looked for where a path stops being hidden by
+what is before it, and at its end.
 """
 
 from bisect import bisect_right
@@ -25,21 +25,22 @@ import msgspec
 from baton.core.store import FoundSpan, Tier
 
 ENDS_MAX = 8
-"""With more changes of path, so many of them, evenly spread, are looked at: planning takes a millisecond."""
+"""Changes of path that are tried, evenly spread if there are more: planning takes a millisecond."""
 GAIN_MIN_S = 0.001
 GAIN_SHARE_MIN = 0.03
-"""Loading must be better than computing by so much, of what computing would take: no prediction is exact."""
+"""Loading must be better than computing by this share of what computing would take: no prediction is
+exact."""
 SMOOTHING = 0.2
-"""Weight of the newest measurement."""
+"""The weight of the newest measurement."""
 BIAS_MIN, BIAS_MAX = 0.25, 16.0
 
 ComputeSeconds = Callable[[int, int], float]
-"""Of the prompt's positions [start, end), in tokens."""
+"""Predicted seconds for the prompt's positions [start, end), in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be computed, and what the engine does before it."""
+    """A prompt to compute, and what the engine does before it."""
 
     held_count: int
     block_tokens: int
@@ -51,28 +52,28 @@ class Prompt:
         return self.compute_s(first * self.block_tokens, end * self.block_tokens)
 
     def rest_s(self, first: int) -> float:
-        """Everything from block `first` on."""
+        """The time for everything from block `first` on."""
         return self.compute_s(first * self.block_tokens, self.token_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bring blocks [first, end); compute what is before and after them."""
+    """Load blocks [first, end); compute what is before and after them."""
 
     first: int
     end: int
     total_s: float
-    """Predicted, until the whole prompt is computed."""
+    """The predicted time until the whole prompt is computed."""
     bring_s: float
-    """Of it, until the last block is in the arena."""
+    """The part of it until the last block is in the arena."""
     computing_s: float
-    """What computing everything would take instead."""
+    """The time that computing everything would take instead."""
     tiers: tuple[Tier, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Bring nothing."""
+    """Load nothing."""
 
     reason: str
     computing_s: float
@@ -83,7 +84,7 @@ class Paths:
 
     def __init__(self, spans: Sequence[FoundSpan]) -> None:
         self.starts = [0, *accumulate(span.block_count for span in spans)]
-        """Of each span, and the end of the last."""
+        """The start of each span, and the end of the last."""
         self._tier_of = [span.tier for span in spans]
         self._wait_s: dict[Tier, float] = {}
         self._block_s: dict[Tier, float] = {}
@@ -101,7 +102,8 @@ class Paths:
         return self.starts[-1]
 
     def seconds(self, first: int, end: int) -> Mapping[Tier, float]:
-        """Said, of each path that brings some of [first, end). Paths work beside each other."""
+        """The seconds that each path is said to take for its part of [first, end). Paths work beside each
+        other."""
         found: dict[Tier, float] = {}
         for tier in self._before:
             count = self._count_before(tier, end) - self._count_before(tier, first)
@@ -122,10 +124,10 @@ KEPT = 0.9
 
 @dataclass(slots=True)
 class PathTimes:
-    """What bringing and copying took, against what was said before: learnt online."""
+    """What loading and copying took, against what was said before. It is learnt online."""
 
     answer_s: float = ANSWER_S
-    """From asking to the first block, when nothing must be brought."""
+    """The time from asking to the first block, when nothing must be moved."""
     copy_block_s: float = COPY_BLOCK_S
     bias: dict[Tier, float] = field(default_factory=dict[Tier, float])
     """Actual over predicted seconds of the slowest path of a load."""
@@ -134,7 +136,7 @@ class PathTimes:
     actual_s: float = 0.0
 
     def bring_s(self, paths: Paths, first: int, end: int) -> float:
-        """Until blocks [first, end) are in the arena."""
+        """The time until blocks [first, end) are in the arena."""
         said = paths.seconds(first, end).items()
         return self.answer_s + max((self.bias.get(tier, 1.0) * said_s for tier, said_s in said), default=0.0)
 
@@ -142,7 +144,7 @@ class PathTimes:
         self.copy_block_s += SMOOTHING * (seconds / block_count - self.copy_block_s)
 
     def brought(self, paths: Paths, first: int, end: int, seconds: float) -> None:
-        """[first, end) were all in the arena `seconds` after they had been asked for."""
+        """Learn that [first, end) were all in the arena `seconds` after they had been asked for."""
         self.predicted_s += self.bring_s(paths, first, end)
         self.actual_s += seconds
         said = paths.seconds(first, end)
@@ -155,8 +157,8 @@ class PathTimes:
         self.bias[slowest] = min(BIAS_MAX, max(BIAS_MIN, old + SMOOTHING * (ratio - old)))
 
     def not_tried(self) -> None:
-        """Something was found, and computing was predicted to be as fast: what is believed of the paths goes
-        a little back to where it began, so that none is avoided for ever for what it once was."""
+        """Note that something was found, and computing was predicted to be as fast. Estimates of the paths go
+        a little back to where they began, so that no path is avoided for ever for what it once was."""
         self.bias = {tier: 1.0 + KEPT * (bias - 1.0) for tier, bias in self.bias.items()}
         self.answer_s = ANSWER_S + KEPT * (self.answer_s - ANSWER_S)
         self.copy_block_s = COPY_BLOCK_S + KEPT * (self.copy_block_s - COPY_BLOCK_S)
@@ -165,8 +167,8 @@ class PathTimes:
 def plan_load(
     spans: Sequence[FoundSpan], prompt: Prompt, times: PathTimes, *, always: bool = False
 ) -> Plan | Recompute:
-    """`spans` begin at block `prompt.held_count`, and end before the prompt's last token. `always`: bring
-    everything, however long it takes."""
+    """Plan a prompt. `spans` begin at block `prompt.held_count`, and end before the prompt's last token.
+    `always` loads everything, however long it takes."""
     if not spans:
         return Recompute("nothing found", prompt.queue_s + prompt.rest_s(prompt.held_count))
     ways = _Ways(Paths(spans), prompt, times)
@@ -180,7 +182,7 @@ def plan_load(
 
 
 def first_blocks(spans: Sequence[FoundSpan], count: int) -> tuple[FoundSpan, ...]:
-    """No more than these, whatever a node says."""
+    """The spans of the first `count` blocks, whatever a node says beyond."""
     left: list[FoundSpan] = []
     for span in spans:
         if (taken := min(count, span.block_count)) > 0:
@@ -190,7 +192,7 @@ def first_blocks(spans: Sequence[FoundSpan], count: int) -> tuple[FoundSpan, ...
 
 
 def from_block(spans: Sequence[FoundSpan], count: int) -> tuple[FoundSpan, ...]:
-    """Without the first `count` blocks."""
+    """The spans without the first `count` blocks."""
     left: list[FoundSpan] = []
     for span in spans:
         skip = min(count, span.block_count)
@@ -224,7 +226,7 @@ class _Ways:
         )
 
     def _ends(self) -> list[int]:
-        """Where bringing may best end: spans' ends, and where a span stops being hidden."""
+        """Where loading may best end: spans' ends, and where a span stops being hidden."""
         starts = [self.prompt.held_count + start for start in self.paths.starts]
         every = -(-(len(starts) - 1) // ENDS_MAX)
         starts = [starts[0], *reversed(starts[:0:-every])]
@@ -234,7 +236,7 @@ class _Ways:
         return [end for end in ends if end > self.prompt.held_count]
 
     def _until_s(self, first: int, end: int) -> float:
-        """Until everything before `end` is there, computed or brought."""
+        """The time until everything before `end` is there, computed or loaded."""
         held, times = self.prompt.held_count, self.times
         computed_s = self.prompt.queue_s + self.prompt.blocks_s(held, first)
         if first >= end:
@@ -244,7 +246,7 @@ class _Ways:
         return max(computed_s, brought_s, copied_s)
 
     def _meeting_point(self, end: int) -> int:
-        """The m, before `end`, for which computing up to m and bringing from there on are done soonest."""
+        """The m before `end` for which computing up to m and loading from there on are done soonest."""
         held = self.prompt.held_count
         low, high = held, end
         while low < high:  # the first m where computing is the slower one

@@ -5,11 +5,9 @@ Formats are told apart by content; each has a module in `loadgen.formats` that s
 error is a `SetupError` of one line that names file and line.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from baton.core.errors import SetupError
@@ -31,11 +29,8 @@ __all__ = [
     "cut",
     "detect_format",
     "read_trace",
-    "stream_trace",
 ]
 
-REORDER_REQUESTS_MAX = 65_536
-"""How far a row may stand from its place in time when a file is streamed."""
 
 _READERS: dict[TraceFormat, Callable[[Path], Iterator[TraceRequest | LeftOut]]] = {
     TraceFormat.MOONCAKE: read_mooncake,
@@ -60,29 +55,6 @@ def read_trace(path: Path, *, format: TraceFormat | None = None) -> Trace:
         block_tokens=block_tokens_of(path) if found is TraceFormat.MOONCAKE else None,
         skipped_at_s=tuple(sorted(r.at_s - first_s for r in rows if isinstance(r, LeftOut))),
     )
-
-
-def stream_trace(path: Path, *, format: TraceFormat | None = None) -> Iterator[TraceRequest]:
-    """The requests in order of arrival, in memory that does not grow with the file (where the format has
-    sessions: with their number). Raises SetupError as `read_trace`, and when the file is too far out of
-    order.
-    """
-    found = detect_format(path) if format is None else format
-    rows = (r for r in _READERS[found](path) if isinstance(r, TraceRequest))
-    held = [(r.at_s, r.row, r) for r in islice(rows, REORDER_REQUESTS_MAX)]
-    if not held:
-        raise SetupError(f"{path}: the trace holds no request")
-    heapq.heapify(held)
-    first_s = last_s = held[0][0]
-    for request in rows:
-        earliest = heapq.heappushpop(held, (request.at_s, request.row, request))
-        if earliest[0] < last_s:
-            raise SetupError(f"{path}: row {earliest[1] + 1} is out of order; sort the file by time")
-        last_s = earliest[0]
-        yield replace(earliest[2], at_s=last_s - first_s)
-    while held:
-        at_s, _, request = heapq.heappop(held)
-        yield replace(request, at_s=at_s - first_s)
 
 
 def cut(

@@ -1,7 +1,7 @@
-"""A worker as a Ray actor: one process each, started, watched and buried by the control plane.
+"""A worker as a Ray actor: one process each, which the control plane starts, watches and ends.
 
-This module and what it imports at the top run before torch is imported: pinning comes first, because
-torch counts the cores when it is loaded.
+This module and what it imports at the top run before torch is imported. Pinning comes first, because torch
+counts the cores when it is loaded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class WorkerActor:
-    """Async actor. `serve` runs for the life of the worker; when it ends, however it ends, the
-    control plane kills the process."""
+    """An async actor. `serve` runs for the life of the worker. When it ends, however it ends, the control
+    plane kills the process."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         pin_to(spec.cores)
@@ -43,8 +43,10 @@ class WorkerActor:
         return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s)
 
     async def serve(self) -> str:
-        """Returns why it ended in good order. Raises SetupError or WorkerCrashed. A control plane that was
-        started anew calls it again, and waits for the same end."""
+        """Serve, and return why the worker ended in good order. Raises SetupError or WorkerCrashed.
+
+        A control plane that was started anew calls it again, and waits for the same end.
+        """
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         return await asyncio.shield(self._serving)
@@ -77,7 +79,8 @@ def _node_id() -> str:
 
 
 def pin_to(cores: tuple[int, ...]) -> None:
-    """All threads of this process, and so every thread they will start. Empty: nothing happens."""
+    """Pin all threads of this process, and so every thread that they will start. Empty `cores` changes
+    nothing."""
     if not cores:
         return
     # The call is per thread, and Ray has started some already.

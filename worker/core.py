@@ -1,7 +1,7 @@
-"""Everything a worker decides, pure: events and the time in, actions out.
+"""Everything a worker decides, pure: events and the time go in, actions come out.
 
-`WorkerCore` dispatches; the parts decide: the scheduler which tokens run, the lease book who may read
-our blocks, the receiver how a decode phase's KV gets here, the outbox what routers hear.
+`WorkerCore` dispatches, and its parts decide: the scheduler which tokens run, the lease book who may read our
+blocks, the receiver how the KV of a decode phase gets here, the outbox what routers are told.
 """
 
 from collections import Counter
@@ -67,12 +67,12 @@ from worker.outbox import Outbox
 from worker.phase_clock import PhaseClock
 
 STEP_S_SMOOTHING = 0.2
-"""Weight of the newest step in the reported step time."""
+"""The weight of the newest step in the reported step time."""
 
 
 class WorkerCore:
-    """One worker's decisions. Feed it every event, perform its actions in order, and call it again
-    (with Tick) no later than `next_tick_s`. Deterministic in its events and their times."""
+    """One worker's decisions. Feed it every event, perform its actions in order, and call it again (with
+    Tick) no later than `next_tick_s`. It is deterministic in its events and their times."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class WorkerCore:
         host: str = "",
         measured: Iterable[tuple[StepWork, float]] = (),
     ) -> None:
-        """`measured`: what steps cost when the worker timed itself."""
+        """`measured` is what steps cost when the worker timed itself."""
         self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
         self._role = role
         self._is_draining = False
@@ -136,7 +136,7 @@ class WorkerCore:
 
     @property
     def next_tick_s(self) -> float | None:
-        """When `handle` wants to be called at the latest; None: only when something happens."""
+        """The time by which `handle` wants to be called. None means only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
         parts = (self._handovers, self._receiver, self._store)
         due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
@@ -150,13 +150,14 @@ class WorkerCore:
         return nothing_runs and self._handovers.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
-        """Of live attempts, and of cancelled ones that a step under way still computes."""
+        """Keys of the adapters of live attempts, and of cancelled ones that a step under way still
+        computes."""
         of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
         return self._attempts.adapters() | of_steps
 
     @property
     def waiting_keys(self) -> frozenset[SeqKey]:
-        """Accepted, and waiting for a seat or for blocks."""
+        """Attempts that are accepted, and wait for a seat or for blocks."""
         return self._scheduler.waiting_keys
 
     def status(self) -> WorkerStatus:
@@ -182,7 +183,8 @@ class WorkerCore:
         )
 
     def check(self) -> None:
-        """Asserts that every account balances: each share in the pool has exactly one holder."""
+        """Assert that every account balances: each reference to a block in the pool has exactly one
+        holder."""
         for part in (self._pool, self._cache, self._scheduler, self._handovers, self._receiver, self._store):
             part.check()
         shares: Counter[BlockId] = Counter(self._handovers.held_blocks())
@@ -248,7 +250,7 @@ class WorkerCore:
             case CopyDone():
                 self._out.extend(self._store.copied(event))
             case ReaderLost() | Tick():
-                pass  # a lost reader's leases run on: a one-sided read may still be under way
+                pass  # the leases of a lost reader run on: a one-sided read may still be under way
             case _:
                 assert_never(event)
 
@@ -269,19 +271,21 @@ class WorkerCore:
             self._out.tell_all(self._report())
 
     def _start_work(self, now_s: float) -> None:
-        """The scheduler first: what it lacks the receiver must leave free."""
+        """Start what can run. The scheduler comes first: the receiver must leave free what it lacks."""
         self._advance_loads(now_s)
         while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
             for item in plan.items:  # blocks found in the cache at admission can be read at once
                 attempt = self._attempts.get(item.key)
-                if attempt is None or attempt.sequence is None:
-                    continue
-                if attempt.start.phase is Phase.PREFILL:
+                if (
+                    attempt is not None
+                    and attempt.start.phase is Phase.PREFILL
+                    and attempt.sequence is not None
+                ):
                     self._phases.announce(attempt.sequence, now_s)
             self._out.flush_blocks()
             self._out.add(RunStep(plan))
         self._look_again()
-        self._advance_loads(now_s)  # of those just admitted
+        self._advance_loads(now_s)  # the loads of sequences just admitted
         self._out.extend(self._store.flush())
         self._do_receiver(self._receiver.admit(now_s=now_s), now_s=now_s)
         self._phases.look_at_loads(now_s)
@@ -293,7 +297,8 @@ class WorkerCore:
                 self._phases.announce(seq, now_s)
 
     def _look_again(self) -> None:
-        """What a preempted sequence computed may have been stored meanwhile."""
+        """Look up preempted sequences in the store again: what they computed may have been stored
+        meanwhile."""
         for seq in self._scheduler.take_preempted():
             if not seq.block_ids and not seq.swap_slots:
                 self._out.extend(self._store.find(seq))
@@ -301,7 +306,7 @@ class WorkerCore:
     # --- routers --------------------------------------------------------------------------------
 
     def _on_router_joined(self, router_id: RouterId, now_s: float) -> None:
-        # A router takes what ran under its old session as lost, and sends it again with a higher epoch.
+        # A router counts what ran under its old session as lost, and sends it again with a higher epoch.
         self._cancel_all_of(router_id, "its router joined anew", now_s)
         self._grace_end_s.pop(router_id, None)
         if self._out.router_count == 0:
@@ -381,7 +386,7 @@ class WorkerCore:
         return None
 
     def _see(self, key: SeqKey, *, is_start: bool, now_s: float) -> None:
-        """A higher epoch ends the attempt before it."""
+        """Note the epoch of a message. A higher epoch ends the attempt before it."""
         known = self._epochs.highest(key.seq_id)
         if 0 <= known < key.epoch:
             self._cancel(SeqKey(key.seq_id, known), f"epoch {key.epoch} came", now_s)
@@ -390,8 +395,8 @@ class WorkerCore:
     # --- ways out -------------------------------------------------------------------------------
 
     def _cancel(self, key: SeqKey, reason: str, now_s: float) -> None:
-        """Frees everything of an attempt, as far as no reader, no read and no running step needs it.
-        Unknown or ended: nothing happens."""
+        """Free everything of an attempt, as far as no reader, no read and no running step needs it. An
+        attempt that is unknown or has ended is ignored."""
         attempt = self._attempts.get(key)
         if attempt is not None:
             self._attempts.pop(key)
@@ -450,8 +455,11 @@ class WorkerCore:
                     assert_never(action)
 
     def _on_ready(self, ready: Ready, now_s: float) -> None:
-        """Joins the running batch. The router hears the first token from here too: it drops what it
-        has, so nothing is missing whichever of the two workers it hears first."""
+        """Let a sequence whose KV has arrived join the running batch.
+
+        The router gets the first token from here too, and drops it if it has it. So nothing is missing,
+        whichever of the two workers it hears first.
+        """
         attempt = self._attempts.get(ready.key)
         assert attempt is not None
         seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))

@@ -11,12 +11,13 @@ from engine.scheduling.sequence import Sequence
 from worker.phase_clock import PhaseClock
 
 EPOCHS_REMEMBERED_MAX = 16_384
-"""Sequences whose highest epoch is remembered after they ended, so that late messages are refused."""
+"""The number of sequences whose highest epoch is remembered after they ended, so that late messages are
+refused."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """An accepted attempt that the router has not had its terminal answer for."""
+    """An accepted attempt whose terminal answer the router has not had yet."""
 
     key: SeqKey
     router_id: RouterId
@@ -24,7 +25,7 @@ class Attempt:
     deadline_s: float
     clock: PhaseClock
     sequence: Sequence | None = None
-    """None while a decode phase's KV is on its way."""
+    """The scheduler's sequence; None while the KV of a decode phase is on its way."""
     has_output: bool = False
 
 
@@ -53,7 +54,7 @@ class Attempts:
         return self._by_key.pop(key)
 
     def adapters(self) -> set[str]:
-        """`AdapterRef.key` of those that live attempts name."""
+        """`AdapterRef.key` of the adapters that live attempts name."""
         return {a.start.adapter.key for a in self._by_key.values() if a.start.adapter is not None}
 
     def of(self, router_id: RouterId) -> list[Attempt]:
@@ -66,7 +67,7 @@ class Attempts:
         return self._deadlines[0][0] if self._deadlines else None
 
     def overdue(self, now_s: float) -> list[Attempt]:
-        """Those whose deadline is over, earliest first."""
+        """Attempts whose deadline is over, earliest first."""
         found: list[Attempt] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             attempt = self._by_key.get(heapq.heappop(self._deadlines)[1])
@@ -78,8 +79,9 @@ class Attempts:
 class Epochs:
     """The highest epoch seen of each sequence, and whether it was started here.
 
-    An ask may name an epoch before its StartSequence arrives. Bounded: of sequences that were not heard
-    of for longest the memory fades; a worker keeps what it runs in `Attempts`, so nothing live is lost.
+    A KV request may name an epoch before its StartSequence arrives. The table is bounded, and sequences that
+    were not mentioned for longest are forgotten first. A worker keeps what it runs in `Attempts`, so nothing
+    live is lost.
     """
 
     def __init__(self, count_max: int = EPOCHS_REMEMBERED_MAX) -> None:
@@ -87,14 +89,14 @@ class Epochs:
         self._seen: OrderedDict[SequenceId, tuple[int, bool]] = OrderedDict()
 
     def highest(self, seq_id: SequenceId) -> int:
-        """-1: never heard of it."""
+        """The highest epoch of the sequence; -1 if it was never mentioned."""
         return self._seen.get(seq_id, (-1, False))[0]
 
     def was_started(self, key: SeqKey) -> bool:
         return self._seen.get(key.seq_id) == (key.epoch, True)
 
     def saw(self, key: SeqKey, *, is_start: bool) -> None:
-        """`key` has the highest epoch of its sequence."""
+        """Note that `key` has the highest epoch of its sequence."""
         assert key.epoch >= self.highest(key.seq_id)
         self._seen[key.seq_id] = (key.epoch, is_start or self.was_started(key))
         self._seen.move_to_end(key.seq_id)

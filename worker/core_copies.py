@@ -1,5 +1,5 @@
-"""Copies between the pool and the store's arena: each has shares of its own in the pool's blocks, so whoever
-started it may end at any time, and no block is given out while bytes may still move."""
+"""Copies between the pool and the store's arena. Each has references of its own to the pool's blocks, so
+whoever started it may end at any time, and no block is given out while bytes may still move."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class _Copy:
 
 
 class Copies:
-    """Those under way. Every copy ends by one CopyDone, whatever happens to the store."""
+    """Copies under way. Every copy ends by one CopyDone, whatever happens to the store."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -28,7 +28,7 @@ class Copies:
         return len(self._open)
 
     def held_blocks(self) -> Iterator[BlockId]:
-        """One entry for each share a copy has."""
+        """The blocks that copies hold, one entry for each reference."""
         for copy in self._open.values():
             yield from copy.blocks
 
@@ -41,11 +41,11 @@ class Copies:
         return CopyFromStore(self._start(owner, blocks), tuple(slots), tuple(blocks), tuple(checksums))
 
     def owner(self, copy_id: int) -> object:
-        """Who started it. KeyError: a copy that we did not start."""
+        """The object that started the copy. Raises KeyError for a copy that we did not start."""
         return self._open[copy_id].owner
 
     def done(self, copy_id: int) -> None:
-        """Its shares end."""
+        """Release the references of a copy that has ended."""
         self._pool.give_back(self._open.pop(copy_id).blocks)
 
     def _start(self, owner: object, blocks: Sequence[BlockId]) -> int:

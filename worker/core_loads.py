@@ -1,11 +1,13 @@
-"""Loads: what the store holds of a waiting sequence's prefix is brought, copied into its blocks, and counted
-as computed. Whatever goes wrong, the sequence computes on from where its contiguous prefix ends.
+"""Loads: blocks of a waiting sequence's prefix that the store holds are moved into the arena, copied into the
+sequence's blocks, and counted as computed. Whatever goes wrong, the sequence computes on from where its
+contiguous prefix ends.
 
     FINDING ──found, worth it──▶ PARKED ──asked for──▶ LOADING ──▶ over
        │                           ▲  too long without admission │
        └──nothing, too late──▶ over └──────────────────────────────┘
 
-A load belongs to an `Incoming`: a sequence that was cancelled or preempted has lost its, and the load ends.
+A load belongs to an `Incoming`. A sequence that was cancelled or preempted has lost its own, and the load
+ends.
 """
 
 import math
@@ -45,74 +47,76 @@ from worker.core_copies import Copies
 from worker.events import CopyDone, ToStore, WorkerAction
 
 FIND_BLOCKS_MAX = 4096
-"""A longer prompt's end is computed."""
+"""The blocks of one prompt that are looked up; the end of a longer prompt is computed."""
 COPY_BLOCKS = 16
-"""Blocks of one copy: what is copied can be handed on while the next are copied."""
+"""Blocks of one copy. Copied blocks can be handed on while the next ones are copied."""
 COPIES_MAX = 2
-"""Under way for one load: a load that ends early waits for no more than these."""
+"""Copies under way for one load, at most. A load that ends early waits for no more than these."""
 ANSWER_S_MAX = 0.05
-"""For the store to answer, beside what its directory may take."""
+"""The time that the store has for its answer, beside what its directory may take."""
 ANSWER_S_MIN = 0.01
 WAIT_SHARE = 0.5
 """A sequence waits for the answer no longer than this share of what computing its prompt would take."""
 HIT_SHARE_MIN = 0.02
-"""An answer is waited for if this share of the prompt, or what share is found lately, takes longer to compute
-than the store takes to answer: without reuse in the traffic only long prompts wait."""
+"""An answer is waited for if this share of the prompt, or the share that was found lately, takes longer to
+compute than the store takes to answer. Without reuse in the traffic only long prompts wait."""
 PREFETCH_SHARE = 8
-"""Sequences that wait for admission may have 1/8 of the arena brought for them."""
+"""Sequences that wait for admission may have 1/8 of the arena filled for them."""
 PREFETCH_HOLD_S = 5.0
-"""After so long without admission what was brought is let go, and asked for again at admission."""
+"""Blocks that were loaded for a sequence are let go after this long without admission, and asked for again at
+admission."""
 OVERDUE = 2.0
-"""An admitted sequence computes itself when a load takes this many times what was predicted, …"""
+"""An admitted sequence computes its prefix itself when a load takes this many times what was predicted, …"""
 PATIENCE_SHARE = 0.5
-"""… and this share of what computing would take: a load that never comes costs half as much again at most."""
+"""… and this share of what computing would take. So a load that never comes costs half as much again at
+most."""
 OVERDUE_S_MIN = 0.05
 GRACE_S = 1.0
-"""Beyond `load_timeout_s` for the node to say that a load failed."""
+"""The time beyond `load_timeout_s` that the node has to report that a load failed."""
 
 
 class LoadState(StrEnum):
     FINDING = auto()
-    """Asked where its blocks are."""
+    """The store was asked where its blocks are."""
     PARKED = auto()
-    """It is known what to bring, and not asked for."""
+    """The blocks to load are known, and not asked for."""
     LOADING = auto()
-    """Asked for."""
+    """The blocks were asked for."""
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Positions are in blocks of the sequence's chain."""
+    """The load of one sequence. Positions are in blocks of the sequence's chain."""
 
     seq: Sequence
     incoming: Incoming
     hashes: list[BlockHash]
-    """Of all blocks that could be used."""
+    """The hashes of all blocks that could be used."""
     held_count: int
     load_id: int
-    """Of the look-up, then of the load."""
+    """The id of the look-up, then of the load."""
     asked_s: float
-    """When the look-up was sent."""
+    """The time at which the look-up was sent."""
     state: LoadState = LoadState.FINDING
     spans: tuple[FoundSpan, ...] = ()
     first: int = 0
     end: int = 0
-    """What will be in place at best: shrinks when blocks fail."""
+    """The position up to which blocks will be in place at best. It shrinks when blocks fail."""
     loading_s: float = 0.0
-    """When it was asked for."""
+    """The time at which the blocks were asked for."""
     bring_s: float = 0.0
-    """Predicted, from then on."""
+    """The predicted duration, from `loading_s` on."""
     slots: list[int] = field(default_factory=list[int])
     checksums: list[int] = field(default_factory=list[int])
     tiers: list[Tier] = field(default_factory=list[Tier])
     copy_next: int | None = None
-    """Next block to copy; None: not admitted yet."""
+    """The next block to copy; None until the sequence is admitted."""
     give_up_s: float = math.inf
     was_prefetched: bool = False
     is_cut: bool = False
-    """Its session is gone."""
+    """The session of the load is gone."""
     copying_count: int = 0
-    """Copies under way."""
+    """The number of copies under way."""
     copied: set[int] = field(default_factory=set[int])
     """Blocks in place that are not counted in `incoming.ready` yet."""
     corrupt: list[BlockHash] = field(default_factory=list[BlockHash])
@@ -155,21 +159,22 @@ class Why(StrEnum):
 
 
 class LoadCounts:
-    """Since the start."""
+    """Counts since the start of the worker."""
 
     def __init__(self) -> None:
         self.started_count = 0
-        """Loads asked for."""
+        """Loads that were asked for."""
         self.loaded: Counter[Tier] = Counter()
-        """Blocks in place, by where the store had them."""
+        """Blocks in place, by the tier that held them."""
         self.recomputed: Counter[Why] = Counter()
-        """Blocks."""
+        """Blocks that were computed instead, by reason."""
 
 
 class Loads:
-    """Those of all sequences that wait or run. Pure: the caller has the clock and performs the actions.
+    """The loads of all sequences that wait or run. Pure: the caller has the clock and performs the actions.
 
-    Messages and copies that ended change what is known; `advance` does what follows."""
+    Messages and copies that ended change what is known; `advance` does what follows.
+    """
 
     def __init__(
         self,
@@ -186,14 +191,14 @@ class Loads:
         self._config = config
         self._block_tokens = block_tokens
         self._loads: dict[int, Load] = {}
-        """By load id, oldest first."""
+        """Loads by their id, oldest first."""
         self._next_id = 0
         self._prefetch_max = self._prefetched_count = 0
         self._arrived: dict[SeqKey, Sequence] = {}
         self._hit_share = 0.5
-        """Of the blocks looked up, those found: lately."""
+        """The share of looked-up blocks that was found lately."""
         self._answer_s = 0.001
-        """Between a look-up and its answer: lately."""
+        """The time between a look-up and its answer lately."""
         self.times = PathTimes()
         self.counts = LoadCounts()
 
@@ -213,7 +218,7 @@ class Loads:
         self._prefetch_max = slot_count // PREFETCH_SHARE
 
     def lost(self) -> None:
-        """What is being copied still arrives; nothing else does."""
+        """End the session. What is being copied still arrives; nothing else does."""
         for load in list(self._loads.values()):
             load.is_cut = True
             self._shrink(load, load.copy_next or load.first, Why.FAILED)
@@ -223,8 +228,11 @@ class Loads:
     # --- what is found --------------------------------------------------------------------------
 
     def find(self, seq: Sequence, *, now_s: float) -> list[WorkerAction]:
-        """The sequence waits for blocks and a seat. It is not admitted before the answer is here, or could
-        have been. A preempted one gave its blocks to somebody: what the pool has of them now will go."""
+        """Look up the blocks of a sequence that waits for blocks and a seat.
+
+        The sequence is not admitted before the answer is here, or could have been. A preempted sequence gave
+        its blocks to another one: what the pool still has of them will go.
+        """
         if seq.lacks_prompt_logprobs or self._config.load == "never":
             return []
         usable_count = min((len(seq.tokens) - 1) // self._block_tokens, FIND_BLOCKS_MAX)
@@ -233,7 +241,7 @@ class Loads:
             return []
         held_count = 0 if seq.was_preempted else len(self._cache.match(hashes))
         self._next_id += 1
-        if held_count < usable_count:  # else the store only hears that they are used
+        if held_count < usable_count:  # the store is only told that they are used
             missing_s = self._scheduler.times.prompt_s(held_count * self._block_tokens, len(seq.tokens))
             seq.incoming = Incoming(wait_until_s=now_s + self._patience_s(missing_s))
             load = Load(seq, seq.incoming, hashes, held_count, self._next_id, asked_s=now_s)
@@ -241,7 +249,7 @@ class Loads:
         return [ToStore(FindBlocks(self._next_id, tuple(hashes), held_count, tenant_of(seq.fairness_key)))]
 
     def _patience_s(self, missing_s: float) -> float:
-        """How long an answer is worth waiting for, where computing what is missing takes `missing_s`."""
+        """How long an answer is worth waiting for, where computing the missing blocks takes `missing_s`."""
         expected_s = max(HIT_SHARE_MIN, self._hit_share) * missing_s
         if expected_s <= self._answer_s and self._config.load != "always":
             return 0.0
@@ -249,7 +257,8 @@ class Loads:
         return min(max(ANSWER_S_MIN, WAIT_SHARE * missing_s), limit_s)
 
     def found(self, message: FoundBlocks, *, now_s: float) -> None:
-        """Also after the sequence was admitted: then what it has not come to yet may be brought."""
+        """Take the store's answer. It may come after the sequence was admitted: then blocks that it has not
+        reached yet may be loaded."""
         load = self._loads.get(message.find_id)
         if load is None or load.state is not LoadState.FINDING or not load.is_wanted:
             return
@@ -271,7 +280,7 @@ class Loads:
         load.incoming.end = plan.end
 
     def _plan(self, load: Load, spans: tuple[FoundSpan, ...]) -> Plan | None:
-        """And remembers the spans, from where computing is."""
+        """Plan the load from where computing is, and remember the spans."""
         seq = load.seq
         start = max(load.held_count, blocks_for(seq.planned_count, self._block_tokens))
         load.spans = from_block(spans, start - load.held_count)
@@ -299,7 +308,7 @@ class Loads:
             return
         counts = {len(message.slots), len(message.checksums), len(message.tiers or message.slots)}
         if message.first != len(load.slots) or len(counts) > 1:
-            self._shrink(load, load.ready_end, Why.FAILED)  # a gap: what follows cannot be used
+            self._shrink(load, load.ready_end, Why.FAILED)  # a gap: the blocks after it cannot be used
             return
         load.slots += message.slots
         load.checksums += message.checksums
@@ -314,7 +323,7 @@ class Loads:
             self._shrink(load, load.first + message.first, Why.FAILED)
 
     def copied(self, copy: LoadCopy, done: CopyDone) -> None:
-        """The blocks are counted in the sequence's order, whatever the order in which copies end."""
+        """Count the blocks of a copy in the sequence's order, whatever the order in which copies end."""
         load = copy.load
         load.copying_count -= 1
         if not load.is_wanted:
@@ -335,14 +344,14 @@ class Loads:
             self._arrived[load.seq.key] = load.seq
 
     def take_arrived(self) -> list[Sequence]:
-        """Of which more counts as computed since the last call."""
+        """Return the sequences of which more counts as computed since the last call."""
         arrived, self._arrived = list(self._arrived.values()), {}
         return [seq for seq in arrived if seq.block_ids]
 
     # --- what follows ---------------------------------------------------------------------------
 
     def advance(self, *, now_s: float) -> list[WorkerAction]:
-        """Everything that is possible, or due."""
+        """Do everything that is possible or due."""
         actions: list[WorkerAction] = []
         loading = [load for load in self._loads.values() if load.state is LoadState.LOADING]
         self._prefetched_count = sum(load.end - load.first for load in loading if not load.is_admitted)
@@ -372,7 +381,7 @@ class Loads:
     # --- parts ----------------------------------------------------------------------------------
 
     def _ask(self, load: Load, loading: list[Load], *, now_s: float) -> list[WorkerAction]:
-        if load.is_admitted:  # what the pool has by now is left out
+        if load.is_admitted:  # blocks that the pool has by now are left out
             load.first = max(load.first, load.incoming.first)
         if load.first >= load.end:
             return self._over(load)
@@ -396,8 +405,11 @@ class Loads:
         ]
 
     def _may_prefetch(self, load: Load, loading: list[Load]) -> bool:
-        """Within bounds, and not what another load brought or brings: that one's sequence is waited for.
-        Asked of everybody who waits, at every event: the bound comes first."""
+        """Whether the load may start before its sequence is admitted: within bounds, and without blocks that
+        another load brings, whose sequence is waited for.
+
+        Every waiting sequence is asked at every event, so the bound comes first.
+        """
         would_have = self._prefetched_count + load.end - load.first
         if load.was_prefetched or (self._prefetched_count and would_have > self._prefetch_max):
             return False
@@ -407,7 +419,7 @@ class Loads:
         )
 
     def _hold(self, load: Load, *, now_s: float) -> list[WorkerAction]:
-        """Its sequence still waits: pins must not."""
+        """Let go of what was loaded for a sequence that still waits: pins must not wait with it."""
         if load.first >= load.end:
             return self._over(load)
         if now_s < load.loading_s + PREFETCH_HOLD_S:
@@ -460,7 +472,7 @@ class Loads:
         return actions
 
     def _shrink(self, load: Load, end: int, reason: Why) -> None:
-        """Blocks from `end` on will not be in place."""
+        """Give up the blocks from `end` on."""
         end = max(end, load.first)
         if end >= load.end:
             return
@@ -470,14 +482,14 @@ class Loads:
             load.incoming.end = end
 
     def _end(self, load: Load) -> list[WorkerAction]:
-        """Its sequence does not want it any more; the slots must stay while they are read."""
+        """End a load that its sequence does not want any more. The slots must stay while they are read."""
         if load.copying_count:
             return []
         del self._loads[load.load_id]
         return self._end_load(load)
 
     def _over(self, load: Load) -> list[WorkerAction]:
-        """The sequence computes what is left."""
+        """End a load; the sequence computes what is left."""
         del self._loads[load.load_id]
         if not load.incoming.is_awaited:
             load.seq.incoming = None

@@ -10,14 +10,14 @@ from worker.core_copies import Copies
 from worker.events import CopyDone, ToStore, WorkerAction
 
 BATCH_BLOCKS = 16
-"""Blocks of one offer: so many are copied, and held for it, at a time."""
+"""Blocks of one offer: this many are copied, and held for it, at a time."""
 GATHER_S = 0.1
-"""Fewer than a batch wait so long for company: decodes commit a block now and then, and each offer is five
-messages."""
+"""An offer smaller than a batch waits this long for company. Decodes fill a block now and then, and each
+offer is five messages."""
 IN_FLIGHT_SHARE = 32
 """At most 1/32 of the pool is offered, and perhaps held for copying, at once."""
 IN_FLIGHT_MAX = 1024
-"""And no more than so many blocks, however large the pool."""
+"""At most this many blocks are offered at once, however large the pool."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,12 @@ class Offer:
     offer_id: int
     blocks: list[BlockFacts]
     written: list[bool] = field(default_factory=list[bool])
-    """Of each place that the store named: whether it is being copied."""
+    """Whether each place that the store named is being copied."""
 
 
 class Offers:
-    """Blocks are known by hash until the store names slots: one that is gone by then is passed over."""
+    """Blocks that are offered or will be. They are known by hash until the store names slots, and one that is
+    gone by then is passed over."""
 
     def __init__(self, cache: PrefixCache, copies: Copies) -> None:
         self._cache = cache
@@ -38,18 +39,20 @@ class Offers:
         self._queue_max = self._pool.block_count
         self._in_flight_max = min(IN_FLIGHT_MAX, max(1, self._pool.block_count // IN_FLIGHT_SHARE))
         self._known: OrderedDict[BlockHash, BlockFacts] = OrderedDict()
-        """What was committed here lately, and may still be in the pool: a store that begins anew is told."""
+        """Blocks that were committed here lately, and may still be in the pool: a store that begins anew is
+        offered them."""
         self._queue: OrderedDict[BlockHash, tuple[BlockFacts, float]] = OrderedDict()
-        """With the time each was committed."""
+        """Blocks to offer, with the time at which each was committed."""
         self._is_joined = False
         self._offers: dict[int, Offer] = {}
         self._in_flight_count = self._next_id = 0
         self.offered_count = self.written_count = self.skipped_count = 0
-        """Blocks, since the start. Skipped: dropped from the queue, or gone when the store wanted them."""
+        """Blocks since the start. Skipped ones were dropped from the queue, or gone when the store wanted
+        them."""
 
     @property
     def in_flight_count(self) -> int:
-        """Blocks offered and not settled."""
+        """Blocks that are offered and not settled."""
         return self._in_flight_count
 
     @property
@@ -63,14 +66,14 @@ class Offers:
         return next(iter(self._queue.values()))[1] + GATHER_S
 
     def joined(self, *, now_s: float) -> None:
-        """Everything that is still here may be new to the store."""
+        """Begin a session: everything that is still here may be new to the store."""
         self._is_joined = True
         for facts in self._known.values():
             if self._cache.match([facts.block_hash]):
                 self._enqueue(facts, now_s=now_s)
 
     def lost(self) -> None:
-        """Copies under way end by themselves."""
+        """End the session. Copies under way end by themselves."""
         self._is_joined = False
         self._offers.clear()
         self._queue.clear()
@@ -85,7 +88,7 @@ class Offers:
             self._enqueue(facts, now_s=now_s)
 
     def flush(self, *, now_s: float) -> list[WorkerAction]:
-        """Whole batches, and whatever has waited for long enough."""
+        """Offer whole batches, and whatever has waited for long enough."""
         actions: list[WorkerAction] = []
         while self._queue and (room := self._in_flight_max - self._in_flight_count) > 0:
             committed_s = next(iter(self._queue.values()))[1]
@@ -97,7 +100,7 @@ class Offers:
         return actions
 
     def taken(self, message: TakeBlocks) -> list[WorkerAction]:
-        """Unknown: of an earlier session."""
+        """Copy the blocks that the store wants. An unknown offer is one of an earlier session."""
         offer = self._offers.get(message.offer_id)
         if offer is None or offer.written:
             return []
@@ -119,7 +122,7 @@ class Offers:
         return [self._copies.to_store(offer, blocks, slots)]
 
     def copied(self, offer: Offer, done: CopyDone) -> list[WorkerAction]:
-        """Of an offer whose session is gone: nothing is said."""
+        """Report a copy to the store. An offer whose session is gone gets no report."""
         if self._offers.get(offer.offer_id) is not offer:
             return []
         if done.error:
@@ -148,7 +151,8 @@ class Offers:
         return ToStore(OfferBlocks(self._next_id, tuple(blocks)))
 
     def _block_of(self, facts: BlockFacts) -> BlockId | None:
-        """None: it is gone, or free and wanted for something else soon."""
+        """The pool's block with these contents; None if it is gone, or free and wanted for something else
+        soon."""
         found = self._cache.match([facts.block_hash])
         if not found:
             return None

@@ -1,4 +1,4 @@
-"""What routers hear of a sequence's progress."""
+"""What routers are told of a sequence's progress."""
 
 from baton.core.costs import PhaseTimings
 from baton.core.messages import Phase, SequenceOutput
@@ -13,7 +13,7 @@ PromptLogprobs = tuple[TokenLogprobs, ...] | None
 def token_output(
     attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
 ) -> SequenceOutput:
-    """Of the sequence's newest tokens, `done.tokens`."""
+    """The message with the sequence's newest tokens, `done.tokens`."""
     seq = done.sequence
     is_first_here = not attempt.has_output and attempt.start.phase is not Phase.DECODE
     return SequenceOutput(
@@ -41,7 +41,7 @@ def embedding_output(done: Progress, timings: PhaseTimings) -> SequenceOutput:
 
 
 def prompt_logprobs_of(attempt: Attempt, seq: Sequence) -> PromptLogprobs:
-    """With the attempt's first token, and only if they were asked for."""
+    """The prompt's logprobs, which go with the attempt's first token if they were asked for."""
     if attempt.has_output or not seq.wants_prompt_logprobs:
         return None
     return tuple(seq.prompt_logprobs)

@@ -1,4 +1,5 @@
-"""What a phase's progress means to others: tokens for its router, blocks for who reads them, and its end."""
+"""What the progress of a phase means to others: tokens for its router, blocks for its readers, and its
+end."""
 
 from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
@@ -13,7 +14,7 @@ from worker.phase_clock import waits_for_store
 
 
 class Phases:
-    """Of one worker's live attempts."""
+    """The progress of one worker's live attempts."""
 
     def __init__(self, attempts: Attempts, scheduler: Scheduler, handovers: Handovers, out: Outbox) -> None:
         self._attempts = attempts
@@ -21,15 +22,15 @@ class Phases:
         self._handovers = handovers
         self._out = out
         self._loading: list[Attempt] = []
-        """Those for which the store is, or was, asked."""
+        """Attempts for which the store is, or was, asked."""
 
     def watch(self, attempt: Attempt) -> None:
-        """It may wait for blocks of the store."""
+        """Follow an attempt that may wait for blocks of the store."""
         if attempt.sequence is not None and attempt.sequence.incoming is not None:
             self._loading.append(attempt)
 
     def look_at_loads(self, now_s: float) -> None:
-        """At the end of every event: who waits for the store from now on."""
+        """Note who waits for the store from now on, at the end of every event."""
         if not self._loading:
             return
         for attempt in self._loading:
@@ -40,7 +41,7 @@ class Phases:
         ]
 
     def progressed(self, done: Progress, now_s: float, *, step_s: float) -> None:
-        """A step that took `step_s` computed some of it."""
+        """Take in what a step that took `step_s` computed of an attempt."""
         attempt = self._attempts.get(done.sequence.key)
         assert attempt is not None, "cancelled sequences make no progress"
         attempt.clock.stepped(now_s - step_s)
@@ -84,7 +85,7 @@ class Phases:
     def emit(
         self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
     ) -> FinishReason | None:
-        """Tells the router the sequence's newest tokens, and ends the sequence if they are the last."""
+        """Send the sequence's newest tokens to its router, and end the sequence if they are the last."""
         self._out.add_output(attempt.router_id, token_output(attempt, done, prompt_logprobs, now_s))
         attempt.has_output = True
         if done.sequence.finish is not None:

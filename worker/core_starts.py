@@ -1,4 +1,4 @@
-"""What a start message asks for: may it run here, and as which sequence."""
+"""What a start message asks for: whether it may run here, and as which sequence."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ from engine.scheduling.sequence import Sequence
 
 
 def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | SequenceFailed | None:
-    """Why this worker can never run it; None: it can. `tokens_max`: of one sequence."""
+    """Why this worker can never run it; None if it can. `tokens_max` is the limit of one sequence."""
     key = (start.seq_id, start.epoch)
     if not start.tokens or (start.phase is Phase.DECODE and start.source is None):
         return SequenceFailed(*key, FailureReason.INTERNAL, "no tokens, or no source to pull from")
@@ -31,7 +31,7 @@ def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | Sequenc
 
 
 def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, tokens_max: int) -> Sequence:
-    """`tokens`: those of the start, and what is known beyond them."""
+    """The sequence of a start message. `tokens` are those of the start, and what is known beyond them."""
     # A client that has tokens already got the prompt's logprobs with the first of them.
     generates = start.phase is not Phase.DECODE and start.task is Task.GENERATE
     wants_prompt = start.sampling.prompt_logprobs is not None and start.generated_count == 0 and generates

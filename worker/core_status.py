@@ -14,24 +14,24 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     free_blocks: int
     held_blocks: int
     quarantined_blocks: int
-    """Held by reads that were given up and may yet write; part of `held_blocks`."""
+    """Blocks held by reads that were given up and may yet write; a part of `held_blocks`."""
     running_count: int
     waiting_count: int
-    """At the scheduler, for a seat or for blocks."""
+    """Sequences that wait at the scheduler, for a seat or for blocks."""
     attempt_count: int
-    """Accepted and not answered for good."""
+    """Attempts that are accepted and not answered for good."""
     lease_count: int
     receiver_count: int
     reads_in_flight: int
     router_count: int
     preemption_count: int
-    """Since the worker started."""
+    """Preemptions since the worker started."""
     swap_count: int
-    """Of those, the ones that kept their KV in host memory."""
+    """Preemptions that kept their KV in host memory."""
     drafted_count: int
-    """Guessed tokens that were verified, since the worker started."""
+    """Draft tokens that were verified since the worker started."""
     accepted_count: int
-    """Of those, the ones that were right."""
+    """Draft tokens that were right since the worker started."""
     expired_lease_count: int
-    """Since the worker started: leases that ended without a release."""
+    """Leases that ended without a release, since the worker started."""
     store: StoreStatus

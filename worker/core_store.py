@@ -1,7 +1,6 @@
-"""The store as a worker sees it: blocks are offered as they are committed, and brought where that is faster
-than computing them. Without a store nothing is offered and nothing asked; what was under way ends by
-itself.
-"""
+"""The store as a worker sees it. Blocks are offered as they are committed, and loaded where that is faster
+than computing them. Without a store nothing is offered or asked for, and what was under way ends by
+itself."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -30,34 +29,35 @@ from worker.events import CopyDone, WorkerAction
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Counts at one moment; blocks, and since the worker started, unless said otherwise."""
+    """Counts of blocks since the worker started, unless said otherwise."""
 
     is_joined: bool
     load_count: int
     """Look-ups and loads that sequences have now."""
     copies_in_flight: int
-    """Now: copies between pool and arena."""
+    """Copies between pool and arena now."""
     offers_in_flight: int
-    """Now."""
+    """Offers under way now."""
     offers_queued: int
-    """Now."""
+    """Blocks that wait to be offered now."""
     offered_blocks: int
     written_blocks: int
     skipped_blocks: int
-    """Committed, and not offered or not written: too many at once, or reused before it was their turn."""
+    """Blocks that were committed, and not offered or not written: too many at once, or reused before it was
+    their turn."""
     loads_started: int
-    """Loads."""
+    """Loads that were asked for."""
     loaded_blocks: dict[str, int]
-    """By the tier the store had them in."""
+    """Loaded blocks by the tier that held them."""
     recomputed_blocks: dict[str, int]
-    """Not in the pool and computed, by reason (`core_loads.Why`)."""
+    """Blocks that were not in the pool and were computed, by reason (`core_loads.Why`)."""
     predicted_load_s: float
-    """Seconds, summed over loads that came wholly, as predicted."""
+    """Predicted seconds, summed over the loads that came wholly."""
     actual_load_s: float
-    """And as they took."""
+    """Actual seconds of the same loads."""
 
     def accounts(self) -> dict[str, float]:
-        """By name, as a worker lists its accounts."""
+        """The counts by name, as a worker lists its accounts."""
         facts: dict[str, int | float | dict[str, int]] = msgspec.structs.asdict(self)
         found: dict[str, float] = {}
         for name, value in facts.items():
@@ -94,7 +94,7 @@ class StoreClient:
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def held_blocks(self) -> Iterator[BlockId]:
-        """One entry for each share that copies have."""
+        """The blocks that copies hold, one entry for each reference."""
         return self._copies.held_blocks()
 
     def status(self) -> StoreStatus:
@@ -122,7 +122,7 @@ class StoreClient:
     # --- events ---------------------------------------------------------------------------------
 
     def at(self, now_s: float) -> None:
-        """What is committed from here on is committed now."""
+        """Set the time at which blocks are committed from here on."""
         self._now_s = now_s
 
     def joined(self, welcome: StoreWelcome) -> None:
@@ -138,7 +138,7 @@ class StoreClient:
 
     def heard(self, message: StoreToWorker) -> list[WorkerAction]:
         if not self._is_joined:
-            return []  # of a session that ended
+            return []  # a message of a session that ended
         match message:
             case TakeBlocks():
                 return self._offers.taken(message)
@@ -149,7 +149,7 @@ class StoreClient:
             case LoadFailed():
                 self._loads.failed(message)
             case StoreWelcome() | StoreRefused():
-                pass  # the adapter's
+                pass  # for the adapter
             case _:
                 assert_never(message)
         return []
@@ -162,19 +162,19 @@ class StoreClient:
         return self._offers.copied(owner, done) if isinstance(owner, Offer) else []
 
     def find(self, seq: Sequence) -> list[WorkerAction]:
-        """The sequence came to the scheduler, or lost its blocks there."""
+        """Look up a sequence that came to the scheduler, or lost its blocks there."""
         return self._loads.find(seq, now_s=self._now_s) if self._is_joined else []
 
     def advance(self) -> list[WorkerAction]:
-        """Loads go on as far as they can, which may let sequences run."""
+        """Advance all loads as far as they can go, which may let sequences run."""
         return self._loads.advance(now_s=self._now_s)
 
     def take_arrived(self) -> list[Sequence]:
-        """Of which more counts as computed since the last call."""
+        """Return the sequences of which more counts as computed since the last call."""
         return self._loads.take_arrived()
 
     def flush(self) -> list[WorkerAction]:
-        """Offers of what was committed."""
+        """Offer what was committed."""
         return self._offers.flush(now_s=self._now_s)
 
     # --- parts ----------------------------------------------------------------------------------

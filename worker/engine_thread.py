@@ -14,21 +14,21 @@ R = TypeVar("R")
 class EngineThread:
     """Calls run in order, each to its end; the event loop only awaits them.
 
-    Cancelling `run` does not stop a call that has begun: its result is dropped. Loading runs here as
-    well, because a CUDA context and torch's thread settings belong to the thread that made them.
+    Cancelling `run` does not stop a call that has begun: its result is dropped. Loading runs here as well,
+    because a CUDA context and torch's thread settings belong to the thread that made them.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Raises what `call` raises."""
+        """Run `call` on the thread. Raises what `call` raises."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: call(*args, **kwargs))
 
     async def close(self, *, timeout_s: float) -> bool:
-        """Wait for the call under way. False: it goes on for longer than `timeout_s`, and what it
-        uses must not be freed; the process should end without further ceremony."""
+        """Wait for the call under way. False means that it goes on for longer than `timeout_s`: what it uses
+        must not be freed, and the process should end without further ceremony."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
 

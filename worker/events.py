@@ -1,4 +1,4 @@
-"""What happens to a worker, and what it does about it.
+"""The events of a worker, and its actions.
 
 `worker.core.WorkerCore` is pure: `handle(event, now_s=…) -> list[Action]`. The asyncio process
 (`worker.process`) and the simulator (`simulator.faults`) feed it events and perform its actions.
@@ -29,7 +29,7 @@ class RouterJoined(msgspec.Struct, frozen=True):
 
 
 class RouterLost(msgspec.Struct, frozen=True):
-    """Its session broke. Its sequences are kept for `router_grace_s`, then freed."""
+    """The session of a router broke. Its sequences are kept for `router_grace_s`, then freed."""
 
     router_id: RouterId
 
@@ -40,27 +40,27 @@ class FromRouter(msgspec.Struct, frozen=True):
 
 
 class FromReader(msgspec.Struct, frozen=True):
-    """A decode worker speaks to us, its source."""
+    """A message of a decode worker that reads our KV."""
 
     reader: WorkerId
     message: ReaderMessage
 
 
 class ReaderLost(msgspec.Struct, frozen=True):
-    """Its peer session broke; its leases run on (a one-sided read may still be under way)."""
+    """The session of a KV reader broke. Its leases run on, since a one-sided read may still be under way."""
 
     reader: WorkerId
 
 
 class FromSource(msgspec.Struct, frozen=True):
-    """A prefill worker speaks to us, its reader."""
+    """A message of a prefill worker that owns KV we read."""
 
     source: WorkerId
     message: SourceMessage
 
 
 class SourceLost(msgspec.Struct, frozen=True):
-    """Its peer session broke, could not be opened, or its fingerprint is not ours."""
+    """The session with a KV owner broke or could not be opened, or its fingerprint is not ours."""
 
     source: WorkerId
     message: str
@@ -71,8 +71,8 @@ class StepDone(msgspec.Struct, frozen=True):
 
 
 class StoreJoined(msgspec.Struct, frozen=True):
-    """The store node of this host welcomed us, (again): its arena is mapped. Nothing of an earlier session is
-    valid any more."""
+    """The store node of this host welcomed us (again), and its arena is mapped. Nothing of an earlier session
+    is valid any more."""
 
     welcome: StoreWelcome
 
@@ -86,11 +86,11 @@ class StoreLost(msgspec.Struct, frozen=True):
 
 
 class CopyDone(msgspec.Struct, frozen=True):
-    """A CopyToStore or CopyFromStore ended; it touches neither blocks nor slots from now on."""
+    """A CopyToStore or CopyFromStore ended. It touches neither blocks nor slots from now on."""
 
     copy_id: int
     checksums: tuple[int, ...] = ()
-    """CopyToStore: of each block, as it is in the arena; 0 where the store wants none."""
+    """CopyToStore: the checksum of each block, as it is in the arena; 0 where the store wants none."""
     corrupt: tuple[int, ...] = ()
     """CopyFromStore: positions whose checksum did not hold after the copy."""
     error: str = ""
@@ -100,15 +100,15 @@ class CopyDone(msgspec.Struct, frozen=True):
 class SetRole(msgspec.Struct, frozen=True):
     role: Role
     resumes: bool = False
-    """Take new sequences again, after a Drain."""
+    """Whether new sequences are taken again, after a Drain."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Refuse new sequences; those held run on."""
+    """Refuse new sequences; those that are held run on."""
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+    """The time named by `next_tick_s` has come. An earlier tick is harmless."""
 
 
 WorkerEvent = (
@@ -135,7 +135,7 @@ WorkerEvent = (
 
 
 class ToRouter(msgspec.Struct, frozen=True):
-    """Dropped by the adapter if the router's session is gone."""
+    """Send a message. The adapter drops it if the router's session is gone."""
 
     router_id: RouterId
     message: WorkerMessage
@@ -147,27 +147,29 @@ class ToReader(msgspec.Struct, frozen=True):
 
 
 class ToSource(msgspec.Struct, frozen=True):
-    """The adapter opens a session to the source if there is none; failing that, SourceLost."""
+    """Send a message to a KV owner. The adapter opens a session if there is none; if that fails, SourceLost
+    follows."""
 
     source: PeerRef
     message: ReaderMessage
 
 
 class RunStep(msgspec.Struct, frozen=True):
-    """Compute it and answer with StepDone. The core has at most two in flight: the second begins when
+    """Compute a step, and answer with StepDone. The core has at most two in flight: the second begins when
     the first is done, and their answers come in order."""
 
     plan: StepPlan
 
 
 class ToStore(msgspec.Struct, frozen=True):
-    """Dropped by the adapter if the session is gone."""
+    """Send a message. The adapter drops it if the session is gone."""
 
     message: WorkerToStore
 
 
 class CopyToStore(msgspec.Struct, frozen=True):
-    """Pool blocks[i] to the arena's slots[i], beside the engine's steps. Always answered by one CopyDone."""
+    """Copy pool blocks[i] to the arena's slots[i], beside the engine's steps. It is always answered by one
+    CopyDone."""
 
     copy_id: int
     blocks: tuple[int, ...]
@@ -175,8 +177,8 @@ class CopyToStore(msgspec.Struct, frozen=True):
 
 
 class CopyFromStore(msgspec.Struct, frozen=True):
-    """The arena's slots[i] to pool blocks[i], checksums (0: none) verified on what arrived. Always answered
-    by one CopyDone."""
+    """Copy the arena's slots[i] to pool blocks[i], and verify checksums (0: none) on what arrived. It is
+    always answered by one CopyDone."""
 
     copy_id: int
     slots: tuple[int, ...]

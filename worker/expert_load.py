@@ -1,4 +1,4 @@
-"""What the counts of an engine's experts say: which are busy, and how evenly the load is spread. Pure.
+"""What the counts of an engine's experts tell: which are busy, and how evenly the load is spread. Pure.
 
 A layer's balance is its tokens per expert, the mean over the most: 1 if all experts get as many, 1/E if one
 of E gets them all. It is the share of the time that devices would work if each had one expert and all waited
@@ -9,34 +9,34 @@ import numpy as np
 import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
-"""[L, E]: layers with experts, experts."""
+"""Tokens as [L, E]: layers with experts, experts."""
 
 SPAN_MIN_S, SPAN_MAX_S = 10.0, 300.0
-"""A balance is of at least so long, and of so many tokens; if they do not come within the longer time there
-is none: of few tokens it says more about chance than about experts."""
+"""A balance covers at least this long, and at least TOKENS_MIN tokens. If they do not come within the longer
+time there is no balance: a few tokens tell more about chance than about experts."""
 TOKENS_MIN = 256
-"""Per expert in a layer, in the mean. Of 256 experts that are equally likely, the busiest then has some 2.8
-standard deviations of a Poisson count more than the mean: chance alone makes the balance 0.85."""
+"""Tokens per expert in a layer, in the mean. Among 256 experts that are equally likely, the busiest then has
+some 2.8 standard deviations of a Poisson count more than the mean: chance alone makes the balance 0.85."""
 
 
 class ExpertLoad:
-    """Of one worker. Tell it the totals now and then."""
+    """The load of one worker's experts. Observe the totals now and then."""
 
     def __init__(self, layers: tuple[int, ...], expert_count: int) -> None:
-        """layers: the numbers of those with experts."""
+        """`layers` are the numbers of the layers that have experts."""
         self.totals: Counts = np.zeros(expert_count, dtype=np.int64)
-        """[E], summed over layers."""
+        """Tokens as [E], summed over layers."""
         self.balance: float | None = None
-        """Mean over layers; None: too few tokens lately."""
+        """The mean over layers; None if there were too few tokens lately."""
         self.worst: float | None = None
-        """Of the layer with the least."""
+        """The balance of the layer with the least."""
         self.worst_layer: int | None = None
         self._layers = layers
         self._since_s: float | None = None
         self._then: Counts = np.zeros((len(layers), expert_count), dtype=np.int64)
 
     def heard(self, counts: Counts, *, now_s: float) -> None:
-        """counts: since the engine started; not changed afterwards."""
+        """Take in counts since the engine started. The array must not change afterwards."""
         self.totals = counts.sum(axis=0)
         if self._since_s is None:
             self._since_s, self._then = now_s, counts
@@ -59,7 +59,7 @@ class ExpertLoad:
         self.worst_layer = self._layers[worst]
 
     def accounts(self) -> dict[str, float]:
-        """For `WorkerStatusReply.accounts`."""
+        """The accounts for `WorkerStatusReply.accounts`."""
         accounts = {
             "experts.count": float(len(self.totals)),
             "experts.layers": float(len(self._layers)),
@@ -73,6 +73,6 @@ class ExpertLoad:
 
 
 def balances(counts: Counts) -> npt.NDArray[np.float64]:
-    """[L]; nan for a layer with fewer than TOKENS_MIN tokens per expert."""
+    """Balances as [L]; nan for a layer with fewer than TOKENS_MIN tokens per expert."""
     mean, most = counts.mean(axis=1), counts.max(axis=1)
     return np.where(mean >= TOKENS_MIN, mean / np.maximum(most, 1), np.nan)

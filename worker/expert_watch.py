@@ -11,7 +11,7 @@ EVERY_S = 1.0
 
 
 class ExpertWatch:
-    """`run` until cancelled: a look at the counts once a second, between two steps. Nobody waits for it."""
+    """Looks at the counts once a second, between two steps, until `run` is cancelled. Nobody waits for it."""
 
     def __init__(self, counts: ExpertCounts, engine: EngineThread) -> None:
         self.load = ExpertLoad(counts.layers, counts.expert_count)

@@ -1,7 +1,7 @@
 """Checksums of granted blocks, computed on a thread on the grant's way out.
 
-The core grants; it never sees a block's bytes. A granted block is held by its lease and its content is
-committed, so its checksum is the same whenever it is computed while the grant means anything; if the lease
+The core grants, and never sees a block's bytes. A granted block is held by its lease and its content is
+committed, so its checksum is the same whenever it is computed while the grant means anything. If the lease
 ends meanwhile, the generations tell the reader before the checksums do.
 """
 
@@ -16,12 +16,13 @@ from baton.core.ids import WorkerId
 from baton.core.messages import KVGrant, SourceMessage
 
 Checksums = Callable[[Sequence[int]], list[int]]
-"""Of these blocks. Called on a thread."""
+"""A function that computes the checksums of blocks. It is called on a thread."""
 Send = Callable[[WorkerId, SourceMessage], None]
 
 
 class GrantChecksums:
-    """Messages to one reader leave in the order in which they came. Belongs to the event loop."""
+    """Sends messages to readers, with checksums in their grants. Messages to one reader leave in the order in
+    which they came. It belongs to the event loop."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class GrantChecksums:
     ) -> None:
         self._checksums, self._send, self._spawn = checksums, send, spawn
         self._lines: dict[WorkerId, deque[SourceMessage]] = {}
-        """As long as leases are: a grant answers an ask or a computed chunk."""
+        """Messages that wait, by reader. The queues are as short as leases are: a grant answers a KV request
+        or a computed chunk."""
 
     def send(self, reader: WorkerId, message: SourceMessage) -> None:
         line = self._lines.get(reader)

@@ -1,7 +1,7 @@
-"""Before a pod ends: its worker takes nothing new, and what it holds finishes or goes on elsewhere.
+"""Before a pod ends, its worker takes nothing new, and what it holds finishes or goes on elsewhere.
 
-`python -m worker.leave 127.0.0.1:7100 --timeout-s 30` returns when the worker holds nothing, does not
-answer any more, or the time is up. It ends with status 0 in any case: the pod ends, whatever it says.
+`python -m worker.leave 127.0.0.1:7100 --timeout-s 30` returns when the worker holds nothing, does not answer
+any more, or the time is up. It ends with status 0 in any case: the pod ends, whatever it says.
 """
 
 import argparse
@@ -17,19 +17,19 @@ from baton.wire.transport import secure
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Between two looks."""
+"""The time between two looks."""
 
 HELD = ("running_count", "waiting_count", "lease_count", "receiver_count", "reads_in_flight")
 """Accounts that are 0 once nobody needs the worker."""
 
 
 def still_held(accounts: Mapping[str, float]) -> dict[str, float]:
-    """Pure."""
+    """The accounts in HELD that are not 0. Pure."""
     return {name: accounts[name] for name in HELD if accounts.get(name)}
 
 
 async def leave(address: str, *, timeout_s: float) -> str:
-    """How it went, in words."""
+    """Ask the worker to leave, and return in words how it went."""
     held: dict[str, float] = {}
     try:
         async with asyncio.timeout(timeout_s):
@@ -52,7 +52,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> None:
     asked = arguments().parse_args()
-    config = Config()  # of the environment: certificate and token
+    config = Config()  # certificate and token come from the environment
     secure(config.tls, config.access)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     log.info("worker %s: %s", asked.address, asyncio.run(leave(asked.address, timeout_s=asked.timeout_s)))

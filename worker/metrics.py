@@ -22,7 +22,7 @@ GAUGES: dict[str, Metric] = {
     "running_count": catalogue.RUNNING,
     "waiting_count": catalogue.WAITING,
 }
-"""Account of the core's status -> metric."""
+"""Gauges by the account of the core's status that they show."""
 
 COUNTERS: dict[str, Metric] = {
     "preemption_count": catalogue.PREEMPTIONS,
@@ -31,7 +31,7 @@ COUNTERS: dict[str, Metric] = {
     "accepted_count": catalogue.RIGHT_GUESSES,
     "expired_lease_count": catalogue.LEASES_EXPIRED,
 }
-"""The same for accounts that only rise."""
+"""Counters by the account that they show, which only rises."""
 
 STORE_COUNTERS: dict[str, Metric] = {
     "store.offered_blocks": catalogue.OFFERED_BLOCKS,
@@ -43,21 +43,21 @@ BY_LABEL: dict[str, tuple[Metric, str]] = {
     "store.loaded_blocks.": (catalogue.LOADED_BLOCKS, "tier"),
     "store.recomputed_blocks.": (catalogue.RECOMPUTED_BLOCKS, "reason"),
 }
-"""Accounts that begin so: what follows is the label's value."""
+"""Metrics by the prefix of their accounts. The rest of an account's name is the label's value."""
 
 
 class WorkerMetrics:
-    """Labelled with the replica's stable name, so that a restart continues its series."""
+    """Metrics are labelled with the replica's stable name, so that a restart continues its series."""
 
     def __init__(self, worker_id: WorkerId) -> None:
         self.meter = Meter()
         self._worker = replica_name(worker_id)
         self._totals_seen: dict[str, float] = {}
         self._copies: dict[int, tuple[str, int]] = {}
-        """Copies to and from the store under way |-> direction and blocks."""
+        """Direction and number of blocks of each copy to or from the store that is under way."""
 
     def totals(self) -> dict[str, float]:
-        """For the worker's accounts: what it has computed, by kind of work."""
+        """What the worker has computed, by kind of work, for its accounts."""
         value = self.meter.value
         totals = {
             f"step_tokens.{kind}": value(catalogue.STEP_TOKENS, worker=self._worker, kind=kind)
@@ -65,14 +65,14 @@ class WorkerMetrics:
         }
         return {**totals, "prefix_hit_tokens": value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)}
 
-    def saw(self, event: WorkerEvent) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         if isinstance(event, CopyDone) and (copy := self._copies.pop(event.copy_id, None)):
             direction, block_count = copy
             labels = {"worker": self._worker, "direction": direction}
             self.meter.observe(catalogue.STORE_COPY, event.seconds, **labels)
             self.meter.inc(catalogue.STORE_COPIED_BLOCKS, 0 if event.error else block_count, **labels)
 
-    def did(self, action: WorkerAction) -> None:
+    def on_action(self, action: WorkerAction) -> None:
         match action:
             case CopyToStore(copy_id, blocks):
                 self._copies[copy_id] = ("in", len(blocks))
@@ -101,7 +101,7 @@ class WorkerMetrics:
         self.meter.observe(catalogue.TRANSFER, done.seconds, worker=self._worker)
 
     def accounts(self, accounts: Mapping[str, float], transfer: Mapping[str, TransferCounters]) -> None:
-        """Gauges as they are now; counters as they have become."""
+        """Set gauges to what they are now, and raise counters to what they have become."""
         for name, metric in GAUGES.items():
             self.meter.set(metric, accounts.get(name, 0.0), worker=self._worker)
         for name, metric in COUNTERS.items():
@@ -112,7 +112,7 @@ class WorkerMetrics:
             self.meter.inc(catalogue.TRANSFER_BYTES, new_bytes, worker=self._worker, backend=backend)
 
     def experts(self, load: ExpertLoad) -> None:
-        """As `accounts`, of a model that has some. Those that nobody was sent to are told too."""
+        """As `accounts`, for a model with experts. Experts that got no token are shown too."""
         for expert, total in enumerate(load.totals.tolist()):
             risen = self._risen(f"expert {expert}", total)
             self.meter.inc(catalogue.EXPERT_TOKENS, risen, worker=self._worker, expert=str(expert))
@@ -135,7 +135,7 @@ class WorkerMetrics:
                 self.meter.inc(metric, self._risen(name, total), **labels)
 
     def _risen(self, name: str, total: float) -> float:
-        """By how much since the last call."""
+        """How much an account rose since the last call."""
         risen = total - self._totals_seen.get(name, 0)
         self._totals_seen[name] = total
         return risen

@@ -1,4 +1,4 @@
-"""What leaves the core: actions in order, and to routers one message per step and kind."""
+"""What leaves the core: actions in order, and one message per step and kind to each router."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,16 +15,16 @@ from engine.prefix_cache import PrefixCache
 from worker.events import ToRouter, WorkerAction
 
 MESSAGE_BLOCKS_MAX = 2048
-"""Blocks of a snapshot told at once; the rest follows as blocks that were stored since. A router takes a
-message in one go, and should not be held up for longer than that."""
+"""Blocks of a snapshot that go into one message. The rest follows as blocks that were stored since: a router
+takes a message in one go, and should not be held up for longer."""
 
 
 class Outbox:
-    """Routers with a session, and the actions of the event being handled.
+    """Routers with a session, and the actions of the event that is being handled.
 
-    Block events are numbered per session from its snapshot on. Changes are collected once and told to
-    every session, so they are always told before a snapshot is taken: a change that came and went
-    across a snapshot would otherwise be lost on the router that got it.
+    Block events are numbered per session from its snapshot on. Changes are collected once and sent to every
+    session before a snapshot is taken. A change that came and went across a snapshot would otherwise be lost
+    on the router that got it.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -65,7 +65,7 @@ class Outbox:
         self._actions += [ToRouter(router_id, message) for router_id in self._next_number]
 
     def add_output(self, router_id: RouterId, output: SequenceOutput) -> None:
-        """Goes out with all others of this event in one StepOutput."""
+        """Add an output to the one StepOutput in which all outputs of this event go out."""
         if router_id in self._next_number:
             self._outputs.setdefault(router_id, []).append(output)
 

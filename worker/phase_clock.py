@@ -5,8 +5,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class PhaseClock:
-    """Of one attempt that computes a prompt. Told after every event whether it waits for the store, and with
-    its first step when that began."""
+    """The clock of one attempt that computes a prompt. After every event it gets whether the attempt waits
+    for the store, and with the first step when that began."""
 
     __slots__ = ("_accepted_s", "_began_s", "_blocked_since_s", "_load_before_s", "_load_s")
 
@@ -16,10 +16,10 @@ class PhaseClock:
         self._blocked_since_s: float | None = None
         self._load_s = 0.0
         self._load_before_s = 0.0
-        """Of that, before its first step."""
+        """The part of `_load_s` before the attempt's first step."""
 
     def saw(self, *, is_blocked: bool, now_s: float) -> None:
-        """From now on it waits for blocks of the store, or does not."""
+        """Note whether the attempt waits for blocks of the store from now on."""
         if not is_blocked:
             self._load_s = self._loaded_s(now_s)
             self._blocked_since_s = None
@@ -27,14 +27,14 @@ class PhaseClock:
             self._blocked_since_s = now_s
 
     def stepped(self, began_s: float) -> None:
-        """A step that computed some of its prompt is done."""
+        """Note that a step that computed some of the prompt is done."""
         if self._began_s is None:
             self._began_s = max(began_s, self._accepted_s)
             self._load_before_s = self._loaded_s(self._began_s)
 
     def timings(self, now_s: float) -> PhaseTimings:
-        """Its first token is sampled now. The parts are never negative, and sum up to the time since the
-        start message."""
+        """The parts of the time up to the first token, which is sampled now. They are never negative, and sum
+        up to the time since the start message."""
         self.stepped(now_s)
         assert self._began_s is not None
         began_s = self._began_s
@@ -52,7 +52,8 @@ class PhaseClock:
 
 
 def waits_for_store(seq: Sequence, now_s: float) -> bool:
-    """It could compute, were blocks there that are asked for; where they are is being asked included."""
+    """The sequence could compute, were the blocks there that it asked for. Waiting for the answer where they
+    are counts as well."""
     incoming = seq.incoming
     if incoming is None:
         return False

@@ -1,7 +1,7 @@
-"""What a sequence needs before the core may hear of it: its grammar compiled, its adapter loaded.
+"""What a sequence needs before the core may know of it: its grammar compiled, its adapter loaded.
 
-Both take from a millisecond to seconds, elsewhere than on the event loop. What the core is told is
-therefore always ready to run, and a step never waits for a compiler.
+Both take from a millisecond to seconds, elsewhere than on the event loop. What reaches the core is therefore
+always ready to run, and a step never waits for a compiler.
 """
 
 import asyncio
@@ -39,11 +39,12 @@ class Preparer(Protocol):
     """One thing that sequences need."""
 
     def is_ready(self, start: StartSequence) -> bool:
-        """It needs none of it, or it is there."""
+        """The sequence needs nothing of this kind, or it is there."""
         ...
 
     async def prepare(self, start: StartSequence, claimed: Callable[[], Collection[str]]) -> None:
-        """claimed: `AdapterRef.key` of everything under preparation. Raises NotPrepared."""
+        """Make ready what the sequence needs. `claimed` returns `AdapterRef.key` of everything under
+        preparation. Raises NotPrepared."""
         ...
 
 
@@ -55,9 +56,9 @@ class _Pending:
 
 
 class Preparation:
-    """Between the routers' sessions and the core. Implements `RouterSink`.
+    """Stands between the routers' sessions and the core. Implements `RouterSink`.
 
-    While a sequence is prepared the core does not know it: a cancel, a higher epoch and the loss of its
+    While a sequence is prepared the core does not know it. A cancel, a higher epoch and the loss of its
     router end the preparation here, and its deadline runs here.
     """
 
@@ -76,7 +77,7 @@ class Preparation:
         self._prepare_s, self._pending_max = prepare_s, pending_max
         self._pending: dict[SequenceId, _Pending] = {}
         self.answer: Callable[[RouterId, WorkerMessage], None] = lambda router_id, message: None
-        """Where refusals go; set before the first message."""
+        """Where refusals go. Set it before the first message."""
 
     @property
     def pending_count(self) -> int:
@@ -87,7 +88,7 @@ class Preparation:
         self._core.router_joined(router_id)
 
     def router_lost(self, router_id: RouterId) -> None:
-        # It is new to a router that comes back what never started here.
+        # A router that comes back does not know what never started here.
         self._drop_all_of(router_id)
         self._core.router_lost(router_id)
 
@@ -140,7 +141,7 @@ class Preparation:
         except TimeoutError:
             self._forget(start)
             self._time_is_up(router_id, start)
-        except Exception as error:  # of this request alone, whatever it is
+        except Exception as error:  # an error of this request alone, whatever it is
             log.exception("sequence %s cannot be prepared", start.seq_id)
             self._forget(start)
             failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, str(error))
@@ -157,7 +158,7 @@ class Preparation:
             self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, reason))
             return
         if start.epoch:
-            # An earlier worker may have been ready in time: it is this one that is slow, not the request.
+            # An earlier worker may have been ready in time: this one is slow, not the request.
             reason = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
             self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, reason))
             return

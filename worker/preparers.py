@@ -20,13 +20,13 @@ from worker.preparation import NotPrepared
 log = logging.getLogger(__name__)
 
 THREADS = 4
-"""That read adapters."""
+"""Threads that read adapters."""
 COMPILING_NICENESS = 10
-"""Compiling must not take the processor from those who compute or answer."""
+"""The niceness of compiling, which must not take the processor from those who compute or answer."""
 
 
 def compiling_threads() -> ThreadPoolExecutor:
-    """One that gives way to all others: what waits for it and is given up is never begun."""
+    """Make one thread that gives way to all others. Work that waits for it and is given up is never begun."""
     return ThreadPoolExecutor(1, thread_name_prefix="compile", initializer=_give_way)
 
 
@@ -38,7 +38,7 @@ def _give_way() -> None:
 
 
 class GrammarCompiler(Protocol):
-    """`engine.grammar.GrammarStore`"""
+    """The part of `engine.grammar.GrammarStore` that is needed here."""
 
     def has(self, grammar: Grammar) -> bool: ...
 
@@ -46,7 +46,7 @@ class GrammarCompiler(Protocol):
 
 
 class Grammars:
-    """Implements `worker.preparation.Preparer`."""
+    """Compiles grammars. Implements `worker.preparation.Preparer`."""
 
     def __init__(self, store: GrammarCompiler, threads: ThreadPoolExecutor) -> None:
         self._store, self._threads = store, threads
@@ -78,7 +78,7 @@ class AdapterLoader(Protocol):
 
 
 class EngineAdapters:
-    """Implements AdapterLoader."""
+    """Loads adapters into the engine. Implements AdapterLoader."""
 
     def __init__(self, executor: Executor, engine: EngineThread) -> None:
         self._slots, self._engine = executor.adapters, engine
@@ -94,7 +94,7 @@ class EngineAdapters:
 
 
 class Adapters:
-    """Of the adapters loaded, the least recently started one that nobody uses makes room. Implements
+    """Loads adapters. The least recently started one that nobody uses makes room for another. Implements
     `worker.preparation.Preparer`."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Adapters:
         count_max: int,
         in_use: Callable[[], Collection[str]],
     ) -> None:
-        """`in_use`: keys that the core's sequences name."""
+        """`in_use` returns the keys that the core's sequences name."""
         self._loader, self._threads, self._count_max, self._in_use = loader, threads, count_max, in_use
         self._loaded: OrderedDict[str, None] = OrderedDict()
         self._loading: dict[str, asyncio.Task[NotPrepared | None]] = {}
@@ -128,7 +128,7 @@ class Adapters:
             task = asyncio.create_task(self._load(ref, claimed))
             self._loading[ref.key] = task
             task.add_done_callback(lambda _: self._loading.pop(ref.key))
-        # What began is finished, whoever loses interest: engine and book must agree.
+        # A call that began is finished, whoever loses interest: engine and book must agree.
         refusal = await asyncio.shield(task)
         if refusal is not None:
             raise refusal

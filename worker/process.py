@@ -16,23 +16,21 @@ import msgspec
 
 from baton.config import Config
 from baton.core import garbage
-from baton.core.ids import RouterId, WorkerId, replica_name
+from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import (
     Member,
     PeerHello,
-    PeerRef,
-    ReaderMessage,
     Role,
-    SourceMessage,
-    WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
-from baton.core.store import StoreHello, WorkerToStore
+from baton.core.store import StoreHello
 from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from baton.wire.client import WorkerStatusReply
+from baton.wire.core_driver import CoreDriver, Performers, performer, performers
+from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from decode_worker.reader import KVReader
@@ -42,10 +40,9 @@ from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
 from worker import events as e
 from worker.core import WorkerCore
-from worker.driver import CoreDriver, CoreSink
+from worker.core_sink import CoreSink
 from worker.engine_thread import EngineThread
 from worker.expert_watch import ExpertWatch
-from worker.grant_checksums import Send
 from worker.metrics import WorkerMetrics
 from worker.preparation import Preparation
 from worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
@@ -53,6 +50,7 @@ from worker.registration import Registration
 from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
 from worker.spans import PhaseSpans
+from worker.step_runner import StepRunner
 from worker.store import WorkerStore
 from worker.store_pool import copies_of
 from worker.transfer import grant_sender, transfer_manager
@@ -60,25 +58,27 @@ from worker.transfer import grant_sender, transfer_manager
 log = logging.getLogger(__name__)
 
 LAST_STEP_S = 10.0
-"""At the end, for the step under way."""
+"""The time at the end for the step under way."""
 
 
 NOTE_CHARS_MAX = 400
-"""What a compiler or a library has to say can be a page; the whole of it is in the worker's log."""
+"""The length of one note. A compiler or a library may fill a page, and the whole of it is in the worker's
+log."""
 
 
 def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
-    """`Member.notes`: the engine's, and the transfer backends (name -> why) that do not work here."""
+    """Notes for `Member.notes`: the engine's, and the transfer backends (name -> reason) that do not work
+    here."""
     lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
 class WorkerCrashed(Exception):
-    """A bug, or a broken device: the process must end. The cause is chained."""
+    """A bug or a broken device: the process must end. The cause is chained."""
 
 
 class WorkerProcess:
-    """`run` once. The clock of all decisions is `time.monotonic`."""
+    """A worker. Call `run` once. The clock of all decisions is `time.monotonic`."""
 
     def __init__(
         self,
@@ -91,12 +91,15 @@ class WorkerProcess:
         node: str = "",
         version: str = "",
     ) -> None:
-        """`control_address` empty: no directory is told; `port` 0: `cluster.worker_port`. `node`,
-        `version`: as `Member` tells them."""
+        """An empty `control_address` means that there is no directory. `port` 0 stands for
+        `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
         self._worker_id, self._role, self._config = worker_id, role, config
         self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
-        self._background = Background(self._broke)
+        self._crash = Crash()
+        self._idle = asyncio.Event()
+        """Set while the core holds nothing for anybody."""
+        self._background = Background(self._crash.report)
         self._engine = EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._compiling = compiling_threads()
@@ -104,7 +107,7 @@ class WorkerProcess:
 
     @property
     def role(self) -> Role:
-        """The one it has now."""
+        """The role that the worker has now."""
         return self._role_now()
 
     async def run(
@@ -145,16 +148,24 @@ class WorkerProcess:
         self._experts = ExpertWatch(counts, self._engine) if counts is not None else None
         core = self._core = self._make_core(executor)
         self._role_now = lambda: core.status().role
-        self._driver = CoreDriver(
+        self._driver: CoreDriver[e.WorkerEvent, e.WorkerAction] = CoreDriver(
             self._core,
-            step=self._step,
-            spawn=self._background.spawn,
-            step_timeout_s=self._config.engine.step_timeout_s,
+            tick=e.Tick(),
+            performers=self._performers(),
+            crash=self._crash,
             observers=(PhaseSpans(self._spans, replica_name(self._worker_id)), self._metrics),
+            on_handled=self._note_idle,
         )
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
-        self._role_switcher = RoleSwitcher(self._driver.post, self._driver.idle, spawn=self._background.spawn)
+        self._role_switcher = RoleSwitcher(self._driver.post, self._idle, spawn=self._background.spawn)
+        self._steps = StepRunner(
+            self._step,
+            post=self._driver.post,
+            spawn=self._background.spawn,
+            crash=self._crash,
+            timeout_s=self._config.engine.step_timeout_s,
+        )
         self._routers = RouterSessions(
             sink=preparation, status=self._status, set_role=self._role_switcher.ask
         )
@@ -168,8 +179,25 @@ class WorkerProcess:
             connect_timeout_s=self._config.transfer.read_timeout_s,
         )
         self._store = self._make_store(executor)
-        to_reader = grant_sender(executor.kv, self._config, self._readers.send, spawn=self._background.spawn)
-        self._driver.ports = _Ports(self._routers, to_reader, self._kv_reader, self._store)
+        self._to_reader = grant_sender(
+            executor.kv, self._config, self._readers.send, spawn=self._background.spawn
+        )
+
+    def _performers(self) -> Performers:
+        return performers(
+            e.WorkerAction,
+            performer(e.ToRouter, lambda a: self._routers.send(a.router_id, a.message)),
+            performer(e.ToReader, lambda a: self._to_reader(a.reader, a.message)),
+            performer(e.ToSource, lambda a: self._kv_reader.send(a.source, a.message)),
+            performer(BlockRead, lambda a: self._kv_reader.start_read(a)),
+            performer(e.RunStep, lambda a: self._steps.start(a)),
+            performer(e.ToStore, lambda a: self._store.send(a.message)),
+            performer(e.CopyToStore, lambda a: self._store.copy_to_store(a)),
+            performer(e.CopyFromStore, lambda a: self._store.copy_from_store(a)),
+        )
+
+    def _note_idle(self) -> None:
+        (self._idle.set if self._core.is_idle else self._idle.clear)()
 
     def _make_store(self, executor: Executor) -> WorkerStore:
         kv = executor.kv
@@ -256,20 +284,15 @@ class WorkerProcess:
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
-                await self._until(self._driver.idle, stop_now)
+                await self._until(self._idle, stop_now)
         except TimeoutError:
             log.warning("not drained in time: %s", self._core.status())
 
     async def _until(self, *events: asyncio.Event) -> None:
-        """Raises WorkerCrashed, with its cause, as soon as core, engine or a task fails."""
-        waits = [asyncio.create_task(event.wait()) for event in events]
+        """Wait for one of them. Raises WorkerCrashed, with its cause, when core, engine or a task fails."""
         try:
-            await asyncio.wait([*waits, self._driver.crashed], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._driver.crashed.done():
-            cause = self._driver.crashed.result()
+            await self._crash.race(*events)
+        except Exception as cause:
             raise WorkerCrashed(f"{type(cause).__name__}: {cause}") from cause
 
     async def _step(self, plan: StepPlan) -> StepResult:
@@ -337,11 +360,8 @@ class WorkerProcess:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def _broke(self, error: BaseException) -> None:
-        self._driver.crash(error)
-
     async def _stop_server(self, server: grpc.aio.Server) -> None:
-        """What was said last is still delivered, for at most FLUSH_S."""
+        """Stop the server. Messages sent last are still delivered, for at most FLUSH_S."""
         self._routers.hang_up()
         self._readers.hang_up()
         await server.stop(FLUSH_S)
@@ -349,34 +369,3 @@ class WorkerProcess:
     async def _close_engine(self) -> None:
         if not await self._engine.close(timeout_s=LAST_STEP_S):
             log.error("the engine thread hangs and is left behind")
-
-
-class _Ports:
-    """`driver.Ports` over the sessions."""
-
-    def __init__(
-        self, routers: RouterSessions, to_reader: Send, kv_reader: KVReader, store: WorkerStore
-    ) -> None:
-        self._routers, self._to_reader, self._kv_reader = routers, to_reader, kv_reader
-        self._store = store
-
-    def to_router(self, router_id: RouterId, message: WorkerMessage) -> None:
-        self._routers.send(router_id, message)
-
-    def to_reader(self, reader: WorkerId, message: SourceMessage) -> None:
-        self._to_reader(reader, message)
-
-    def to_source(self, source: PeerRef, message: ReaderMessage) -> None:
-        self._kv_reader.send(source, message)
-
-    def start_read(self, read: BlockRead) -> None:
-        self._kv_reader.start_read(read)
-
-    def to_store(self, message: WorkerToStore) -> None:
-        self._store.send(message)
-
-    def copy_to_store(self, copy: e.CopyToStore) -> None:
-        self._store.copy_to_store(copy)
-
-    def copy_from_store(self, copy: e.CopyFromStore) -> None:
-        self._store.copy_from_store(copy)

@@ -11,12 +11,12 @@ from baton.wire.link import LinkBroken
 log = logging.getLogger(__name__)
 
 LEAVE_S = 0.5
-"""For saying goodbye; without it the lease lapses by itself."""
+"""The time for saying goodbye; without it the lease lapses by itself."""
 
 
 class Registration:
-    """Renews the lease every `period_s`. While the directory is gone the worker goes on serving
-    whoever knows it, and keeps trying."""
+    """Renews the lease every `period_s`. While the directory is gone the worker goes on serving whoever knows
+    it, and keeps trying."""
 
     def __init__(self, address: str, member: Callable[[], Member], *, period_s: float) -> None:
         self._address, self._member, self._period_s = address, member, period_s

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class RoleSwitcher:
-    """One at a time; the one asked for last counts."""
+    """Switches the worker's role, one change at a time. The change that was asked for last counts."""
 
     def __init__(
         self,
@@ -21,13 +21,14 @@ class RoleSwitcher:
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`idle`: set while the worker holds nothing."""
+        """`idle` is set while the worker holds nothing."""
         self._post, self._idle, self._spawn = post, idle, spawn
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def ask(self, role: Role, drain_s: float) -> None:
-        """Returns at once. With `drain_s` 0 the role changes at once too, and what runs goes on beside it."""
+        """Change the role, and return at once. With `drain_s` 0 the role changes at once too, and what runs
+        goes on beside it."""
         if self._is_closed:
             return  # the worker is leaving
         if self._task is not None:
@@ -52,7 +53,7 @@ class RoleSwitcher:
         log.info("a %s worker from now on; drained for %.3f s", role, drained_s - began_s)
 
     def close(self) -> None:
-        """No role changes any more; the worker may be drained for good now."""
+        """Change no role any more; the worker may be drained for good now."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class RouterSink(Protocol):
-    """Who wants to know what routers say. `router_joined` answers with the hello, through `send`."""
+    """The receiver of what routers say. `router_joined` answers with the hello, through `send`."""
 
     def router_joined(self, router_id: RouterId) -> None: ...
 
@@ -28,8 +28,8 @@ class RouterSink(Protocol):
 
 
 class RouterSessions:
-    """One multiplexed session per router. A router that does not read is dropped: the engine never
-    waits for it. A second session of the same router replaces the first, whose end is reported."""
+    """One multiplexed session per router. A router that does not read is dropped: the engine never waits for
+    it. A second session of the same router replaces the first, whose end is reported."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class RouterSessions:
         status: Callable[[], WorkerStatusReply],
         set_role: Callable[[Role, float], None],
     ) -> None:
-        """`set_role` gets the role, and for how long what is held may be finished before."""
+        """`set_role` gets the role, and for how long sequences that are held may be finished before."""
         self._sink, self._status, self._set_role = sink, status, set_role
         self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Event]] = {}
-        """The link, and what ends the session from our side when set."""
+        """The link of each router, and an event that ends the session from our side."""
 
     @property
     def router_count(self) -> int:
@@ -68,7 +68,7 @@ class RouterSessions:
             self._sink.from_router(router_id, message)
 
     def send(self, router_id: RouterId, message: WorkerMessage) -> None:
-        """Dropped if the session is gone."""
+        """Send a message, or drop it if the session is gone."""
         session = self._sessions.get(router_id)
         if session is None:
             return

@@ -1,7 +1,7 @@
-"""Spans of the phases a worker runs, from what its core is told and what it does.
+"""Spans of the phases a worker runs, from the events and actions of its core.
 
 router `request` → `prefill` (accepted … first token), `decode` (accepted … last token) with its
-`kv.transfer`, or `whole`. The core knows nothing of this: the driver shows events and actions here.
+`kv.transfer`, or `aggregated`. The core knows nothing of this: its driver shows events and actions here.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class PhaseSpans:
         self._spans, self._worker = spans, worker
         self._prefills: set[SeqKey] = set()
 
-    def saw(self, event: WorkerEvent) -> None:
+    def on_event(self, event: WorkerEvent) -> None:
         match event:
             case FromRouter(_, StartSequence() as start) if start.traceparent:
                 key = SeqKey(start.seq_id, start.epoch)
@@ -47,7 +47,7 @@ class PhaseSpans:
             case _:
                 pass
 
-    def did(self, action: WorkerAction) -> None:
+    def on_action(self, action: WorkerAction) -> None:
         if isinstance(action, ToRouter):
             self._told(action.message)
 

@@ -1,4 +1,4 @@
-"""A worker's side of the store, as its process holds it: session, copies, and what is told of them."""
+"""A worker's side of the store, as its process holds it: session, copies, and what is shown of them."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from worker.store_link import StoreLink
 
 
 class WorkerStore:
-    """Without a socket (`path` empty) there is no store, and nothing is sent."""
+    """The store of this host. Without a socket (`path` empty) there is no store, and nothing is sent."""
 
     def __init__(
         self,
@@ -31,11 +31,12 @@ class WorkerStore:
         return bool(self._path)
 
     async def run(self) -> None:
-        """For as long as the worker serves; cancelling it ends the session, after the last copy."""
+        """Hold the session for as long as the worker serves. Cancelling ends the session, after the last
+        copy."""
         await self._link.run()
 
     def close(self) -> None:
-        """After `run` has ended."""
+        """Unmap the arena, after `run` has ended."""
         self._copier.close()
 
     # --- actions ----------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class WorkerStore:
     # --- what is told -----------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """For `Member.notes`."""
+        """Notes for `Member.notes`."""
         if not self._path:
             return ()
         if self._link.is_joined:

@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """Between one pool and one mapped arena. Called on one thread; the calls return when the bytes are in
-    place, and raise what a broken device raises."""
+    """Copies between one pool and one mapped arena. Calls come from one thread. They return when the bytes
+    are in place, and raise what a broken device raises."""
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
-        """Pool blocks[i] to slots[i]. Returns the checksum of each as it is in the arena; 0 where the store
-        wants none."""
+        """Copy pool blocks[i] to slots[i]. Returns the checksum of each as it is in the arena; 0 where the
+        store wants none."""
         ...
 
     def from_slots(
         self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
     ) -> tuple[int, ...]:
-        """Slots[i] to pool blocks[i]. Returns positions whose checksum (0: none) does not hold."""
+        """Copy slots[i] to pool blocks[i]. Returns the positions whose checksum (0: none) does not hold."""
         ...
 
     def close(self) -> None:
@@ -36,13 +36,14 @@ class Copies(Protocol):
 
 
 OpenCopies = Callable[[int, StoreWelcome], Copies]
-"""Of the arena behind this descriptor, which is mapped and stays the caller's. Raises OSError, ValueError."""
+"""A function that opens the copies for the arena behind a descriptor. The arena is mapped, and the descriptor
+stays the caller's. Raises OSError or ValueError."""
 
 
 class StoreCopier:
-    """Each copy is answered by one CopyDone, in order; copies of a session that has ended fail.
+    """Runs copies. Each is answered by one CopyDone, in order; copies of a session that has ended fail.
 
-    Bound by the core, which has a few copies in flight at most.
+    The queue is bounded by the core, which has a few copies in flight at most.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class StoreCopier:
         self._slot_count = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self.copied_count = 0
-        """Blocks, in either direction."""
+        """Blocks copied in either direction."""
 
     # --- a session's begin and end ----------------------------------------------------------------
 
     def attach(self, descriptor: int, welcome: StoreWelcome) -> None:
-        """Raises OSError or ValueError if the arena cannot be mapped."""
+        """Map the arena. Raises OSError or ValueError if it cannot be mapped."""
         assert self._copies is None, "detach first"
         self._copies = self._open(descriptor, welcome)
         self._slot_count = welcome.slot_count
 
     async def detach(self) -> None:
-        """Returns when no copy is under way; those not begun fail. Idempotent."""
+        """Wait until no copy is under way; copies that have not begun fail. Idempotent."""
         copies, self._copies = self._copies, None
         if self._under_way:
             await asyncio.wait(self._under_way)
@@ -73,7 +74,7 @@ class StoreCopier:
             await asyncio.get_running_loop().run_in_executor(self._thread, copies.close)
 
     def close(self) -> None:
-        """After `detach`."""
+        """End the thread, after `detach`."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     # --- copies -----------------------------------------------------------------------------------
@@ -121,7 +122,8 @@ class StoreCopier:
         return msgspec.structs.replace(work(copies), seconds=time.monotonic() - began_s)
 
     def _check(self, copy: e.CopyToStore | e.CopyFromStore) -> None:
-        """The arena is another process's word, and a wrong index is somebody else's memory."""
+        """Check the indices of a copy. The arena is another process's word, and a wrong index is another
+        sequence's memory."""
         if any(not 0 <= slot < self._slot_count for slot in copy.slots):
             raise ValueError(f"the store named slots beyond its {self._slot_count}: {copy.slots[:8]}")
         assert all(0 <= block < self._block_count for block in copy.blocks), copy.blocks

@@ -1,4 +1,4 @@
-"""A worker's session with the store node of its host: opened again for as long as the worker lives."""
+"""A worker's session with the store node of its host, opened again for as long as the worker lives."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from baton.wire.local import StoreRefusal, StoreSession, WorkerSide, store_sessi
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
-"""Between two attempts; doubles while nobody answers."""
+"""The time between two attempts, which doubles while nobody answers."""
 
 LAST_COPY_S = 10.0
-"""At a session's end, for the copies under way."""
+"""The time at a session's end for the copies under way."""
 
 
 class StoreSink(Protocol):
-    """Who wants to know what the store says. Every `store_joined` is followed by one `store_lost`."""
+    """The receiver of what the store says. Every `store_joined` is followed by one `store_lost`."""
 
     def store_joined(self, welcome: StoreWelcome) -> None: ...
 
@@ -28,20 +28,20 @@ class StoreSink(Protocol):
 
 
 class ArenaUser(Protocol):
-    """Who copies between the pool and the arena (`store_copier.StoreCopier`)."""
+    """Copies between the pool and the arena (`store_copier.StoreCopier`)."""
 
     def attach(self, descriptor: int, welcome: StoreWelcome) -> None:
         """Map the arena; the descriptor stays the caller's. Raises OSError or ValueError."""
         ...
 
     async def detach(self) -> None:
-        """Returns when no copy is or will be under way. Idempotent."""
+        """Return when no copy is or will be under way. Idempotent."""
         ...
 
 
 class StoreLink:
-    """`run` is one task; cancelling it ends the session. Nothing here waits for the store or fails a
-    request: while it is away, the core hears StoreLost and nothing else.
+    """Holds the session. `run` is one task, and cancelling it ends the session. Nothing here waits for the
+    store or fails a request: while it is away, the core gets StoreLost and nothing else.
 
     The socket is closed after the last copy: its end tells the node that its slots are its own again.
     """
@@ -54,14 +54,15 @@ class StoreLink:
         """Why there is no session; empty while there is one, or before the first attempt has failed."""
         self.session_count = 0
         self._told = ""
-        """The trouble that the log names."""
+        """The trouble that was logged last."""
 
     @property
     def is_joined(self) -> bool:
         return self._link is not None
 
     def send(self, message: WorkerToStore) -> None:
-        """Dropped if the session is gone. A store node that does not read loses the session."""
+        """Send a message, or drop it if the session is gone. A store node that does not read loses the
+        session."""
         if self._link is None or self._reading is None:
             return
         try:
@@ -85,13 +86,13 @@ class StoreLink:
             await asyncio.sleep(delay_s)
 
     def _tell(self, trouble: str) -> None:
-        """Each new reason once."""
+        """Log each new reason once."""
         if trouble != self._told:
             log.warning("no store for now, what it may hold is computed: %s", trouble)
         self.trouble = self._told = trouble
 
     async def _serve(self, session: StoreSession) -> None:
-        """Until the session ends. Raises LinkBroken."""
+        """Serve until the session ends. Raises LinkBroken."""
         welcome = session.welcome
         try:
             self._arena_user.attach(session.descriptor, welcome)
@@ -115,7 +116,7 @@ class StoreLink:
             reading.result()
 
     async def _let_go(self, session: StoreSession) -> None:
-        """Not to be interrupted: a copy may be under way."""
+        """End a session. It must not be interrupted: a copy may be under way."""
         detaching = asyncio.ensure_future(self._arena_user.detach())
         ends_s = asyncio.get_running_loop().time() + LAST_COPY_S
         is_cancelled = False

@@ -1,4 +1,4 @@
-"""How bytes get between a KV pool and the store's arena: by the kind of memory the pool is in."""
+"""How bytes get between a KV pool and the store's arena, by the kind of memory the pool is in."""
 
 import os
 import threading
@@ -13,14 +13,14 @@ from kv_store.copying import BlockCopier
 from worker.store_copier import Copies, OpenCopies
 
 STAGING_BYTES = 32 * 2**20
-"""Pinned memory of a worker whose pool is on a GPU."""
+"""The pinned memory of a worker whose pool is on a GPU."""
 
 MAP_ROUNDS, MAP_ROUND_S = 20, 0.5
 """How often, and how long apart, memory of the arena is mapped that the node has taken since."""
 
 
 def copies_of(pool: KVPool) -> OpenCopies:
-    """For `StoreCopier`."""
+    """Choose the copies of a pool for `StoreCopier`."""
 
     def open_copies(descriptor: int, welcome: StoreWelcome) -> Copies:
         if welcome.slot_bytes < pool.block_bytes:
@@ -36,7 +36,7 @@ def copies_of(pool: KVPool) -> OpenCopies:
 
 
 class _ArenaCopies:
-    """What both kinds share: the mapped arena, owned, and the copier."""
+    """The part that both kinds share: the mapped arena, which it owns, and the copier."""
 
     def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
         self._pool, self._arena, self._has_checksums = pool, arena, has_checksums
@@ -52,8 +52,8 @@ class _ArenaCopies:
         self._copier.close()
 
     def _map(self) -> None:
-        """A first copy into pages that this process has not mapped is several times slower. The node takes
-        the arena's memory meanwhile, so it is looked for more than once."""
+        """Map the arena's memory ahead of the first copies, which are several times slower into unmapped
+        pages. The node takes the arena's memory meanwhile, so it is looked for more than once."""
         size, mapped_bytes = self._arena.slot_bytes * self._arena.slot_count, 0
         for _ in range(MAP_ROUNDS):
             for mapped_bytes in self._arena.map_slabs():  # noqa: B007 - the last one counts
@@ -66,7 +66,7 @@ class _ArenaCopies:
         return [self._arena.address(slot) for slot in slots]
 
     def _copy(self, sources: list[int], destinations: list[int], *, has_checksums: bool) -> list[int]:
-        """The checksum of each as it arrived; 0 without."""
+        """Copy, and return the checksum of each block as it arrived; 0 without checksums."""
         sums = self._copier.copy(sources, destinations, self._pool.block_bytes, has_checksums=has_checksums)
         return sums if has_checksums else [0] * len(sources)
 
@@ -93,8 +93,9 @@ class DeviceCopies(_ArenaCopies):
     """`store_copier.Copies` of a pool on a GPU, by way of pinned memory of the worker's own, in halves: while
     one is copied on the host, the other moves over the link.
 
-    The arena itself is not registered with the driver: pages that it gives back to the system
-    (`Arena.release`) would stay pinned to the mapping, and the GPU would go on to use what nobody sees.
+    The arena itself is not registered with the driver. Pages that it gives back to the system
+    (`Arena.release`) would stay pinned to the mapping, and the GPU would go on to use memory that nobody
+    sees.
     """
 
     def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
@@ -135,6 +136,6 @@ class DeviceCopies(_ArenaCopies):
 
 
 def _wrong(found: Sequence[int], expected: Sequence[int]) -> tuple[int, ...]:
-    """Positions; 0 is expected where nothing is known."""
+    """Positions where the two differ; 0 is expected where nothing is known."""
     pairs = zip(found, expected, strict=True)
     return tuple(index for index, (actual, wanted) in enumerate(pairs) if wanted and actual != wanted)

@@ -1,4 +1,4 @@
-"""Which transfer backends a worker has, over its own KV pool, and whether what it sends is checksummed."""
+"""The transfer backends of a worker over its own KV pool, and the checksums of what it sends."""
 
 import asyncio
 import functools
@@ -28,8 +28,8 @@ def kv_memory(pool: KVPool) -> KVMemory:
 
 
 def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host: str) -> TransferManager:
-    """Not started yet. `host`: this machine, as peers reach it. Raises SetupError: checksums of blocks that
-    are not in host memory."""
+    """Make the manager, without starting it. `host` is this machine as peers reach it. Raises SetupError for
+    checksums of blocks that are not in host memory."""
     memory = kv_memory(pool)
     if config.transfer.checksums and not memory.is_host:
         raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
@@ -44,7 +44,7 @@ def grant_sender(
     *,
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
 ) -> Send:
-    """`send`, with checksums filled into grants on the way if so configured."""
+    """Return `send`, with checksums filled into grants on the way if so configured."""
     if not config.transfer.checksums:
         return send
     return GrantChecksums(functools.partial(checksum_blocks, kv_memory(pool)), send, spawn=spawn).send

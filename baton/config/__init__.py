@@ -22,76 +22,80 @@ class ModelConfig(Section):
     path: str = ""
     """Hugging Face folder, hub id, or GGUF file."""
     name: str = ""
-    """Name clients use; empty: the folder's or hub id's last part."""
+    """Name that clients use. Empty: the last part of the folder's name or hub id."""
     revision: str = "main"
-    """Hub revision; ignored for a folder."""
+    """Revision on the hub. A local folder ignores it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV. auto: what the checkpoint's config.json says."""
+    """Data type of weights and KV. auto: what the checkpoint's config.json says."""
     device: str = "cpu"
-    """Torch device: cpu, cuda, cuda:1 …"""
+    """Torch device, for example cpu, cuda or cuda:1."""
     context_tokens_max: Annotated[int, Field(ge=0)] = 0
-    """Prompt plus generated tokens of one sequence; 0: what the model's config.json says."""
+    """Largest number of prompt and generated tokens of one sequence. 0: what the model's config.json says."""
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
-    """Weights are quantised to this when they are loaded; a checkpoint that is quantised already (GPTQ,
-    AWQ, compressed-tensors, MXFP4, GGUF) is recognised by itself and wants none here."""
+    """Format that weights are quantised to while they are loaded. A checkpoint that is quantised already
+    (GPTQ, AWQ, compressed-tensors, MXFP4, GGUF) is recognised, and needs none here."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
-    """Of the KV cache. auto: as `dtype`. int8 and fp8 have one scale per head and token."""
+    """Data type of the KV cache. auto: the same as `dtype`. int8 and fp8 keep one scale per head and token.
+    """
     reasoning_parser: str = ""
-    """How reasoning segments are told from the answer; empty: by the model's family. `none` turns it off."""
+    """Parser that separates reasoning from the answer. Empty: chosen by the model's family. none: no parser.
+    """
     tool_parser: str = ""
-    """How tool calls are found in the text; empty: by the model's family. `none` turns it off."""
+    """Parser that finds tool calls in the text. Empty: chosen by the model's family. none: no parser."""
     adapters: tuple[str, ...] = ()
-    """LoRA adapters served from the start, each NAME=FOLDER_OR_HUB_ID."""
+    """LoRA adapters that are served from the start, each as NAME=FOLDER_OR_HUB_ID."""
 
 
 class EngineConfig(Section):
     block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
-    """Token positions in one KV block; the same in the whole cluster."""
+    """Token positions in one KV block, the same in the whole cluster."""
     kv_bytes: Annotated[int, Field(gt=0)] = 512 * 2**20
-    """KV pool of one worker."""
+    """Size of one worker's KV pool in bytes."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Token budget of one engine step, prompt chunks and decodes together."""
+    """Largest number of tokens in one engine step, prompt chunks and decodes together."""
     step_timeout_s: Seconds = 60.0
-    """One engine step; a worker whose step takes longer ends, and is started anew: its device hangs."""
+    """Longest time for one engine step. A worker that exceeds it is taken to have a hanging device, ends, and
+    is restarted."""
     batch_sequences_max: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Sequences in one step."""
+    """Largest number of sequences in one step."""
     waiting_sequences_max: Annotated[int, Field(ge=1)] = 256
-    """Sequences accepted and not started; one more is refused."""
+    """Largest number of sequences that a worker has accepted and not started. One more is refused."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that compute, of one worker; 0: its share of the cores."""
+    """Compute threads of one worker. 0: its fair share of the cores."""
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
-    """auto: native on the CPU where a C++ compiler is at hand, triton on CUDA, else torch."""
+    """Kernel implementation. auto: native on a CPU with a C++ compiler at hand, triton on CUDA, torch
+    elsewhere."""
     graph_sequences_max: Annotated[int, Field(ge=0, le=1024)] = 128
-    """CUDA with the triton kernels: steps of up to so many decodes are recorded as CUDA graphs and replayed,
-    which spares the host launching their kernels one by one; 0: none."""
+    """Largest decode batch that is recorded as a CUDA graph and replayed, which saves launching its kernels
+    one by one. It needs CUDA and the triton kernels. 0: no graphs."""
     overlap_steps: bool = True
-    """Plan a step while the one before it runs."""
+    """Whether the next step is planned while the current one runs."""
     self_timing_s: Annotated[float, Field(ge=0, le=60)] = 1.5
-    """A worker times steps of its own model for about so long when it starts, so that routers know from the
-    first request on what it takes there. A few steps are run even if they take longer; 0: only these."""
+    """Seconds for which a worker times steps of its own model when it starts, so that routers can predict it
+    from the first request on. A few steps always run, even if they take longer. 0: only those."""
     tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.2
-    """Objective of the time per output token for requests that name none. Prompt chunks shrink so that
-    running sequences keep it; 0: chunks are as large as `step_tokens_max` allows."""
+    """Time per output token that requests without an objective of their own should get. Prompt chunks shrink
+    so that running sequences keep it. 0: chunks are as large as `step_tokens_max` allows."""
     chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """A step with prompts computes at least this many prompt tokens, whatever the objective."""
+    """Least number of prompt tokens in a step with prompts, whatever the objective."""
     swap_bytes: Annotated[int, Field(ge=0)] = 0
-    """Host memory for the KV of preempted sequences; 0: they are computed again."""
+    """Host memory for the KV of preempted sequences. 0: it is recomputed."""
     speculation: Literal["off", "ngram", "draft"] = "ngram"
-    """How tokens are guessed ahead: by repeating what followed the same tokens earlier in the text, or
-    by a smaller model. Never changes what is generated; turned off by itself where guesses fail."""
+    """Source of draft tokens: n-grams that occurred earlier in the text, or a smaller model. Speculation
+    never changes what is generated, and pauses where drafts are rejected."""
     speculation_tokens_max: Annotated[int, Field(ge=1, le=32)] = 8
-    """Guesses per sequence and step."""
+    """Draft tokens per sequence and step."""
     draft_model: str = ""
-    """speculation=draft: Hugging Face folder or hub id of a model with the same vocabulary."""
+    """Hugging Face folder or hub id of a model with the same vocabulary, for speculation=draft."""
     draft_kv_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
-    """KV pool of the draft model."""
+    """Size of the draft model's KV pool in bytes."""
     prepare_s: Seconds = 30.0
-    """A grammar that takes longer to compile, or an adapter to load, is refused. The first one of a worker
-    also pays for loading the libraries it needs."""
+    """Longest time to compile a grammar or to load an adapter. A request that needs more is refused. A
+    worker's first one also loads the libraries that it needs."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
-    """LoRA adapters held by one worker at once; the least recently used one makes room."""
+    """LoRA adapters that one worker holds at once. The least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
-    """Largest rank of an adapter."""
+    """Largest rank of a LoRA adapter."""
 
 
 class TransferConfig(Section):
@@ -104,176 +108,188 @@ class TransferConfig(Section):
         ),
     ] = DEFAULT_BACKENDS
     lease_s: Seconds = 5.0
-    """How long a prefill worker keeps full blocks for a decode worker that does not renew."""
+    """Seconds for which a prefill worker keeps full blocks for a decode worker that does not renew its lease.
+    """
     lease_slack_s: Annotated[float, Field(ge=0, le=60)] = 0.5
-    """The reader stops this much before its lease ends."""
+    """Seconds before the end of its lease at which a KV reader stops."""
     read_timeout_s: Seconds = 3.0
-    """One read of one chunk, at most."""
+    """Longest time for one read of one chunk."""
     read_attempts_max: Annotated[int, Field(ge=1, le=10)] = 3
     """Attempts at one read while the lease runs."""
     reads_in_flight_max: Annotated[int, Field(ge=1, le=256)] = 8
-    """Reads of one decode worker at once; further ones wait."""
+    """Reads that one decode worker has in flight. Further ones wait."""
     bytes_in_flight_max: Annotated[int, Field(gt=0)] = 256 * 2**20
-    """Bytes that one decode worker reads at once; requests share them fairly, so that the KV of a long prompt
-    does not hold up that of a short one."""
+    """Bytes that one decode worker has in flight. Requests share them fairly, so that the KV of a long prompt
+    does not delay that of a short one."""
     checksums: bool = False
-    """The source sends a checksum (XXH3-64) of every block, and the reader compares it with what arrived. For
-    networks that are not trusted to deliver what was sent; both sides spend about 30 µs per MB."""
+    """Whether the KV owner sends a checksum (XXH3-64) of every block and the reader compares it. It is meant
+    for networks that may corrupt data, and costs both sides about 30 µs per MB."""
     receive_wait_s: Seconds = 5.0
-    """How long a decode phase may wait for free blocks before it is refused."""
+    """Seconds that a decode phase may wait for free blocks before it is refused."""
 
 
 class StoreConfig(Section):
     host_bytes: Annotated[int, Field(ge=0)] = 1 * 2**30
-    """Host memory of a host's store node, shared by the workers there; 0: no store."""
+    """Host memory of a store node, shared by the host's workers. 0: no store."""
     ssd_dir: str = ""
-    """Folder of the store node's files; empty: no SSD tier. One folder per node."""
+    """Folder of a store node's SSD files, one folder per node. Empty: no SSD tier."""
     ssd_bytes: Annotated[int, Field(ge=0)] = 16 * 2**30
-    """Disk space that the files may take, where `ssd_dir` is set."""
+    """Disk space that the SSD tier may use where `ssd_dir` is set."""
     ssd_io: Literal["auto", "direct", "buffered"] = "auto"
-    """direct: past the page cache. auto: direct where the file system can."""
+    """File access. direct: bypass the page cache. auto: direct where the file system supports it."""
     ssd_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Reads and writes in flight at the device."""
     socket: str = ""
-    """Unix socket where a host's workers find its store node; empty: one in the run-time folder, made by
-    `baton serve`."""
+    """Unix socket of a host's store node. Empty: `baton serve` makes one in its run-time folder."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """gRPC of a store node, for its peers; 0: any free one."""
+    """gRPC port of a store node, for other store nodes. 0: any free port."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Prometheus metrics of a store node; 0: any free one."""
+    """Port of a store node for Prometheus metrics. 0: any free port."""
     policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
     """What leaves a tier first."""
     ttl_s: Annotated[float, Field(ge=0)] = 0.0
-    """Blocks not used for this long are dropped; 0: never."""
+    """Blocks that were not used for this long are dropped. 0: never."""
     tenant_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of each tier that one tenant may fill."""
+    """Largest part of each tier that one tenant may fill."""
     pinned_share_max: Annotated[float, Field(gt=0, le=0.9)] = 0.5
-    """Of the host memory that loads and writes under way may hold."""
+    """Largest part of host memory that loads and writes in progress may hold."""
     load: Literal["auto", "always", "never"] = "auto"
-    """auto: a worker brings blocks where that is predicted to be faster than computing them. always, never:
-    without asking."""
+    """When a worker loads blocks from the store. auto: where that is predicted to be faster than computing
+    them. always and never: without a prediction."""
     load_timeout_s: Seconds = 5.0
-    """A load that takes longer becomes a computation."""
+    """Longest time for a load. After it the worker computes the blocks instead."""
     lookup_timeout_s: Seconds = 0.05
-    """For the directory to say who else has a block; without its answer there is no fetch."""
+    """Longest time for the directory to say which other nodes have a block. Without its answer nothing is
+    fetched."""
     lease_s: Seconds = 5.0
-    """How long a node keeps blocks for a reading peer that does not renew."""
+    """Seconds for which a node keeps blocks for a reading peer that does not renew its lease."""
     replicate_bytes_s: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Blocks fetched from peers stay here, as copies, up to this rate; beyond it they go after use."""
+    """Rate up to which blocks fetched from peers are kept here as copies. Beyond it they are dropped after
+    use."""
     drain_bytes: Annotated[int, Field(ge=0)] = 4 * 2**30
-    """A node that leaves offers so much to its peers first."""
+    """Bytes that a node offers to its peers before it leaves."""
     checksums: bool = True
-    """Blocks in host memory and from peers are verified after each copy. Those on SSD always are."""
+    """Whether blocks in host memory and from peers are verified after each copy. Blocks on SSD always are."""
     directory: SecretText = ""
-    """redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the directory, also
-    `--store`; empty: the control plane's."""
+    """URL of the store's directory (redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://),
+    also `--store`. Empty: the control plane's."""
     directory_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "default"
-    """Clusters that share a Redis and not their blocks differ in it."""
+    """Name that keeps clusters apart which share a Redis and not their blocks."""
     directory_timeout_s: Seconds = 1.0
-    """One call of the directory, reconnecting included; look-ups have `lookup_timeout_s`."""
+    """Longest time for one call of the directory, reconnecting included. Look-ups have `lookup_timeout_s`."""
     directory_entries_max: Annotated[int, Field(ge=1)] = 1_000_000
-    """Blocks that the control plane's directory lists, over all nodes, at about 200 bytes each."""
+    """Blocks that the control plane's directory lists over all nodes, at about 200 bytes each."""
 
 
 class ClusterConfig(Section):
     prefill_workers: Annotated[int, Field(ge=0, le=1024)] = 1
     decode_workers: Annotated[int, Field(ge=0, le=1024)] = 1
     aggregated_workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Workers that take either phase."""
+    """Workers that run both phases of a request."""
     ray_address: str = ""
-    """Ray cluster to join; empty: start one on this machine."""
+    """Address of the Ray cluster to join. Empty: start one on this machine."""
     node_labels: dict[str, dict[str, str]] = {}
-    """Role -> labels of nodes for it, by Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
+    """Labels of the nodes for each role, as Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
     node_resources: dict[str, dict[str, float]] = {}
-    """Role -> what a worker takes of Ray's resources beside threads and GPU: {"prefill": {"rdma": 1}}."""
+    """Ray resources that a worker of each role takes beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25
-    """Between two reports of a worker to routers and directory."""
+    """Seconds between two of a worker's reports to routers and directory."""
     member_lease_s: Seconds = 8.0
-    """A worker silent for this long is dead: killed, and started anew. A machine short of cores can
-    hold up a healthy process for seconds, and routers have long stopped using it by then."""
+    """A worker that is silent for this long is dead: it is killed and restarted. The value is generous, since
+    a machine short of cores can hold up a healthy process for seconds, and routers stop using it long before.
+    """
     member_suspect_s: Seconds = 3.0
-    """A worker silent for this long, while others are heard, gets nothing new until it is heard again."""
+    """A worker that is silent for this long, while others report, gets no new requests until it reports
+    again."""
     restart_backoff_s: Seconds = 0.5
-    """Before the first restart of a replica; doubles up to `restart_backoff_max_s` while it keeps dying."""
+    """Seconds before the first restart of a replica. They double up to `restart_backoff_max_s` while it keeps
+    failing."""
     restart_backoff_max_s: Seconds = 30.0
     restart_stable_s: Seconds = 5.0
-    """A worker that served for this long is well: when it dies, it is started anew without backoff."""
+    """A worker that served for this long is healthy: it is restarted without backoff when it dies."""
     start_timeout_s: Seconds = 600.0
-    """From starting a worker to its first heartbeat."""
+    """Longest time from starting a worker to its first heartbeat."""
     router_grace_s: Seconds = 2.0
-    """How long a worker keeps the sequences of a router whose session broke."""
+    """Seconds for which a worker keeps the sequences of a router whose session broke."""
     router_silence_s: Seconds = 8.0
-    """A router that does not answer /health/live for this long hangs: killed, and started anew."""
+    """A router that does not answer /health/live for this long hangs: it is killed and restarted."""
     drain_timeout_s: Seconds = 30.0
-    """How long running sequences may finish after Ctrl-C."""
+    """Seconds that running sequences have to finish after Ctrl-C."""
     control_host: str = "127.0.0.1"
     control_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """gRPC of the control plane (directory); 0: any free one."""
+    """gRPC port of the control plane. 0: any free port."""
     control_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Prometheus metrics of the control plane; 0: any free one."""
+    """Port of the control plane for Prometheus metrics. 0: any free port."""
     record: str = ""
-    """File of what was ordered, for the next life; empty: `baton serve` keeps one while it runs."""
+    """File in which the control plane keeps its orders for its next start. Empty: `baton serve` keeps one
+    while it runs."""
     keep_workers: bool = False
-    """`baton control --only` leaves its workers running when it is asked to end, as when it is killed:
-    the next one at the same address (`cluster.control_port`) goes on with them."""
+    """Whether `baton control --only` leaves its workers running when it ends, as it does when it is killed.
+    The next one at the same address (`cluster.control_port`) goes on with them."""
     worker_host: str = "127.0.0.1"
-    """Interface the workers' gRPC and metrics servers listen on."""
+    """Interface that the workers' gRPC and metrics servers listen on."""
     worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """gRPC of a worker; 0: any free one. Set it where each worker has an address of its own, as in a pod."""
+    """gRPC port of a worker. 0: any free port. Set it where each worker has an address of its own, as in a
+    pod."""
     worker_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Prometheus metrics of a worker; 0: any free one."""
+    """Port of a worker for Prometheus metrics. 0: any free port."""
 
 
 class AutoscaleConfig(Section):
-    """How many workers there should be. Also read by `baton simulate --autoscale`, whatever the mode."""
+    """How many workers there should be. `baton simulate --autoscale` reads it too, whatever the mode."""
 
     mode: Literal["off", "advise", "on"] = "off"
-    """What the control plane does about it: nothing; log what it would order (see `baton status`); order it.
-    The workers that `cluster` asks for are those it begins with."""
+    """off: nothing happens. advise: the control plane logs what it would order, see `baton status`. on: it
+    orders it. The workers that `cluster` asks for are those it begins with."""
 
     prefill_min: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Workers of a role, those that start included: never fewer, …"""
+    """Least number of workers of the role, those that start included."""
     prefill_max: Annotated[int, Field(ge=1, le=1024)] = 8
-    """… never more."""
+    """Largest number of workers of the role."""
     decode_min: Annotated[int, Field(ge=0, le=1024)] = 1
     decode_max: Annotated[int, Field(ge=1, le=1024)] = 8
     aggregated_min: Annotated[int, Field(ge=0, le=1024)] = 1
     aggregated_max: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Of workers that take either phase, where there are such."""
+    """Largest number of aggregated workers, where there are any."""
     workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
-    """Of all roles, and of all `models`, together; 0: the sum of their own. When it binds, all roles of a
-    model are short alike, and a model gets what the others leave."""
+    """Largest number of workers of all roles and all `models` together. 0: the sum of their own bounds. When
+    it binds, all roles of a model are short alike, and a model gets what the others leave."""
     replica_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
-    """Budget over any 24 hours; 0: none. While more than half of it is left it does not bind; then what is
-    left is spread over the time until the hours spent first are a day old. Minima are kept."""
+    """Budget of worker hours over any 24 hours. 0: no budget. It does not bind while more than half of it is
+    left; then the rest is spread over the time until the hours spent first are a day old. Minima are kept."""
     attain: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
-    """Share of requests that should meet their objectives (`slo.classes`)."""
+    """Part of the requests that should meet their objectives (`slo.classes`)."""
     interval_s: Annotated[float, Field(ge=1, le=300)] = 15.0
-    """Between two decisions."""
+    """Seconds between two decisions."""
     window_s: Annotated[float, Field(ge=1, le=3600)] = 120.0
-    """Rates are means over so long; lengths and cached shares are averaged over half as much more."""
+    """Seconds over which rates are averaged. Lengths and cached shares are averaged over half as much more.
+    """
     caution: Annotated[float, Field(ge=0.5, le=0.99)] = 0.75
-    """Which quantile of the forecast, by its own recent errors, there are workers for."""
+    """Quantile of the forecast, by its own recent errors, that there are enough workers for."""
     headroom: Annotated[float, Field(ge=1, le=10)] = 1.0
-    """Times what was usual in the last hour there are workers for at all times: for jumps. 1: none."""
+    """Keep enough workers for this many times the last hour's load, so that spikes are absorbed. 1: none
+    extra."""
     patience_s: Annotated[float, Field(ge=0, le=3600)] = 300.0
-    """Workers are stopped when fewer were enough for so long; longer with slow starts, or after a mistake."""
+    """Workers are stopped when fewer were enough for this long. It is longer where starts are slow, and after
+    a mistake."""
     zero_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Without a request for so long, once all workers serve, they are stopped, if no role has a minimum; 0:
-    never. Routers hold what comes then for `router.queue_wait_s`: no zero where starts take more than four
-    fifths of that."""
+    """Workers are stopped after this long without a request, once all of them serve, if no role has a
+    minimum. 0: never. Routers hold what comes then for `router.queue_wait_s`, so there is no scaling to zero
+    where starts take more than four fifths of that."""
     season_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
-    """Period after which load repeats itself, such as 86400; 0: none that is known."""
+    """Period after which load repeats itself, such as 86400. 0: no known period."""
     start_s: Seconds = 60.0
-    """From starting a worker until it serves, until starts were seen; so for the next two."""
+    """Assumed seconds from starting a worker until it serves. Measured starts replace it, as with the next
+    two."""
     drain_s: Seconds = 20.0
-    """From draining a worker until it is idle."""
+    """Assumed seconds from draining a worker until it is idle."""
     switch_s: Seconds = 20.0
-    """From draining a worker until it serves in another role. No flips where that is longer than starting."""
+    """Assumed seconds from draining a worker until it serves in another role. Roles are not switched where
+    that takes longer than a start."""
 
     @property
     def may_sleep(self) -> bool:
-        """There may be no worker at all, and the next request brings some back."""
+        """Whether there may be no worker at all, until the next request brings some back."""
         has_no_minimum = self.aggregated_min == 0 or self.prefill_min == self.decode_min == 0
         return self.mode == "on" and self.zero_after_s > 0 and has_no_minimum
 
@@ -287,7 +303,7 @@ class AutoscaleConfig(Section):
 
 
 class Config(BaseSettings):
-    """The whole of it."""
+    """The whole configuration of a cluster."""
 
     model_config = SettingsConfigDict(
         env_prefix="BATON_",
@@ -300,7 +316,7 @@ class Config(BaseSettings):
     model: ModelConfig = ModelConfig()
     models: dict[Annotated[str, Field(pattern=NAME_PATTERN)], ModelEntry] = {}
     """Several models in one cluster, by the names that clients use: {"chat": {"model": {"path": "…"}}}. Each
-    says what it has of its own, the sections beside it what all share. Empty: the one of `model`."""
+    entry says what differs for its model; the sections beside it hold for all. Empty: the one of `model`."""
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     store: StoreConfig = StoreConfig()
@@ -337,6 +353,6 @@ class Config(BaseSettings):
 
 
 def sections() -> dict[str, type[Section]]:
-    """The sections of settings, by name; `models` is made of them."""
+    """Return the sections of settings by name. The entries of `models` are made of them."""
     kinds = {name: info.annotation for name, info in Config.model_fields.items()}
     return {n: kind for n, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}

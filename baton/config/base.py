@@ -1,4 +1,4 @@
-"""What sections of `baton.config` are made of."""
+"""Base class and common types of the sections of `baton.config`."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 SECRET = "secret"
-"""Marks, in a setting's schema, that its value may hold a password."""
+"""Mark in a setting's schema: its value may hold a password."""
 
 SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
 
@@ -18,13 +18,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """A configuration that finds its way into a log says no password."""
+        """Hide passwords, so that a configuration that finds its way into a log shows none."""
         for name, value in super().__repr_args__():
             yield name, "***" if value and name in secret_fields(type(self)) else value
 
 
 def secret_fields(section: type[BaseModel]) -> frozenset[str]:
-    """Of the settings of a section, those marked with SECRET."""
+    """Return the settings of a section that are marked with SECRET."""
     return frozenset(
         name
         for name, info in section.model_fields.items()

@@ -1,4 +1,4 @@
-"""Several models in one cluster: what of the configuration may differ between them."""
+"""Several models in one cluster: the parts of the configuration that may differ between them."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ NEVER_OWN = {
         "interval_s": "all models are looked at together",
     },
 }
-"""Settings of the same sections that are not a model's, and why."""
+"""Settings of these sections that a model cannot have for itself, with the reason."""
 
 S = TypeVar("S", bound=Section)
 
@@ -28,20 +28,20 @@ class ModelEntry(Section):
     """One of several models: what differs for it from the sections of the same names, which hold for all."""
 
     model: dict[str, Any]
-    """Its `path`, and whatever else of `model` is its own. Its name is the entry's key."""
+    """The model's `path`, and whatever else of `model` differs. Its name is the entry's key."""
     engine: dict[str, Any] = {}
-    """Settings of `engine`."""
+    """Settings of `engine` for this model."""
     cluster: dict[str, Any] = {}
     """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `node_labels`,
     `node_resources`. With `aggregated_workers` alone the other two are 0."""
     slo: dict[str, Any] = {}
-    """Settings of `slo`: its service classes."""
+    """Settings of `slo` for this model: its service classes."""
     autoscale: dict[str, Any] = {}
     """Settings of `autoscale`: its bounds. `workers_max` bounds this model here, and all models together in
     the section itself."""
 
     def own(self, section: str) -> dict[str, Any]:
-        """What it says of a section. Raises ValueError for what is not its own to say."""
+        """Return what the entry says of a section. Raises ValueError for what it may not set."""
         own: dict[str, Any] = dict(getattr(self, section))
         for field in own:
             if section == "cluster" and field not in OWN_OF_CLUSTER:

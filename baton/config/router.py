@@ -10,111 +10,121 @@ from baton.config.base import Seconds, SecretText, Section
 
 class RouterConfig(Section):
     host: str = "127.0.0.1"
-    """Interface the public API listens on."""
+    """Interface that the public API listens on."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
-    """Port of the public API; 0: any free one."""
+    """Port of the public API. 0: any free port."""
     tls_cert: str = ""
-    """PEM file of the public API's certificate and those between it and its authority; empty: plain HTTP, as
-    behind a balancer that ends TLS. Read again when it changes."""
+    """PEM file of the public API's certificate and its intermediate authorities. It is read again when it
+    changes. Empty: plain HTTP, as behind a balancer that ends TLS."""
     tls_key: str = ""
     """PEM file of that certificate's private key, not encrypted."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Routers that `baton serve` starts. They share the port: the kernel gives each connection to one."""
+    """Routers that `baton serve` starts. They share the port, and the kernel gives each connection to one of
+    them."""
     share_port: bool = False
-    """Other routers on this machine may listen on the same port; `baton serve` sees to it for its own."""
+    """Whether other routers on this machine may listen on the same port. `baton serve` sets it for its own.
+    """
     peers: tuple[str, ...] = ()
-    """host:port where other routers are followed, besides those that the directory lists."""
+    """Addresses (host:port) of other routers to follow, besides those that the directory lists."""
     peer_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Where other routers follow this one; 0: any free port."""
+    """Port where other routers follow this one. 0: any free port."""
     policy: Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"] = "slo"
     """Placement. slo: by predicted seconds, so that the objectives of most requests hold. The others are
     there to compare: longest cached prefix under a load bound, least load, taking turns, chance."""
     any_role: bool = True
-    """slo: a worker may run a whole request whatever its role, where that is predicted to be better than
-    handing it over. False: only workers of role aggregated."""
+    """slo: whether a worker may run a whole request whatever its role, where that is predicted to be better
+    than handing it over. False: only aggregated workers do."""
     quick_tokenizer: bool = True
-    """Prompts are tokenised by fastokens where it was seen to say what the tokenizers library says, in a
-    tenth of the time; the log tells which it is. False: always by the tokenizers library."""
+    """Whether prompts are tokenised by fastokens, in a tenth of the time, where it was found to agree with
+    the tokenizers library. The log says which one is used. False: always the tokenizers library."""
     predictor_error_max: Annotated[float, Field(gt=0)] = 0.75
-    """slo: while predictions are further off than this (mean relative error, differences that do not matter
-    left out), placement is by cached prefix, and /health and metrics say so."""
+    """slo: mean relative error of predictions (differences that do not matter left out) above which placement
+    is by cached prefix instead. /health and metrics say so."""
     load_bound: Annotated[float, Field(ge=1)] = 1.5
-    """cached_prefix, and slo when it falls back: a worker loaded more than this multiple of the mean is
+    """cached_prefix, and slo when it falls back: a worker with more than this multiple of the mean load is
     passed over."""
     disaggregate: bool = True
-    """False: every request runs both phases on one worker."""
+    """Whether prefill and decode may run on different workers. False: every request runs both phases on one
+    worker."""
     fallback_to_other_pool: bool = True
-    """When one pool is empty, serve both phases on the other, and say so in /health and metrics."""
+    """Whether the other pool serves both phases when one pool is empty. /health and metrics then say
+    degraded."""
     queue_requests_max: Annotated[int, Field(ge=0)] = 512
-    """Sequences of a model that wait for a place; one more is refused with 503."""
+    """Sequences of a model that wait for a place. One more is refused with 503."""
     reject_below: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """A request that meets its objectives with less than this probability is taken for late, see `slo.late`;
-    0: only when the time for its first token is over. Requests without objectives are never late."""
+    """A request that meets its objectives with less than this probability counts as late, see `slo.late`. 0:
+    only when the time for its first token is over. Requests without objectives are never late."""
     queue_tenant_max: Annotated[int, Field(ge=0)] = 0
-    """Of these, one tenant's; 0: no bound of its own. In a full line those give way that have most in it."""
+    """Largest number of waiting sequences of one tenant. 0: no bound of its own. When the queue is full, the
+    tenants that have most in it give way."""
     hold_above_s: Annotated[float, Field(ge=0, le=60)] = 0.25
-    """A sequence stays here while the worker that suits it has more than this to compute before it: here
-    its turn can still change. 0: placed at once. Policies that predict nothing hold nothing."""
+    """A sequence waits at the router while the worker that suits it has more than this many seconds to
+    compute first: here its order can still change. 0: it is placed at once. Policies without predictions hold
+    nothing."""
     queue_wait_s: Seconds = 30.0
-    """How long a sequence may wait for a place before it is refused with 503."""
+    """Longest time that a sequence may wait for a place before it is refused with 503."""
     request_timeout_s: Seconds = 600.0
-    """Deadline of a request, made when it arrives."""
+    """Deadline of a request, counted from its arrival."""
     attempts_max: Annotated[int, Field(ge=1, le=100)] = 8
-    """Times one sequence is placed before the client gets a 503."""
+    """Times that one sequence is placed before the client gets a 503."""
     retry_share: Annotated[float, Field(ge=0, le=10)] = 0.2
-    """Attempts that failed are made again for at most this share of the sequences that ended well in the last
-    10 s, plus `retry_floor`; beyond, a client that has no token yet gets a 503 with the time after which to
-    try again. The first loss of a sequence with its worker is not counted, see decision 0027."""
+    """Retries allowed, as a part of the sequences that ended well in the last 10 s, in addition to
+    `retry_floor`. Beyond it a client that has no token yet gets a 503 with the time after which to try again.
+    The first loss of a sequence with its worker is not counted, see decision 0027."""
     retry_floor: Annotated[int, Field(ge=0)] = 10
     """Retries per 10 s that are always allowed."""
     breaker_failures: Annotated[int, Field(ge=0, le=1000)] = 5
     """Failures in a row, or half of 20 attempts, after which a worker gets no new sequences for
-    `breaker_open_s`; then one at a time until one works. 0: never."""
+    `breaker_open_s`. Then it gets one at a time until one works. 0: never."""
     breaker_open_s: Seconds = 5.0
-    """How long the first time; twice as long each time that it fails again soon, …"""
+    """Seconds without new sequences after the first failure. They double each time that the worker fails
+    again soon."""
     breaker_open_max_s: Seconds = 120.0
-    """… up to this."""
+    """Largest value that `breaker_open_s` grows to."""
     breaker_share_max: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of a pool that breakers keep out at once; one worker of a pool always stays."""
+    """Largest part of a pool that breakers keep out at once. One worker of a pool always stays."""
     breaker_slow_factor: Annotated[float, Field(ge=0)] = 5.0
-    """A worker whose steps became this many times slower than those of its peers did, since their starts,
-    is taken for sick; 0: slowness is not."""
+    """A worker counts as unhealthy when its steps slowed down this many times more than its peers' since they
+    started. 0: slowness does not count."""
     hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share of sequences that get a second attempt elsewhere when their first token is overdue; 0: none."""
+    """Part of the sequences that may get a backup attempt elsewhere when their first token is overdue. 0:
+    none."""
     hedge_quantile: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.99
-    """A first token is overdue when this share of all would have come, as predicted (or, with a policy that
-    predicts nothing, as it was lately)."""
+    """A first token is overdue when this part of all first tokens would have come, as predicted, or as
+    observed lately under a policy without predictions."""
     hedge_after_s: Seconds = 0.5
-    """And not before this long after being placed."""
+    """Least number of seconds after its placement before a sequence gets a backup attempt."""
     migrate_after_s: Annotated[float, Field(ge=0)] = 20.0
-    """Streams that still run on a draining worker after so long go on elsewhere, if there is a place; 0: at
-    once. More than `cluster.drain_timeout_s`: when the worker ends."""
+    """Seconds after which streams that still run on a draining worker go on elsewhere, if there is a place.
+    0: at once. More than `cluster.drain_timeout_s`: when the worker ends."""
     worker_silence_s: Seconds = 3.0
-    """A worker whose session is silent for this long is suspected: its sequences are placed again. Much
-    shorter than `cluster.member_lease_s`, since being wrong costs little."""
+    """A worker whose session is silent for this long is suspected, and its sequences are placed again. It is
+    much shorter than `cluster.member_lease_s`, since being wrong costs little."""
     body_bytes_max: Annotated[int, Field(gt=0)] = 8 * 2**20
-    """Largest request body; more is refused with 413."""
+    """Largest request body. A larger one is refused with 413."""
     connections_max: Annotated[int, Field(ge=1)] = 4096
-    """Open connections of clients; one more is refused with 503 and closed."""
+    """Open connections of clients. One more is refused with 503 and closed."""
     headers_timeout_s: Seconds = 30.0
-    """From opening a connection, or a request's first byte, to the end of its headers; then 408."""
+    """Longest time from opening a connection, or from a request's first byte, to the end of its headers. Then
+    the answer is 408."""
     output_buffer_tokens_max: Annotated[int, Field(ge=16)] = 4096
-    """Tokens buffered for a slow client before it is dropped."""
+    """Tokens buffered for a slow client before it is disconnected."""
     choices_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """Largest `n` of a request."""
     adapter_loading: bool = True
-    """Clients may load and unload LoRA adapters by /v1/load_lora_adapter and /v1/unload_lora_adapter: from
-    any folder that routers and workers can read, and from the hub. False: only `model.adapters`."""
+    """Whether clients may load and unload LoRA adapters by /v1/load_lora_adapter and /v1/unload_lora_adapter,
+    from any folder that routers and workers can read, and from the hub. False: only `model.adapters`."""
     keys: SecretText = ""
-    """File (.toml, .yaml, .json) or Redis URL with API keys and their tenants, see `baton keys`; everything
-    under /v1 then wants a key. Empty: no keys, and one tenant."""
+    """File (.toml, .yaml, .json) or Redis URL with API keys and their tenants, see `baton keys`. Everything
+    under /v1 then needs a key. Empty: no keys, and one tenant."""
     budgets_url: SecretText = ""
-    """Redis URL where routers count tenants' budgets together; empty: `store.directory`, else the control
+    """Redis URL where routers count tenants' budgets together. Empty: `store.directory`, or else the control
     plane."""
     tenant_salt: SecretText = ""
-    """Mixed into every block hash; clusters that share a store and must not share KV differ in it."""
+    """Text that is mixed into every block hash. Clusters that share a store and must not share KV use
+    different ones."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 512
-    """When a chat request says nothing, capped by the room left in the context; completions use 16."""
+    """Default `max_tokens` of chat requests, bounded by the room left in the context. Completions use 16."""
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "RouterConfig":
@@ -128,30 +138,30 @@ class SloClass(Section):
     """Objectives that requests choose by name."""
 
     ttft_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
-    """From a request's arrival to its first token; 0: no objective."""
+    """Objective for the seconds from a request's arrival to its first token. 0: no objective."""
     tpot_s: Annotated[float, Field(ge=0, le=60)] = 0.0
-    """Per output token after the first; 0: no objective."""
+    """Objective for the seconds per output token after the first. 0: no objective."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Of requests that name none themselves; lower goes first."""
+    """Priority of requests that name none themselves. Lower goes first."""
     late: Literal["serve", "refuse", ""] = ""
-    """What becomes of a request that will miss its objectives; empty: as `slo.late`."""
+    """What happens to a request that will miss its objectives. Empty: as `slo.late`."""
     queue_max: Annotated[int, Field(ge=0)] = 0
-    """Sequences of this class that wait for a place; one more is refused. 0: no bound of its own."""
+    """Sequences of this class that wait for a place. One more is refused. 0: no bound of its own."""
 
 
 class SloConfig(Section):
     classes: dict[str, SloClass] = {}
     """Service classes by name, for example {"interactive": {"ttft_s": 0.5, "tpot_s": 0.05}}."""
     default: str = ""
-    """Class of requests that choose none; empty: they have no objectives."""
+    """Class of requests that choose none. Empty: they have no objectives."""
     models: dict[str, str] = {}
-    """Class of requests for a model or an adapter, where the request itself and its tenant say nothing."""
+    """Class of requests by model or adapter, where neither the request nor its tenant names one."""
     tenants: dict[str, str] = {}
-    """Class of a tenant's requests, where the request itself says nothing."""
+    """Class of a tenant's requests, where the request itself names none."""
     late: Literal["serve", "refuse"] = "serve"
-    """What becomes of a request that will miss its objectives: `router.reject_below` says so, or the time
-    for its first token is over while it waits. serve: after all those that can still meet theirs. refuse: 503
-    at once, with the time after which to try again."""
+    """What happens to a request that will miss its objectives, because `router.reject_below` says so or
+    because the time for its first token is over while it waits. serve: it runs after all that can still meet
+    theirs. refuse: 503 at once, with the time after which to try again."""
 
     @model_validator(mode="after")
     def _names_are_known(self) -> "SloConfig":

@@ -22,8 +22,6 @@ _HF_NAMES = {
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
 }
-ARCHITECTURES = tuple(_HF_NAMES)
-"""Values of general.architecture; llama is Mistral and Mixtral as well."""
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 

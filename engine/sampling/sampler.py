@@ -45,10 +45,6 @@ class Sampler:
     def __init__(self, *, vocab: int, grammars: Grammars, eos_token_ids: Sequence[int]) -> None:
         self._states = SequenceStates(vocab=vocab, grammars=grammars, eos_token_ids=eos_token_ids)
 
-    @property
-    def state_count(self) -> int:
-        return len(self._states)
-
     def end(self, keys: Iterable[SeqKey]) -> None:
         """Nothing remembered of these is needed any more."""
         self._states.drop(keys)

@@ -1,1 +1,1 @@
-"""Who holds which block in which tier, over all hosts."""
+"""Where blocks are, by node and tier, over all hosts."""

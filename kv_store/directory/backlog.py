@@ -1,4 +1,4 @@
-"""What a node has still to tell the directory, in order. Pure."""
+"""Changes that a node has still to publish in the directory, in order. Pure."""
 
 from collections import deque
 
@@ -6,8 +6,8 @@ from baton.core.store import StoreChanges
 
 
 class Backlog:
-    """Bounded: when more than `changes_max` messages wait, they are dropped and a snapshot is needed instead.
-    A snapshot's own messages are always taken, since they tell no more than what the node holds, and its
+    """A bounded queue. When more than `changes_max` messages wait, they are dropped and a snapshot is needed
+    instead. A snapshot's own messages are always taken, since they hold no more than the node does, and its
     first one drops all that waits."""
 
     def __init__(self, *, changes_max: int) -> None:
@@ -15,7 +15,7 @@ class Backlog:
         self._waiting: deque[StoreChanges] = deque()
         self._change_count = 0
         self.needs_snapshot = True
-        """Nothing but a snapshot is worth telling; what else comes is dropped."""
+        """Only a snapshot is worth publishing; other changes are dropped."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -40,13 +40,14 @@ class Backlog:
             self.drop()
 
     def told(self, changes: StoreChanges) -> None:
-        """The directory heard it. Nothing happens if it is not the head any more."""
+        """Remove changes that the directory has taken in. Nothing happens if they are not the head any
+        more."""
         if self._waiting and self._waiting[0] is changes:
             self._waiting.popleft()
             self._change_count -= not changes.is_snapshot
 
     def drop(self) -> None:
-        """Everything will be told again."""
+        """Drop everything; it will be published again."""
         self._waiting.clear()
         self._change_count = 0
         self.needs_snapshot = True

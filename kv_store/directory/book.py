@@ -1,11 +1,12 @@
-"""Which node holds which block, by leases. Pure: what nodes say and the time in, answers and changes out.
+"""The blocks of each node, by leases. Pure: messages of nodes and the time go in, answers and changes
+come out.
 
 Every node has a table of its own, so that its end, or a snapshot, is the end of one table and not a search
-through all. A look-up asks every node's table for every hash, which is right for the tens of nodes that
-share one control plane.
+through all. A look-up asks every node's table for every hash, which is right for the tens of nodes that share
+one control plane.
 
-Bound: at most `entries_max` entries over all nodes. Beyond, the node with the most loses those that were
-neither told nor looked up for the longest time; the block is then computed again rather than fetched.
+There are at most `entries_max` entries over all nodes. Beyond, the node with the most loses those that were
+neither published nor looked up for the longest time; the block is then computed again rather than fetched.
 """
 
 from collections import OrderedDict
@@ -43,9 +44,9 @@ class _Node:
     member: StoreMember
     ends_s: float
     sequence_number: int | None = None
-    """Of the last message heard; None: a snapshot is needed."""
+    """The number of the last message; None if a snapshot is needed."""
     blocks: OrderedDict[BlockHash, Tier] = field(default_factory=OrderedDict[BlockHash, Tier])
-    """Least recently told or looked up first."""
+    """The tier of each block. Blocks that were published or looked up longest ago come first."""
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class DirectoryBook:
     entries_max: int
     entry_count: int = 0
     dropped_count: int = 0
-    """Entries dropped for want of room, ever."""
+    """Entries that were ever dropped for want of room."""
     _nodes: dict[NodeId, _Node] = field(default_factory=dict[NodeId, _Node])
     _gone: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
 
@@ -88,7 +89,7 @@ class DirectoryBook:
             return False
         last = node.sequence_number
         if last is not None and number <= last:
-            return True  # heard twice
+            return True  # it came twice
         if changes.is_snapshot and changes.is_first:
             self.entry_count -= len(node.blocks)
             node.blocks = OrderedDict()
@@ -104,19 +105,20 @@ class DirectoryBook:
         return [tuple(_holders(nodes, block_hash)) for block_hash in hashes]
 
     def tick(self, *, now_s: float) -> list[BookChange]:
-        """Ends the leases that are over; nothing else does."""
+        """End the leases that are over; nothing else ends them."""
         self._gone = {node_id: end_s for node_id, end_s in self._gone.items() if end_s > now_s}
         lapsed = [node_id for node_id, node in self._nodes.items() if node.ends_s <= now_s]
         gone = [node for node_id in lapsed if (node := self._forget(node_id)) is not None]
         return [Lapsed(node.member) for node in gone]
 
     def paused(self, for_s: float) -> None:
-        """The directory itself could not listen for this long: no silence counts for that time."""
+        """Move all leases by the time for which the directory itself could not listen: silence does not count
+        then."""
         for node in self._nodes.values():
             node.ends_s += for_s
 
     def check(self) -> None:
-        """Accounts agree. After tests and when idle."""
+        """Check that the accounts agree."""
         assert self.entry_count == sum(len(node.blocks) for node in self._nodes.values())
         assert self.entry_count <= self.entries_max
         assert self._nodes.keys().isdisjoint(self._gone)

@@ -11,10 +11,12 @@ log = logging.getLogger(__name__)
 
 
 async def connect(config: StoreConfig, *, control_address: str) -> Directory:
-    """Redis where `store.directory` names it, else the control plane's at `control_address` (host:port).
+    """Connect to Redis where `store.directory` names it, else to the control plane's directory at
+    `control_address` (host:port).
 
-    One that does not answer now is no error: its calls raise DirectoryLost until it does. Raises SetupError
-    for what the operator must change: a bad URL, a wrong password, a server that does not speak TLS.
+    A directory that does not answer now is no error: its calls raise DirectoryLost until it does. Raises
+    SetupError for what the operator must change: a bad URL, a wrong password, a server that does not speak
+    TLS.
     """
     if config.directory:
         return await _connect_redis(config)
@@ -24,7 +26,7 @@ async def connect(config: StoreConfig, *, control_address: str) -> Directory:
 
 
 async def _connect_redis(config: StoreConfig) -> Directory:
-    from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+    from kv_store.directory.redis_client import RedisClient  # only users of Redis wait for its client
     from kv_store.directory.redis_directory import RedisDirectory
 
     client = RedisClient(config.directory, timeout_s=config.directory_timeout_s)

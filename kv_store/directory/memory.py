@@ -1,25 +1,22 @@
 """The directory in one process's memory: the control plane's. A restart forgets everything, and the nodes
-tell it again."""
+publish it again."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, StoreChanges, StoreMember
+from baton.wire.core_driver import PAUSE_S, Timer
 from kv_store.directory.book import BookChange, DirectoryBook
 
-PAUSE_S = 0.25
-"""A timer later than this means that this process was held up (a suspended machine, a busy core)."""
-
 HEARD_AGAIN_S = 1.5
-"""After that, nodes whose calls failed meanwhile have tried again (`registration.RETRY_S`)."""
+"""The time after which nodes whose calls failed have tried again (`registration.RETRY_S`)."""
 
 
 class MemoryDirectory:
     """Implements `kv_store.directory.interface.Directory`; never raises DirectoryLost.
 
-    `on_change` is told who joined, left and lapsed. `clock` gives seconds that never go back.
+    `on_change` gets each node that joined, left or lapsed. `clock` gives seconds that never go back.
     """
 
     def __init__(
@@ -31,9 +28,7 @@ class MemoryDirectory:
     ) -> None:
         self.book = DirectoryBook(entries_max)
         self._clock, self._on_change = clock, on_change
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
-        self._is_closed = False
+        self._timer = Timer(self._timer_fired, clock=clock)
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
         is_known, changes = self.book.renew(member, lease_s=lease_s, now_s=self._clock())
@@ -53,31 +48,18 @@ class MemoryDirectory:
         return self.book.look_up(hashes)
 
     async def close(self) -> None:
-        self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.close()
 
     def tick(self) -> None:
-        """Ends the leases that are over; a timer of its own calls it."""
+        """End the leases that are over. The directory's own timer calls it."""
         self._tell(self.book.tick(now_s=self._clock()))
 
     def _tell(self, changes: Sequence[BookChange]) -> None:
         for change in changes:
             self._on_change(change)
-        self._reschedule()
+        self._timer.need(self.book.next_tick_s)
 
-    def _reschedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self.book.next_tick_s
-        if due_s is None or self._is_closed:
-            return
-        now_s = self._clock()
-        self._due_s = max(now_s + 0.001, due_s)
-        self._timer = asyncio.get_running_loop().call_later(self._due_s - now_s, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        late_s = self._clock() - self._due_s
+    def _timer_fired(self, late_s: float) -> None:
         if late_s > PAUSE_S:
             self.book.paused(late_s + HEARD_AGAIN_S)
         self.tick()

@@ -19,7 +19,7 @@ from kv_store.directory.redis_probe import speaks_plain, speaks_tls
 from kv_store.directory.redis_url import RedisKind, RedisUrl, masked, parse_redis_url
 
 CONNECTIONS_MAX = 8
-"""Of one process, per server. Further calls wait, within their deadline."""
+"""Connections of one process per server. Further calls wait, within their deadline."""
 
 RETRIES, BACKOFF_FIRST_S, BACKOFF_MAX_S = 3, 0.01, 0.2
 
@@ -27,7 +27,7 @@ Command = tuple[Any, ...]
 
 
 class RedisClient:
-    """Runs commands, one round trip for all of a call. Errors say nothing secret."""
+    """Runs commands, all of a call in one round trip. Errors contain nothing secret."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Raises SetupError for a URL that cannot be one."""
@@ -39,7 +39,7 @@ class RedisClient:
 
     @asynccontextmanager
     async def deadline(self) -> AsyncGenerator[None]:
-        """All that is run within. Raises DirectoryLost when it is over."""
+        """Put a deadline on everything that runs within. Raises DirectoryLost when it is over."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
@@ -47,14 +47,16 @@ class RedisClient:
             raise DirectoryLost(f"{self._url}: no answer within {self._timeout_s:g} s") from None
 
     async def run(self, *commands: Command) -> list[Any]:
-        """The answers, in order; each command has its keys in one slot. Raises DirectoryLost."""
+        """Run commands and return their answers in order. The keys of one command are in one slot. Raises
+        DirectoryLost."""
         try:
             return await self._run(commands)
         except (rx.RedisError, rx.RedisClusterException, OSError) as error:
             raise DirectoryLost(f"{self._url}: {_text(error)}") from None
 
     async def check(self) -> None:
-        """Raises SetupError for what the operator must change, DirectoryLost if it just does not answer."""
+        """Raise SetupError for what the operator must change, DirectoryLost if the server just does not
+        answer."""
         try:
             async with self.deadline():
                 await self._run([("EVAL", "return redis.call('EXISTS', KEYS[1])", 1, "baton:check")])
@@ -68,7 +70,7 @@ class RedisClient:
             raise DirectoryLost(f"{self._url}: {_text(error)}") from None
 
     async def _check_tls(self, text: str) -> None:
-        """Raises SetupError if the server wants TLS and the URL does not, or the other way round."""
+        """Raise SetupError if the server wants TLS and the URL does not, or the other way round."""
         for host, port in self._parsed.hosts:
             if self._parsed.tls is None and await speaks_tls(host, port):
                 advice = f"{host}:{port} speaks TLS: write rediss:// instead of redis://"
@@ -93,7 +95,7 @@ class RedisClient:
 
 
 def _open(url: RedisUrl, timeout_s: float) -> tuple[Redis | RedisCluster, Sequence[Redis]]:
-    """What runs commands, and what it asks for the master. Opens no connection yet."""
+    """Make what runs commands, and what it asks for the master. It opens no connection yet."""
     common: dict[str, Any] = {
         "username": url.username or None,
         "password": url.password or None,
@@ -110,7 +112,7 @@ def _open(url: RedisUrl, timeout_s: float) -> tuple[Redis | RedisCluster, Sequen
             nodes = [ClusterNode(host, port) for host, port in url.hosts]
             return RedisCluster(startup_nodes=nodes, **pool, **common), ()
         case RedisKind.SENTINEL:
-            # One that is gone must leave time to ask the others.
+            # A host that is gone must leave time to ask the others.
             short_s = timeout_s / (len(url.hosts) + 1)
             own = {
                 "username": url.sentinel_username or None,
@@ -146,7 +148,7 @@ def _text(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """What the operator can do about it; empty: it may pass by itself."""
+    """What the operator can do about the error; empty if it may pass by itself."""
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)

@@ -19,14 +19,14 @@ from kv_store.directory.redis_client import Command, RedisClient
 log = logging.getLogger(__name__)
 
 LOOK_UP_HASHES_MAX = 1024
-"""Of one round trip; the server does nothing else meanwhile."""
+"""Hashes of one round trip; the server does nothing else meanwhile."""
 
 _CHAR = {Tier.HOST: b"h", Tier.SSD: b"s", Tier.PEER: b"p"}
 _TIER_OF = {char[0]: tier for tier, char in _CHAR.items()}
 
 
 class RedisDirectory:
-    """Implements `kv_store.directory.interface.Directory`. Reconnects by itself.
+    """Implements `kv_store.directory.interface.Directory`. It reconnects by itself.
 
     `name` sets clusters apart that share a Redis.
     """
@@ -35,11 +35,12 @@ class RedisDirectory:
         self._client = client
         self._prefix = f"baton:{name}"
         self._index = f"{self._prefix}:nodes"
-        """A set of node ids: those that are, or were not long ago. Renewed by every renewal of a lease."""
+        """A set of node ids that are members, or were not long ago. Every renewal of a lease renews it."""
         self._seen: frozenset[NodeId] = frozenset()
         """Nodes that the last look-up found: the next one asks them in its first round trip."""
         self._acknowledged: dict[NodeId, int] = {}
-        """Of the nodes that publish through this client: the number of the last message that was heard."""
+        """The number of the last message that was taken in, for the nodes that publish through this
+        client."""
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
         node_id, lease_ms = member.node.node_id, max(1, round(lease_s * 1000))
@@ -99,7 +100,7 @@ class RedisDirectory:
         return tuple(member for raw in found if raw is not None and (member := _member(raw)) is not None)
 
     async def _look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
-        """One round trip, or two when a node is new."""
+        """Look hashes up in one round trip, or two when a node is new."""
         text, asked = b"".join(hashes), sorted(self._seen)
         assert len(text) == HASH_BYTES * len(hashes)
         raw_ids, *answers = await self._client.run(("SMEMBERS", self._index), *self._asking(asked, text))
@@ -119,7 +120,8 @@ class RedisDirectory:
         return _holdings(tiers, len(hashes))
 
     def _asking(self, node_ids: Sequence[NodeId], text: bytes) -> list[Command]:
-        """One command for all on one server; one for each where nodes live on several."""
+        """Commands for a look-up: one for all nodes on one server, or one for each where nodes live on
+        several."""
         if self._client.is_cluster:
             return [self._eval(scripts.LOOK_UP, [node_id], text) for node_id in node_ids]
         return [self._eval(scripts.LOOK_UP, node_ids, text)] if node_ids else []
@@ -128,7 +130,7 @@ class RedisDirectory:
         return [answer for several in answers for answer in several]
 
     async def _forget(self, node_ids: Iterable[NodeId]) -> None:
-        """Take nodes without a lease off the index; one that was only held up puts itself back."""
+        """Take nodes without a lease off the index; a node that was only held up puts itself back."""
         gone = list(node_ids)
         if gone:
             await self._client.run(("SREM", self._index, *gone))
@@ -143,13 +145,13 @@ class RedisDirectory:
 def _member(raw: bytes) -> StoreMember | None:
     try:
         return msgspec.msgpack.decode(raw, type=StoreMember)
-    except msgspec.MsgspecError as error:  # of another version
+    except msgspec.MsgspecError as error:  # an entry of another version
         log.debug("a member that cannot be read: %s", error)
         return None
 
 
 def _holdings(tiers: dict[NodeRef, bytes], count: int) -> list[tuple[Holding, ...]]:
-    """`tiers`: for each node one character per block, or none at all."""
+    """Holdings out of `tiers`, which has for each node one character per block, or none at all."""
     found: list[list[Holding]] = [[] for _ in range(count)]
     for node in sorted(tiers, key=lambda node: node.node_id):
         holdings = {char: Holding(node, tier) for char, tier in _TIER_OF.items()}

@@ -1,4 +1,4 @@
-"""Which of the two a server speaks, plain Redis or TLS, asked when it did not answer as the URL has it."""
+"""Whether a server speaks plain Redis or TLS, asked when it did not answer as the URL has it."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ PROBE_S = 1.0
 
 
 async def speaks_plain(host: str, port: int) -> bool:
-    """Says anything a Redis says to PING, be it that it wants a password."""
+    """Whether the server answers PING as any Redis does, be it that it wants a password."""
     try:
         async with asyncio.timeout(PROBE_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -23,7 +23,8 @@ async def speaks_plain(host: str, port: int) -> bool:
 
 
 async def speaks_tls(host: str, port: int) -> bool:
-    """Completes a handshake, or refuses it in TLS's own words. Whom we talk to does not matter here."""
+    """Whether the server completes a handshake, or refuses it in TLS's own words. Its identity does not
+    matter here."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -1,8 +1,8 @@
-"""What Redis runs in one step. Each script touches one key, a node's hash:
+"""Scripts that Redis runs in one step each. Each touches one key, a node's hash:
 
     member    the StoreMember, as msgpack
     address   of the member's node, apart for look-ups
-    sequence  number of the last message heard; absent: a snapshot is needed
+    sequence  number of the last message taken in; absent: a snapshot is needed
     gone      instead of all these: the node left
     16 bytes  a block's hash: its tier, one character
 

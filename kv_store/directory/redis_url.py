@@ -42,9 +42,9 @@ class RedisUrl(msgspec.Struct, frozen=True):
     kind: RedisKind
     hosts: tuple[tuple[str, int], ...] = ()
     socket_path: str = ""
-    """Instead of hosts."""
+    """A path, instead of hosts."""
     service: str = ""
-    """Of the sentinels."""
+    """The service name that the sentinels know."""
     db: int = 0
     username: str = ""
     password: str = ""
@@ -54,13 +54,13 @@ class RedisUrl(msgspec.Struct, frozen=True):
 
 
 def masked(url: str) -> str:
-    """For people: without anything secret, whatever is wrong with it."""
+    """The URL for people: without anything secret, whatever is wrong with it."""
     shown = re.sub(r"^([a-z+]*:/*)?.*@", r"\1***@", url, flags=re.DOTALL | re.IGNORECASE)
     return re.sub(r"(pass[^=&]*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """Raises SetupError, which never shows a password."""
+    """Parse a URL. Raises SetupError, which never shows a password."""
     try:
         return _parse(url)
     except _Wrong as error:

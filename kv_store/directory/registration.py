@@ -1,4 +1,5 @@
-"""A store node's side of the directory: its lease, what it tells, what it asks, who else is there."""
+"""A store node's side of the directory: its lease, what it publishes, what it looks up, which other nodes
+there are."""
 
 import asyncio
 import logging
@@ -13,24 +14,26 @@ from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, NodeEvent, P
 log = logging.getLogger(__name__)
 
 CHANGES_MAX = 1024
-"""Messages waiting for the directory; beyond that it is told everything anew, when it answers."""
+"""Messages that wait for the directory. If there are more, everything is published anew when it answers."""
 
 LOOK_UPS_MAX = 64
-"""Under way at once; one more is answered with nothing."""
+"""Look-ups under way at once; one more is answered with nothing."""
 
 RETRY_S = 1.0
-"""From one failure to the next attempt, at most."""
+"""The time from one failure to the next attempt, at most."""
 
 LEAVE_S = 1.0
-"""For saying goodbye; without it the lease lapses by itself."""
+"""The time for saying goodbye; without it the lease lapses by itself."""
 
 
 class StoreRegistration:
-    """Between a NodeCore and its directory, whichever that is. While the directory is away the node goes on
-    with what it holds: what it has to tell waits, within a bound, and look-ups are answered with nothing.
+    """Stands between a NodeCore and its directory, whichever that is. While the directory is away the node
+    goes on with what it holds: changes to publish wait, within a bound, and look-ups are answered with
+    nothing.
 
-    `post` takes events for the core: DirectoryForgot when all has to be told again, PeersChanged, LookedUp.
-    `spawn` runs a coroutine beside the others. `directory` None: this node is alone, and nothing happens.
+    `post` takes events for the core: DirectoryForgot when everything must be published again, PeersChanged,
+    LookedUp. `spawn` runs a coroutine beside the others. With `directory` None this node is alone, and
+    nothing happens.
     """
 
     def __init__(
@@ -44,10 +47,11 @@ class StoreRegistration:
         changes_max: int = CHANGES_MAX,
         patience_s: float = 0.0,
     ) -> None:
-        """`patience_s`: one that starts together with this node may take so long before it is missed."""
+        """`patience_s` is the time that a directory which starts together with this node may take before it
+        is missed."""
         self._patience_s = patience_s
         self._missing_since_s: float | None = None
-        """That nobody was told of."""
+        """The time since when it is missing, while the log does not say so."""
         self._directory, self._member, self._post, self._spawn = directory, member, post, spawn
         self._lease_s = lease_s
         self._backlog = Backlog(changes_max=changes_max)
@@ -59,18 +63,18 @@ class StoreRegistration:
         self.trouble = ""
         """Why the directory does not answer; empty while it does."""
         self.forgot_count = 0
-        """How often it had to be told everything, the first time included."""
+        """How often everything was published, the first time included."""
 
     # --- performing the core's actions ------------------------------------------------------------
 
     def publish(self, changes: StoreChanges) -> None:
-        """In the order of the core's Publish actions."""
+        """Publish changes, in the order of the core's Publish actions."""
         if self._directory is not None:
             self._backlog.put(changes)
             self._wake.set()
 
     def look_up(self, action: LookUp) -> None:
-        """Always answered by one LookedUp, within the action's timeout and a little."""
+        """Look hashes up. It is always answered by one LookedUp, within the action's timeout and a little."""
         if self._directory is None or self.trouble or self._look_up_count >= LOOK_UPS_MAX:
             self._post(LookedUp(action.lookup_id, _nothing(action)))
             return
@@ -80,8 +84,8 @@ class StoreRegistration:
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. One thing at a time, so that what the directory says of a snapshot is never older
-        than what it was told."""
+        """Keep the lease and publish until cancelled. One call runs at a time, so that an answer about a
+        snapshot is never older than what was published."""
         if self._directory is None:
             return
         loop = asyncio.get_running_loop()
@@ -95,7 +99,7 @@ class StoreRegistration:
                 await self._wait(self._renewal_s - loop.time())
 
     async def leave(self) -> None:
-        """After `run` was cancelled. Closes the directory's client."""
+        """Leave, after `run` was cancelled. It closes the directory's client."""
         if self._directory is None:
             return
         try:
@@ -162,13 +166,13 @@ class StoreRegistration:
         try:
             is_known = await directory.publish(changes)
         except DirectoryLost as error:
-            self._lost(error)  # it stays the head: hearing it twice does no harm
+            self._lost(error)  # it stays the head: a second arrival does no harm
             return
         if is_known:
             self._backlog.told(changes)
             return
         # The lease may have lapsed: a snapshot comes after the next renewal. That is now, but not again and
-        # again for one to whom snapshots are nothing either.
+        # again for a directory that takes no snapshot in either.
         if not (changes.is_snapshot and changes.is_first):
             self._renewal_s = asyncio.get_running_loop().time()
         self._backlog.drop()

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RemoteDirectory:
-    """Implements `kv_store.directory.interface.Directory`. Reconnects by itself, within a second of the
+    """Implements `kv_store.directory.interface.Directory`. It reconnects by itself, within a second of the
     control plane's return."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:

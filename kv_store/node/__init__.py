@@ -1,1 +1,1 @@
-"""The store node's decisions, pure: `core.NodeCore` over index, spaces, tiers and fetches."""
+"""The store node's decisions, pure: `core.NodeCore` over index, size classes, tiers and fetches."""

@@ -1,4 +1,4 @@
-"""Whether a node's accounts balance, and what they say."""
+"""Whether a node's accounts balance, and what they show."""
 
 import heapq
 from collections import Counter
@@ -12,7 +12,7 @@ TENANTS_TOLD = 10
 
 
 def check(parts: Parts) -> None:
-    """Raises AssertionError. Every held slot has one owner, every pin a reason."""
+    """Check that every held slot has one owner and every pin a reason. Raises AssertionError."""
     parts.index.check()
     parts.shares.check()
     parts.bringer.check()

@@ -1,4 +1,4 @@
-"""The parts of a node, joined."""
+"""The components of a node, joined."""
 
 from baton.core.store import Tier
 from kv_store.node.context import Context
@@ -44,7 +44,7 @@ class Parts:
         self.workers: dict[str, Worker] = {}
 
     def settle(self) -> None:
-        """What has become possible is done; then everybody is told."""
+        """Do what has become possible, then report it to everybody."""
         self._pump()
         while self.index.was_freed:
             self.index.was_freed = False

@@ -1,4 +1,4 @@
-"""What the parts of a node share: the time, the actions so far, timers, limits and counts."""
+"""What the components of a node share: the time, the actions so far, timers, limits and counts."""
 
 import heapq
 from collections.abc import Callable
@@ -9,23 +9,24 @@ from kv_store.node.counts import Counts
 from kv_store.node.events import NodeAction
 
 HASHES_MAX = 4096
-"""Of one message; more come in several."""
+"""Hashes of one message; more come in several."""
 SPACES_MAX = 16
 WORKERS_MAX = 256
 OFFERS_OPEN_MAX = 256
-"""Per worker."""
+"""Open offers of one worker."""
 LOADS_OPEN_MAX = 1024
-"""Per worker."""
+"""Open loads of one worker."""
 LOADS_WAITING_MAX = 1024
-"""For room, over all workers and peers."""
+"""Loads that wait for room, over all workers and peers."""
 LOOKUPS_MAX = 1024
 LEASES_MAX = 256
-"""Per peer."""
+"""Leases of one peer."""
 PEERS_MAX = 1024
 
 
 class Context:
-    """One per core. `now_s` is that of the event being handled; `emit` keeps the order of the actions."""
+    """The context of one core. `now_s` is the time of the event that is being handled; `emit` keeps the order
+    of the actions."""
 
     def __init__(self, node: NodeRef, config: StoreConfig, *, now_s: float) -> None:
         self.node = node
@@ -45,12 +46,12 @@ class Context:
         return actions
 
     def new_id(self) -> int:
-        """Of an operation, read, look-up or fetch: unique in this node's life."""
+        """A new id for an operation, read, look-up or fetch, unique in this node's life."""
         self._last_id += 1
         return self._last_id
 
     def ends_later(self, seconds: float) -> bool:
-        """Whether so many seconds from now is after now: not so for what a clock does not resolve."""
+        """Whether this many seconds from now is after now. A span that a clock does not resolve is not."""
         return self.now_s + seconds > self.now_s
 
     @property
@@ -58,12 +59,13 @@ class Context:
         return self._timers[0][0] if self._timers else None
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
-        """Timers are never taken back: `call` looks whether it is still of any use."""
+        """Call `call` at `when_s`. Timers are never taken back: `call` looks whether it is still of any
+        use."""
         self._timer_count += 1
         heapq.heappush(self._timers, (when_s, self._timer_count, call))
 
     def run_due(self) -> None:
-        """What is due now; timers set by it, for now, run in the next call."""
+        """Run the timers that are due now. Timers that they set for now run in the next call."""
         due: list[Callable[[], None]] = []
         while self._timers and self._timers[0][0] <= self.now_s:
             due.append(heapq.heappop(self._timers)[2])

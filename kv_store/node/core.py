@@ -1,4 +1,4 @@
-"""The pure core of a store node: events and the time in, actions out."""
+"""The pure core of a store node: events and the time go in, actions come out."""
 
 import math
 from collections.abc import Callable, MutableSequence
@@ -62,14 +62,14 @@ SLOTS_MIN = 4
 
 
 def list_of_generations(space: int, slot_count: int) -> MutableSequence[int]:
-    """Where no other host reads the arena."""
+    """A table of generations for a node whose arena no other host reads."""
     del space
     return [0] * slot_count
 
 
 class NodeCore:
-    """`make_generations(space, slot_count)` makes the table that readers of other hosts compare, just before
-    that space's OpenSpace."""
+    """The store node. `make_generations(block_bytes, slot_count)` makes the table that readers of other hosts
+    compare, just before the OpenSizeClass of that size."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class NodeCore:
         self._workers = self._parts.workers
 
     def handle(self, event: NodeEvent, *, now_s: float) -> list[NodeAction]:
-        """The actions are to be performed in order."""
+        """Handle an event. The actions are to be performed in order."""
         self._context.now_s = max(now_s, self._context.now_s)
         self._context.run_due()
         ttl_s = self._context.config.ttl_s
@@ -97,7 +97,7 @@ class NodeCore:
 
     @property
     def next_tick_s(self) -> float | None:
-        """When Tick is wanted at the latest; None: not before something happens."""
+        """The time by which a Tick is wanted. None means not before something happens."""
         ttl_s, oldest_s = self._context.config.ttl_s, self._parts.index.oldest_use_s
         timer_s = self._context.next_tick_s
         if ttl_s <= 0 or oldest_s is None:
@@ -110,7 +110,8 @@ class NodeCore:
         return status(self._parts)
 
     def check(self) -> None:
-        """Accounts balance: every slot has one owner, every pin a reason. When idle nothing is pinned."""
+        """Check that accounts balance: every slot has one owner, every pin a reason, and when idle nothing is
+        pinned."""
         check(self._parts)
 
     @property
@@ -132,7 +133,7 @@ class NodeCore:
 
     @property
     def is_drained(self) -> bool:
-        """After Drain: peers have read what they wanted, or had time. Ticks come when it may change."""
+        """Peers have read what they wanted after a Drain, or had time to. Ticks come when it may change."""
         return self._parts.drainer.is_drained
 
     # --- events ---------------------------------------------------------------------------------
@@ -213,7 +214,8 @@ class NodeCore:
         return None
 
     def _from_peer(self, event: FromPeer) -> None:
-        """NodeHello is the adapters' matter. Of a space that is not open here nothing can be said but no."""
+        """Handle a peer's message. NodeHello is for the adapters. For a size class that is not open here the
+        answer can only be no."""
         space, peer, message = self._parts.index.spaces.get(event.space), event.peer, event.message
         match message:
             case BlocksRequest() if space is None:
@@ -232,13 +234,13 @@ class NodeCore:
                 pass
 
     def _take_over(self, block_bytes: int, peer: NodeRef, offer: TakeOver) -> None:
-        """Only blocks of a size that this host's workers have used."""
+        """Take over blocks of a leaving peer, if they have a size that this host's workers have used."""
         space = self._parts.index.spaces.get(block_bytes)
         if space is not None and not self._parts.drainer.is_draining:
             self._parts.takeovers.offered(space, peer, offer)
 
     def _joined(self, hello: StoreHello) -> None:
-        """The adapter has reported the end of an earlier session of this id."""
+        """Begin a worker's session. The adapter has reported the end of an earlier session of this id."""
         assert hello.worker_id not in self._workers
         reason = self._refuse(hello)
         space = None if reason else self._space(hello.block_bytes)
@@ -278,7 +280,7 @@ class NodeCore:
             self._parts.index.was_freed = True
 
     def _space(self, block_bytes: int) -> Space | None:
-        """Opened if it is new; None: there are too many."""
+        """The size class of these blocks, opened if it is new; None if there are too many."""
         space = self._parts.index.spaces.get(block_bytes)
         if space is not None or len(self._parts.index.spaces) >= SPACES_MAX:
             return space

@@ -7,7 +7,7 @@ import msgspec
 from baton.core.store import DropReason, Tier
 
 _MEMORY = 0.98
-"""Weight of the past per operation: a path's speed is a mean over about the last fifty."""
+"""The weight of the past per operation: a path's speed is a mean over about the last fifty."""
 
 
 class PathStatus(msgspec.Struct, frozen=True):
@@ -16,21 +16,22 @@ class PathStatus(msgspec.Struct, frozen=True):
     bytes: int
     block_count: int
     second_per_byte: float
-    """While it is busy: what is in flight together counts together."""
+    """The time per byte while the path is busy. Bytes that are in flight together count together."""
     latency_s: float
-    """Of one operation."""
+    """The duration of one operation."""
 
 
 HALF_LIFE_S = 10.0
-"""Of what is known of a path without use."""
+"""The half-life of what is known of a path that is not used."""
 
 
 class PathMeter:
-    """Speed of a path with several operations in flight: the time between two completions while it is busy,
-    per byte, smoothed; and how long one operation takes.
+    """The speed of a path with several operations in flight: the time between two completions while it is
+    busy, per byte, smoothed; and how long one operation takes.
 
-    A path that nobody uses is forgotten about: its estimate goes back to where it began, so that one that was
-    slow for a while, and is avoided since, is tried again."""
+    The estimate of a path that nobody uses goes back to where it began. So a path that was slow for a while,
+    and is avoided since, is tried again.
+    """
 
     def __init__(self, *, second_per_byte: float, latency_s: float) -> None:
         self._first_second_per_byte, self._first_latency_s = second_per_byte, latency_s
@@ -58,7 +59,7 @@ class PathMeter:
         self.latency_s += 0.1 * (now_s - started_s - self.latency_s)
 
     def at(self, now_s: float) -> tuple[float, float]:
-        """(seconds per byte, seconds of one operation)."""
+        """The speed as (seconds per byte, seconds of one operation)."""
         remembered = self._remembered(now_s)
         first_per_byte, first_latency_s = self._first_second_per_byte, self._first_latency_s
         return (
@@ -74,7 +75,7 @@ class PathMeter:
 
 
 class Counts:
-    """Counters since the start. Blocks unless the name says otherwise."""
+    """Counters since the start. They count blocks unless the name says otherwise."""
 
     def __init__(self) -> None:
         self.hit_blocks: Counter[Tier] = Counter()
@@ -103,9 +104,9 @@ class Counts:
 
 class TierStatus(msgspec.Struct, frozen=True):
     block_count: int
-    """Whole ones that can be found."""
+    """Whole blocks that can be found."""
     bytes: int
-    """Taken, by whatever."""
+    """Bytes that are taken, by whatever."""
     limit_bytes: int
     pinned_count: int
     hit_blocks: int
@@ -117,9 +118,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """All that metrics and the doctor show of a node."""
 
     tiers: dict[Tier, TierStatus]
-    """HOST and SSD; PEER with its hits."""
+    """The tiers HOST and SSD, and PEER with its hits."""
     paths: dict[str, PathStatus]
-    """ssd_read, ssd_write, peer_read."""
+    """The paths ssd_read, ssd_write and peer_read."""
     miss_blocks: int
     miss_bytes: int
     dropped: dict[tuple[Tier, DropReason], int]
@@ -127,17 +128,17 @@ class NodeStatus(msgspec.Struct, frozen=True):
     loaded_bytes: dict[Tier, int]
     loads_done: int
     loads_failed: dict[str, int]
-    """By reason."""
+    """Failed loads by reason."""
     refused: dict[str, int]
-    """Offered blocks not taken, by reason; `known` are here already."""
+    """Offered blocks that were not taken, by reason; `known` ones are here already."""
     corrupt: dict[Tier, int]
-    """By the tier whose copy was found wrong."""
+    """Corrupt blocks by the tier whose copy was found wrong."""
     fetched_bytes: int
-    """From peers."""
+    """Bytes fetched from peers."""
     replicated_bytes: int
-    """Of these, kept."""
+    """Bytes fetched from peers and kept."""
     served_bytes: int
-    """Pinned for peers to read."""
+    """Bytes pinned for peers to read."""
     fetches_failed: int
     leases_lapsed: int
     ssd_write_errors: int
@@ -145,9 +146,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
     ssd_full: int
     """Writes that found no space left on the device."""
     ssd_skipped: int
-    """Blocks that had earned a write, and left the host memory without: too many writes waiting."""
+    """Blocks that had earned a write, and left the host memory without: too many writes waited."""
     workers_dropped: int
-    """Sessions ended for breaking the protocol."""
+    """Sessions that were ended for breaking the protocol."""
     worker_count: int
     peer_count: int
     loads_open: int
@@ -157,6 +158,6 @@ class NodeStatus(msgspec.Struct, frozen=True):
     io_in_flight: int
     is_draining: bool
     tenants: tuple[tuple[str, int, int], ...]
-    """(tenant, bytes of host memory, bytes of SSD) of those that hold most."""
+    """The tenants that hold most, as (tenant, bytes of host memory, bytes of SSD)."""
     notes: tuple[str, ...]
     """What an operator should know, in words."""

@@ -15,14 +15,14 @@ from kv_store.node.quotas import Holder, Shares
 from kv_store.node.size_classes import Entry, Space
 
 QUIET_S = 1.0
-"""Without a lease for so long, a draining node is done."""
+"""A draining node is done after this long without a lease."""
 DRAIN_S = 60.0
-"""After which it is done in any case."""
+"""The time after which a draining node is done in any case."""
 NAME = "takeover"
 
 
 class Drainer:
-    """The leaving side: says who should take what, and waits while they read."""
+    """The leaving side: decides who should take what, and waits while they read."""
 
     def __init__(self, context: Context, index: Index, lookups: Lookups, leases: Leases) -> None:
         self._context = context
@@ -49,7 +49,8 @@ class Drainer:
         return not self._has_offered or now_s >= max(self._began_s, self._leases.last_s) + QUIET_S
 
     def drain(self, budget_bytes: int) -> None:
-        """Whole chains go to the same peer, so that they are found together."""
+        """Offer blocks of `budget_bytes` to the peers. Whole chains go to the same peer, so that they are
+        found together."""
         if self._began_s is not None:
             return
         now_s = self._context.now_s
@@ -67,7 +68,8 @@ class Drainer:
         self._watch()
 
     def _chosen(self, peers: list[NodeRef], budget_bytes: int) -> dict[tuple[NodeId, int], list[BlockHash]]:
-        """Used often before used once, late before early, a prefix before what follows it."""
+        """Choose blocks: those used often before those used once, late before early, a prefix before what
+        follows it."""
         entries = [e for e in self._index if e.host is None or not e.host.is_transient]
         entries.sort(key=lambda e: (-min(e.use_count, 2), -e.used_s, e.facts.depth))
         chosen: dict[tuple[NodeId, int], list[BlockHash]] = {}
@@ -81,7 +83,7 @@ class Drainer:
         return chosen
 
     def _top(self, entry: Entry) -> BlockHash:
-        """The first block of the chain that is here, looked for over a bounded distance."""
+        """The first block of the chain that is here, searched for over a bounded distance."""
         for _ in range(HASHES_MAX):
             parent = self._index.get(entry.facts.parent, entry.space)
             if parent is None or parent is entry:
@@ -90,7 +92,7 @@ class Drainer:
         return entry.facts.block_hash
 
     def _watch(self) -> None:
-        """So that somebody looks when `is_drained` may have come true."""
+        """Set a timer, so that somebody looks when `is_drained` may have come true."""
         if not self.is_drained:
             self._context.at(self._context.now_s + QUIET_S, self._watch)
 
@@ -182,7 +184,7 @@ class Takeovers:
 
     def _set_over(self) -> None:
         self._is_over = True
-        self._index.was_freed = True  # soon: `pump` ends it
+        self._index.was_freed = True  # `pump` will end it soon
 
     def _end_if_over(self) -> None:
         if self._demand is not None and self._is_over:

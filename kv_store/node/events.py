@@ -1,10 +1,10 @@
-"""What happens to a store node, and what it does about it.
+"""The events of a store node, and its actions.
 
 `kv_store.node.core.NodeCore` is pure: `handle(event, now_s=…) -> list[NodeAction]`. The process
 (`kv_store.process.store_node`) and the simulator feed it events and perform its actions in order.
 
-A *space* is the arena and the SSD file of one block size; its name is that size in bytes (`block_bytes`).
-Ids of operations, reads and look-ups come from one count and are unique in the core's life.
+A *size class* is the arena and the SSD file of one block size; its name is that size in bytes
+(`block_bytes`). Ids of operations, reads and look-ups come from one count and are unique in the core's life.
 """
 
 import msgspec
@@ -27,7 +27,7 @@ from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """A block that the SSD file of a space was found to hold, whole, at the start."""
+    """A whole block that the SSD file of a size class was found to hold at the start."""
 
     ssd_slot: int
     facts: BlockFacts
@@ -35,22 +35,24 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class SpaceOpened(msgspec.Struct, frozen=True):
-    """The SSD file of a space is open, and this is what it holds.
+    """The SSD file of a size class is open, with these blocks in it.
 
-    Told once per space where there is an SSD tier: at the start for each space whose file was found (its
-    OpenSpace comes as the answer, its size by the configuration of today), later as the answer to the
-    OpenSpace of a new one. Until then nothing of that space is read from or written to SSD, so a worker does
-    not wait for the scan. Slots that the core has no use for are answered by ForgetSsd."""
+    It comes once per size class where there is an SSD tier. At the start that is each class whose file was
+    found: its OpenSizeClass is the answer, with the size by today's configuration. Later it answers the
+    OpenSizeClass of a new one. Until then nothing of that class is read from or written to SSD, so a worker
+    does not wait for the scan. Slots that the core has no use for are answered by ForgetSsd.
+    """
 
     space: int
     recovered: tuple[Recovered, ...] = ()
     error: str = ""
-    """Not empty: the file cannot be used. The space goes on without SSD, and status says why."""
+    """If not empty, the reason why the file cannot be used. The size class goes on without SSD, and the
+    status shows the reason."""
 
 
 class WorkerJoined(msgspec.Struct, frozen=True):
-    """A worker opened a session. Answered by ToWorker(StoreWelcome or StoreRefused); of a worker id that has
-    a session already the adapter reports the old one's end first."""
+    """A worker opened a session. The answer is ToWorker with StoreWelcome or StoreRefused. The adapter first
+    reports the end of an older session of the same worker id."""
 
     hello: StoreHello
 
@@ -61,13 +63,14 @@ class FromWorker(msgspec.Struct, frozen=True):
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
-    """End of file on its socket: it touches nothing any more. What it was writing is void, its pins end."""
+    """The worker's socket is at its end of file: the worker touches nothing any more. What it was writing is
+    void, and its pins end."""
 
     worker_id: WorkerId
 
 
 class FromPeer(msgspec.Struct, frozen=True):
-    """Of the session about this space."""
+    """A message of a peer, in the session about this size class."""
 
     space: int
     peer: NodeRef
@@ -75,7 +78,8 @@ class FromPeer(msgspec.Struct, frozen=True):
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """The session broke or could not be opened. Leases it held run on: a one-sided read may be under way."""
+    """The session broke or could not be opened. Leases that it held run on: a one-sided read may be under
+    way."""
 
     space: int
     peer: NodeId
@@ -90,46 +94,47 @@ class IoDone(msgspec.Struct, frozen=True):
     is_corrupt: bool = False
     """Read: the header or the checksum did not hold."""
     is_full: bool = False
-    """Write: no space left on the device."""
+    """Write: no space is left on the device."""
     seconds: float = 0.0
     checksum: int = 0
-    """Read: of the payload, as it was found right."""
+    """Read: the checksum of the payload, which was found right."""
 
 
 class LookedUp(msgspec.Struct, frozen=True):
-    """The directory's answer; of a directory that does not answer in time: nothing for each."""
+    """The directory's answer. A directory that does not answer in time counts as nothing for each hash."""
 
     lookup_id: int
     holdings: tuple[tuple[Holding, ...], ...]
 
 
 class DirectoryForgot(msgspec.Struct, frozen=True):
-    """The directory is new, was flushed, or saw a gap: everything must be told again."""
+    """The directory is new, was flushed, or saw a gap: everything must be published again."""
 
 
 class PeersChanged(msgspec.Struct, frozen=True):
-    """Who else is there (draining ones included), this node left out."""
+    """The other nodes, draining ones included."""
 
     peers: tuple[NodeRef, ...]
 
 
 class Clear(msgspec.Struct, frozen=True):
-    """An operator wants these gone; pinned ones go when they are unpinned."""
+    """An operator wants these blocks gone. Pinned ones go when they are unpinned."""
 
     tier: Tier | None = None
-    """None: all."""
+    """The tier to clear; None for all."""
     tenant: str | None = None
-    """None: all."""
+    """The tenant to clear; None for all."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Take nothing new, offer the most valuable blocks to the peers; loads go on. `is_drained` says when."""
+    """Take nothing new, and offer the most valuable blocks to the peers; loads go on. `is_drained` tells when
+    it is done."""
 
     budget_bytes: int
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+    """The time named by `next_tick_s` has come. An earlier tick is harmless."""
 
 
 NodeEvent = (
@@ -154,9 +159,9 @@ NodeEvent = (
 
 
 class OpenSpace(msgspec.Struct, frozen=True):
-    """Before the first use of a block size: make its arena (sparse), at once; what fails ends the process, as
-    there is no memory. Then, beside the loop, its SSD file unless `ssd_slot_count` is 0 or SpaceOpened was
-    told of it already: answered by SpaceOpened."""
+    """Make the arena (sparse) of a block size at once, before its first use. A failure ends the process, as
+    there is no memory. Then, beside the loop, open its SSD file, unless `ssd_slot_count` is 0 or SpaceOpened
+    came already. The answer is SpaceOpened."""
 
     space: int
     slot_bytes: int
@@ -165,23 +170,24 @@ class OpenSpace(msgspec.Struct, frozen=True):
 
 
 class ToWorker(msgspec.Struct, frozen=True):
-    """Dropped by the adapter if its session is gone."""
+    """Send a message. The adapter drops it if the session is gone."""
 
     worker_id: WorkerId
     message: StoreToWorker
 
 
 class DropWorker(msgspec.Struct, frozen=True):
-    """It breaks the protocol. The adapter half-closes its session (shuts its writing side), reads no more
-    messages, and reports WorkerLost at the end of file as ever: until then the worker may still write into
-    what it was given, and the core keeps that aside."""
+    """End the session of a worker that breaks the protocol. The adapter half-closes the session (shuts its
+    writing side), reads no more messages, and reports WorkerLost at the end of file as ever. Until then the
+    worker may still write into what it was given, and the core keeps that aside."""
 
     worker_id: WorkerId
     message: str
 
 
 class ToPeer(msgspec.Struct, frozen=True):
-    """The adapter opens a session if there is none; failing that, PeerLost."""
+    """Send a message to a peer. The adapter opens a session if there is none; if that fails, PeerLost
+    follows."""
 
     space: int
     peer: NodeRef
@@ -189,8 +195,8 @@ class ToPeer(msgspec.Struct, frozen=True):
 
 
 class ReadSsd(msgspec.Struct, frozen=True):
-    """Into the arena's slot, header and checksum verified. Always answered by one IoDone, never dropped: the
-    slot is the device's until then."""
+    """Read into the arena's slot, and verify header and checksum. It is always answered by one IoDone and
+    never dropped: the slot is the device's until then."""
 
     op_id: int
     space: int
@@ -200,7 +206,7 @@ class ReadSsd(msgspec.Struct, frozen=True):
 
 
 class WriteSsd(msgspec.Struct, frozen=True):
-    """Header and payload, from the arena's slot. Always answered by one IoDone."""
+    """Write header and payload from the arena's slot. It is always answered by one IoDone."""
 
     op_id: int
     space: int
@@ -208,26 +214,27 @@ class WriteSsd(msgspec.Struct, frozen=True):
     slot: int
     facts: BlockFacts
     checksum: int
-    """Of the payload; 0: not known yet, the writer makes it."""
+    """The checksum of the payload; 0 if the writer must compute it."""
 
 
 class ForgetSsd(msgspec.Struct, frozen=True):
-    """The slot's content must not be found after a restart, and its disk space may be given back. A WriteSsd
-    into the same slot may follow at once: it comes after this."""
+    """Make sure that the slot's content is not found after a restart; its disk space may be given back. A
+    WriteSsd into the same slot may follow at once, and comes after this."""
 
     space: int
     ssd_slot: int
 
 
 class ForgetHost(msgspec.Struct, frozen=True):
-    """The slot's memory goes back to the system, for use by another space."""
+    """Give the slot's memory back to the system, for use by another size class."""
 
     space: int
     slot: int
 
 
 class LookUp(msgspec.Struct, frozen=True):
-    """Who else has these. Always answered by one LookedUp, within `timeout_s` and a little."""
+    """Ask which other nodes have these blocks. It is always answered by one LookedUp, within `timeout_s` and
+    a little."""
 
     lookup_id: int
     hashes: tuple[BlockHash, ...]

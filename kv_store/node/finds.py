@@ -1,4 +1,4 @@
-""" "Where are these?", answered with what each path would take."""
+"""Look-ups of workers, answered with where blocks are and what each path would take."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,8 @@ class _Find:
 
 
 class Finds:
-    """Every find is a use of its whole chain, and is answered at once or after one look-up."""
+    """Answers look-ups. Each is a use of its whole chain, and is answered at once or after one look-up in the
+    directory."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Finds:
             self._answer(pending)
 
     def _answer(self, pending: _Find) -> None:
-        """In the state of now: what was there at the question may have left."""
+        """Answer with the state of now: what was there at the question may have left."""
         worker, find = pending.worker, pending.find
         space = worker.space
         if pending.is_answered or worker.is_gone:

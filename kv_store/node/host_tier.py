@@ -11,34 +11,37 @@ from kv_store.node.index import Index
 from kv_store.node.size_classes import HostCopy, Space
 
 FREE_SHARE = 0.02
-"""Of the host memory, kept free or clean ahead of need, so that nothing waits for a write."""
+"""The share of the host memory that is kept free or clean ahead of need, so that nothing waits for a
+write."""
 
 
 class NoRoom(Exception):
-    """Nothing can leave just now: all is pinned, or being written to SSD first. Later, perhaps."""
+    """Nothing can leave just now: all blocks are pinned, or are being written to SSD first. A later try may
+    succeed."""
 
 
 class OverQuota(NoRoom):
-    """The tenant fills its share, and none of it can leave."""
+    """The tenant has used up its quota, and none of its blocks can leave."""
 
 
 class TierBelow(Protocol):
     def write_down(self, copy: HostCopy) -> bool:
-        """Whether the block is being written there first; it is pinned then, and leaves when that is done."""
+        """Start to write the block first if it has earned that, and return whether it did. The block is
+        pinned then, and leaves when the write is done."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """It takes nothing just now that it should."""
+        """The tier takes nothing just now that it should."""
         ...
 
     def is_writing_of(self, tenant: str) -> bool:
-        """Whether blocks of this tenant can't leave only because they are being written."""
+        """Whether blocks of this tenant cannot leave only because they are being written."""
         ...
 
 
 class HostTier:
-    """Gives out slots."""
+    """Gives out slots of host memory."""
 
     def __init__(self, context: Context, index: Index, below: TierBelow) -> None:
         self._context = context
@@ -47,14 +50,14 @@ class HostTier:
         self._quota_bytes = int(context.config.host_bytes * context.config.tenant_share_max)
 
     def take_slot(self, space: Space, tenant: str) -> int:
-        """For new content. Raises NoRoom or OverQuota."""
+        """Take a slot for new content. Raises NoRoom or OverQuota."""
         self._make_tenant_room(space, tenant)
         while not self._has_room(space):
             self._make_room(space)
         return self._index.hold_slot(space, tenant)
 
     def clean_ahead(self) -> None:
-        """Blocks that leave soon and have earned a place on SSD begin to be written, while there is room."""
+        """Begin to write blocks that leave soon and have earned a place on SSD, while there is room."""
         config = self._context.config
         free_bytes = config.host_bytes - sum(
             s.arena.held_count * s.slot_bytes for s in self._index.spaces.values()
@@ -72,7 +75,7 @@ class HostTier:
         return space.arena.warm_count > 0 or room_bytes >= space.slot_bytes
 
     def _make_room(self, space: Space) -> None:
-        """One step towards room for a slot of this space."""
+        """Take one step towards room for a slot of this size class."""
         for other in self._index.spaces.values():
             if other is not space and other.arena.warm_count:
                 self._context.emit(ForgetHost(other.block_bytes, other.arena.forget_one()))
@@ -94,7 +97,8 @@ class HostTier:
             self._leave(copy, DropReason.QUOTA)
 
     def _next_to_leave(self, may_go: Callable[[HostCopy], bool]) -> HostCopy | None:
-        """Each space names its own victim; the one used longest ago leaves."""
+        """Choose the next block to leave. Each size class names its own victim, and the one used longest ago
+        leaves."""
         chosen: HostCopy | None = None
         oldest_s = float("inf")
         for space in self._index.spaces.values():
@@ -116,7 +120,7 @@ class HostTier:
         return can_leave
 
     def _leave(self, copy: HostCopy, reason: DropReason) -> None:
-        """At once, or after it was written to SSD."""
+        """Let a block leave, at once or after it was written to SSD."""
         if self._below.write_down(copy):
             return
         self._context.counts.ssd_skipped += self._below.is_busy

@@ -1,4 +1,4 @@
-"""Which blocks are here, in which tier; who needs them; and how they leave."""
+"""The blocks that are here: in which tier, who needs them, and how they leave."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from kv_store.node.publisher import Publisher
 from kv_store.node.size_classes import Entry, HostCopy, Space, SsdCopy
 
 _EXPIRED_MAX = 1024
-"""Per event; the rest in the next."""
+"""Blocks that expire in one event; the rest follow in the next."""
 _MADE_ROOM = (DropReason.EVICTED, DropReason.QUOTA, DropReason.REPLACED)
 
 
 class Index:
-    """All blocks by hash, in the order of last use. Keeps policies, slots, tenants' accounts and directory
-    in step; decides nothing."""
+    """All blocks by hash, in the order of last use. The index keeps policies, slots, tenants' accounts and
+    directory in step, and decides nothing."""
 
     def __init__(self, context: Context, publisher: Publisher) -> None:
         self._context = context
@@ -25,12 +25,12 @@ class Index:
         self._entries: OrderedDict[BlockHash, Entry] = OrderedDict()
         self.spaces: dict[int, Space] = {}
         self.host_tenants: Counter[str] = Counter()
-        """Bytes of slots held for each."""
+        """Bytes of slots that are held for each tenant."""
         self.ssd_tenants: Counter[str] = Counter()
         self.block_counts: Counter[Tier] = Counter()
-        """Blocks that can be found in each."""
+        """Blocks that can be found in each tier."""
         self.pinned_counts: Counter[Tier] = Counter()
-        """Slots with pins, or reads under way."""
+        """Slots with pins or reads under way in each tier."""
         self.was_freed = False
         """A pin ended or a slot came back since the last look: whoever waits for room may try again."""
 
@@ -45,7 +45,8 @@ class Index:
         return entry if entry is not None and entry.space is space else None
 
     def may_be_of(self, block_hash: BlockHash, space: Space) -> bool:
-        """Not the hash of a block of another size: nobody sound has one."""
+        """Whether the hash can be one of this size class. No sound worker gives blocks of two sizes the same
+        hash."""
         entry = self._entries.get(block_hash)
         return entry is None or entry.space is space
 
@@ -54,7 +55,7 @@ class Index:
         return None if entry is None else entry.host
 
     def touch(self, entries: Sequence[Entry]) -> None:
-        """A request uses them, first block first."""
+        """Note that a request uses these blocks, first block first."""
         now_s = self._context.now_s
         for entry in reversed(entries):
             block_hash = entry.facts.block_hash
@@ -110,7 +111,7 @@ class Index:
     def add_host(
         self, space: Space, facts: BlockFacts, slot: int, checksum: int, *, is_transient: bool = False
     ) -> HostCopy:
-        """The held slot has the whole block, which is not in host memory yet."""
+        """Add a whole block in a held slot. The block is not in host memory yet."""
         entry = self._entry(space, facts)
         assert entry.host is None
         copy = HostCopy(space, facts, slot, checksum, is_transient=is_transient)
@@ -124,7 +125,7 @@ class Index:
         return copy
 
     def keep(self, copy: HostCopy) -> None:
-        """One that was transient stays."""
+        """Keep a copy that was transient."""
         entry = self._entries[copy.facts.block_hash]
         assert entry.host is copy
         assert copy.is_transient
@@ -147,7 +148,7 @@ class Index:
     # --- blocks go ------------------------------------------------------------------------------
 
     def drop_host(self, entry: Entry, reason: DropReason | None) -> None:
-        """`reason` None: it was transient, and nobody's loss."""
+        """Drop a copy. With `reason` None it was transient, and is nobody's loss."""
         copy = entry.host
         if copy is None:
             return
@@ -189,10 +190,12 @@ class Index:
             self.drop_ssd(entry, DropReason.CLEARED)
 
     def expire(self, ttl_s: float) -> None:
-        """Drops what was not used for so long. A pinned block is in use."""
+        """Drop blocks that were not used for so long. A pinned block is in use."""
         for _ in range(_EXPIRED_MAX):
             entry = next(iter(self._entries.values()), None)
-            if entry is None or entry.used_s + ttl_s > self._context.now_s:  # as `next_tick_s` adds
+            if (
+                entry is None or entry.used_s + ttl_s > self._context.now_s
+            ):  # the same sum as in `next_tick_s`
                 return
             if (entry.host is not None and entry.host.pins) or (entry.ssd is not None and entry.ssd.reads):
                 entry.used_s = self._context.now_s
@@ -236,7 +239,7 @@ class Index:
     # --- accounts -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Copies have their slots, policies and the directory know what is here."""
+        """Check that copies have their slots, and that policies and directory know what is here."""
         for block_hash, entry in self._entries.items():
             assert entry.host is not None or entry.ssd is not None
             assert block_hash == entry.facts.block_hash

@@ -16,16 +16,16 @@ from kv_store.node.workers import ProtocolError, Worker
 
 
 class Loads:
-    """From LoadBlocks to EndLoad, or to the worker's end."""
+    """Loads, from LoadBlocks to EndLoad or to the worker's end."""
 
     def __init__(self, context: Context, bringer: Bringer) -> None:
         self._context = context
         self._bringer = bringer
         self.is_draining = False
-        """What is here can still be loaded; nothing is fetched."""
+        """Blocks that are here can still be loaded; nothing is fetched."""
 
     def load(self, worker: Worker, load: LoadBlocks) -> StoreToWorker | None:
-        """An answer now is a refusal."""
+        """Start a load. An answer now is a refusal."""
         load_id = load.load_id
         if load_id in worker.loads:
             raise ProtocolError(f"load {load_id} twice")

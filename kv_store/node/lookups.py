@@ -1,4 +1,4 @@
-"""What the directory said of blocks that are not here."""
+"""What the directory answered about blocks that are not here."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from kv_store.node.events import LookedUp, LookUp
 FRESH_S = 2.0
 """An answer as young as this is not asked for again."""
 USABLE_S = 30.0
-"""Older ones are not acted upon."""
+"""Answers older than this are not acted upon."""
 REMEMBERED_MAX = 65_536
 GRACE_S = 0.1
-"""Beyond a look-up's timeout, for an adapter that answers late."""
+"""The time beyond a look-up's timeout for an adapter that answers late."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,8 @@ class _Pending:
 
 
 class Lookups:
-    """Asks once for what several want to know soon after each other. Bounded in all it remembers."""
+    """Asks once for what several want to know soon after each other. It is bounded in all that it
+    remembers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -43,7 +44,7 @@ class Lookups:
         self.peers = {peer.node_id: peer for peer in others[:PEERS_MAX]}
 
     def saw(self, hashes: Sequence[BlockHash]) -> None:
-        """Wanted, and not here."""
+        """Note hashes that are wanted and not here."""
         if not self.peers:
             return
         for block_hash in hashes:
@@ -52,7 +53,7 @@ class Lookups:
             self._seen.popitem(last=False)
 
     def wanted(self, block_hash: BlockHash) -> None:
-        """For certain: it counts as seen twice."""
+        """Note a hash that is wanted for certain: it counts as seen twice."""
         self._seen.pop(block_hash, None)
         self.saw((block_hash, block_hash))
 
@@ -60,8 +61,8 @@ class Lookups:
         return self._seen.get(block_hash, 0)
 
     def look_up(self, hashes: Sequence[BlockHash], then: Callable[[], None]) -> bool:
-        """False: there is nobody to ask about, or nothing new to be heard; `then` is not called. Otherwise it
-        is called once, in bounded time."""
+        """Look hashes up. False means that there is nobody to ask about, or nothing new to learn, and `then`
+        is not called. Otherwise it is called once, in bounded time."""
         if not self.peers or len(self._pending) >= LOOKUPS_MAX:
             return False
         now_s = self._context.now_s
@@ -77,7 +78,7 @@ class Lookups:
         return True
 
     def looked_up(self, event: LookedUp) -> None:
-        """Late, or of a look-up that we did not start: ignored."""
+        """Take in an answer. An answer that is late, or that we did not ask for, is ignored."""
         pending = self._pending.pop(event.lookup_id, None)
         if pending is None:
             return
@@ -98,7 +99,7 @@ class Lookups:
         return holdings if self._context.now_s - asked_s <= USABLE_S else ()
 
     def forget_holder(self, block_hash: BlockHash, node_id: NodeId) -> None:
-        """It does not have it, whatever the directory said."""
+        """Note that a node does not have the block, whatever the directory said."""
         known = self._holdings.get(block_hash)
         if known is not None:
             left = tuple(h for h in known[1] if h.node.node_id != node_id)

@@ -32,11 +32,12 @@ FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128
 READS_MAX = 8
 READ_BYTES_MAX = 64 * 2**20
-"""Of one read, so that what it brings is told early."""
+"""Bytes of one read, so that what it fetched is reported early."""
 STUCK_SHARE_MAX = 0.125
-"""Of the host memory, that reads which have not settled may keep aside before nothing is fetched any more."""
+"""The share of the host memory that reads which have not settled may keep aside before nothing is fetched any
+more."""
 AVOID_S = 10.0
-"""A holder that failed us is not asked for so long, unless nobody else has the block."""
+"""A holder that failed us is avoided for this long, unless nobody else has the block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,8 @@ class _Peer:
 
 
 class PeerFetches:
-    """Fills wait until a holder is known and a fetch may begin; a holder that fails is left for another."""
+    """Fetches blocks of peers. A promotion waits until a holder is known and a fetch may begin; a holder that
+    fails is left for another."""
 
     def __init__(
         self, context: Context, index: Index, bringer: Bringer, lookups: Lookups, host: HostTier
@@ -65,7 +67,7 @@ class PeerFetches:
         self._reads: OpenReads[Fetch, list[GrantedBlock]] = OpenReads()
         self._peers: dict[NodeId, _Peer] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
-        """Of slots that reads of a peer keep aside, as bytes may yet land there."""
+        """Bytes of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
 
     @property
@@ -80,7 +82,7 @@ class PeerFetches:
         return [(read.session.space, slot) for read in self._reads for slot in read.quarantined]
 
     def predict(self, space: Space) -> tuple[float, float]:
-        """(seconds until the first block asked for now is begun, seconds per block)."""
+        """Predict (seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.meter.at(self._context.now_s)
         block_s = per_byte_s * space.slot_bytes
         unread = sum(
@@ -91,7 +93,7 @@ class PeerFetches:
         return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     def has_holder(self, block_hash: BlockHash) -> bool:
-        """Somebody who has not failed us just now."""
+        """Whether somebody has the block who has not failed us just now."""
         return any(
             self._is_usable(holding) and self._is_trusted(holding)
             for holding in self._lookups.holders(block_hash)
@@ -111,7 +113,8 @@ class PeerFetches:
             self._looked_up(unknown)
 
     def cancel(self, fill: Fill) -> None:
-        """What is pending is skipped when its turn comes; what is being read arrives, for whoever is next."""
+        """Call a promotion off. A pending one is skipped when its turn comes; one that is being read arrives,
+        for whoever is next."""
         if fill.is_reading:
             return
         self._bringer.forget(fill)
@@ -141,7 +144,7 @@ class PeerFetches:
         self._peers = {node_id: peer for node_id, peer in self._peers.items() if node_id in known}
 
     def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
-        """Reads under way end by themselves."""
+        """Note that a peer's session is gone. Reads under way end by themselves."""
         lost = [
             fetch
             for fetch in self._fetches.values()
@@ -182,7 +185,7 @@ class PeerFetches:
     # --- fetches --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begins what may begin."""
+        """Begin what may begin."""
         while self._pending and self._open_count() < FETCHES_MAX:
             fill = self._pending.popleft()
             if not fill.waiters:
@@ -236,7 +239,7 @@ class PeerFetches:
             self._request(fetch)
 
     def _read_next(self, fetch: Fetch) -> bool:
-        """False: there is no slot just now."""
+        """Start a read. False means that there is no slot just now."""
         now_s = self._context.now_s
         left_s = min(fetch.lease.end_s, now_s + self._context.config.load_timeout_s) - now_s
         if left_s <= 0:
@@ -245,7 +248,7 @@ class PeerFetches:
         blocks, slots, refused = self._take_slots(fetch)
         if slots:
             self._start_read(fetch, blocks, slots, left_s)
-        for fill, reason in refused:  # now that the fetch has its read, and is not over by these
+        for fill, reason in refused:  # now that the fetch has its read, and these do not end it
             self._bringer.failed(fill, reason)
         self._over_if_done(fetch)
         return bool(slots or refused)
@@ -325,7 +328,8 @@ class PeerFetches:
         self._close_if_settled(fetch)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
-        """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
+        """Take in a good read. The slots of good blocks become theirs; the others stay with the read, to be
+        freed with it."""
         left: list[int] = []
         for i, (block, slot) in enumerate(zip(read.part, read.quarantined, strict=True)):
             block.fill.is_reading = False
@@ -369,7 +373,7 @@ class PeerFetches:
     # --- ends -----------------------------------------------------------------------------------
 
     def _fail(self, fetch: Fetch, reason: str) -> None:
-        """The peer's fault: it is avoided for a while."""
+        """End a fetch by the peer's fault: the peer is avoided for a while."""
         if fetch.is_over:
             return
         self._context.counts.fetches_failed += 1
@@ -383,7 +387,7 @@ class PeerFetches:
             self._try_elsewhere(fill, fetch.peer.node_id, reason)
 
     def _try_elsewhere(self, fill: Fill, node_id: NodeId, reason: str) -> None:
-        """The holder does not count any more for this block."""
+        """Fetch from another holder. This one does not count any more for this block."""
         self._lookups.forget_holder(fill.block_hash, node_id)
         fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
         if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
@@ -434,13 +438,13 @@ class PeerFetches:
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
     def _is_usable(self, holding: Holding) -> bool:
-        """A frozen peer gets no more slots of ours than it has already."""
+        """Whether to fetch from the holder. A frozen peer gets no more slots of ours than it has already."""
         if self._stuck_bytes[holding.node.node_id] > 0:
             return False
         return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
 
     def _choose(self, fill: Fill) -> Holding | None:
-        """From host memory rather than from SSD, from whom least is under way, from the fastest."""
+        """Choose a holder: host memory before SSD, then the one with least under way, then the fastest."""
 
         def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
             peer = self._peer(holding.node.node_id)

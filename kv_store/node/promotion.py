@@ -1,4 +1,4 @@
-"""Blocks are brought into host memory and pinned there, for whoever asked."""
+"""Blocks are promoted into host memory and pinned there, for whoever asked."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,32 +18,33 @@ OVER_SHARE = "more than one may hold of the host memory"
 CROWDED = "too many loads wait for room"
 NO_HOLDER = "no peer has it"
 REASONS = frozenset({LATE, NOT_HERE, OVER_SHARE, CROWDED, NO_HOLDER})
-"""Why a demand fails, where it is no other's word: these are counted apart."""
+"""Why a request fails, where this node itself gives the reason: these are counted apart."""
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Somebody wants these blocks, in this order, in host memory, pinned until `Bringer.end`."""
+    """A request for these blocks, in this order, in host memory, pinned until `Promoter.end`."""
 
     space: Space
     hashes: tuple[BlockHash, ...]
     holder: Holder
     deadline_s: float
     tell_ready: "Callable[[Demand, int, list[HostCopy], list[Tier]], None]"
-    """Blocks first, first + 1, …: these copies, each brought from this tier."""
+    """The callback for blocks first, first + 1, …, with their copies and the tier that each came from."""
     tell_failed: Callable[[int, str], None]
-    """Blocks from here on will not come. The last word, after all that is ready was told."""
+    """The callback for blocks from here on that will not come. It is called last, after all that is ready was
+    reported."""
     may_fetch: bool = True
-    """From peers."""
+    """Whether blocks may be fetched from peers."""
     is_admitted: bool = False
     is_over: bool = False
-    """All was told; pins stay until the end."""
+    """All was reported; pins stay until the end."""
     is_ended: bool = False
     end: int = field(init=False)
     """Blocks from here on will not come."""
     reason: str = ""
     told: int = 0
-    """Blocks before this were told ready."""
+    """Blocks before this were reported ready."""
     copies: list[HostCopy | None] = field(init=False)
     tiers: list[Tier] = field(init=False)
 
@@ -55,22 +56,22 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """A block on its way into host memory; all who want it share it."""
+    """A block on its way into host memory. All requests that want it wait for the same promotion."""
 
     space: Space
     block_hash: BlockHash
     tier: Tier
     waiters: dict[Demand, int] = field(default_factory=dict[Demand, int])
-    """Position of the block in each."""
+    """The position of the block in each request that waits."""
     source: SsdCopy | None = None
-    """SSD: what is read."""
+    """SSD: the copy that is read."""
     is_requested: bool = False
     """Its source knows of it."""
     is_reading: bool = False
     is_late: bool = False
     """It was being read when the last deadline passed: what arrives is not used."""
     holdings: tuple[Holding, ...] = ()
-    """PEER: who has it and has not failed us."""
+    """PEER: holdings whose node has not failed us."""
 
     @property
     def deadline_s(self) -> float:
@@ -81,18 +82,18 @@ class Source(Protocol):
     """A path into host memory."""
 
     def request(self, fills: Sequence[Fill]) -> None:
-        """Each ends by `Bringer.arrived` or `Bringer.failed`, once."""
+        """Start promotions. Each ends by `Promoter.arrived` or `Promoter.failed`, once."""
         ...
 
     def cancel(self, fill: Fill) -> None:
-        """Nobody waits any more. What has not begun need not begin: then it is ended by
-        `Bringer.forget`."""
+        """Call a promotion off, as nobody waits any more. One that has not begun need not begin: then
+        `Promoter.forget` ends it."""
         ...
 
 
 class Bringer:
-    """Demands wait until their holder's share has room for all they want; then their blocks come from the
-    fastest path each, and are told as their prefix grows."""
+    """Serves requests for blocks. A request waits until its holder's quota has room for all of it. Then each
+    block comes by its fastest path, and blocks are reported as their prefix grows."""
 
     def __init__(self, context: Context, index: Index, shares: Shares) -> None:
         self._context = context
@@ -101,7 +102,7 @@ class Bringer:
         self._sources: dict[Tier, Source] = {}
         self._waiting: deque[Demand] = deque()
         self._demands: set[Demand] = set()
-        """Admitted, not ended."""
+        """Requests that are admitted and not ended."""
         self._fills: dict[BlockHash, Fill] = {}
         self._changed: dict[Demand, None] = {}
 
@@ -126,7 +127,8 @@ class Bringer:
     # --- demands --------------------------------------------------------------------------------
 
     def open(self, demand: Demand) -> None:
-        """Hashes differ from each other. What is here is told when this event has been handled."""
+        """Open a request. Its hashes differ from each other. Blocks that are here are reported when this
+        event has been handled."""
         assert demand.deadline_s > self._context.now_s
         if not self._admit(demand):
             if len(self._waiting) >= LOADS_WAITING_MAX:
@@ -137,7 +139,8 @@ class Bringer:
         self._context.at(demand.deadline_s, lambda: self._overdue(demand))
 
     def end(self, demand: Demand) -> None:
-        """Its pins end, and what is still on its way to nobody else is called off. Twice changes nothing."""
+        """End a request. Its pins end, and what is still on its way to nobody else is called off. A second
+        call changes nothing."""
         if demand.is_ended:
             return
         demand.is_ended = True
@@ -153,7 +156,8 @@ class Bringer:
         self._index.was_freed = True
 
     def admit_waiting(self) -> None:
-        """Something came free: the first of each holder, in order of arrival, as far as they fit."""
+        """Admit waiting requests after something came free: the first of each holder, in order of arrival, as
+        far as they fit."""
         blocked: set[Holder] = set()
         for demand in list(self._waiting):
             if demand.holder in blocked:
@@ -164,14 +168,15 @@ class Bringer:
                 blocked.add(demand.holder)
 
     def tell(self) -> None:
-        """What changed for each demand, in one message as far as possible."""
+        """Report what changed for each request, in one message as far as possible."""
         while self._changed:
             changed, self._changed = self._changed, {}
             for demand in changed:
                 self._tell(demand)
 
     def found_corrupt(self, demand: Demand, block_hash: BlockHash) -> None:
-        """By who read it from host memory. Only of what was given: nobody can drop what he has not got."""
+        """Drop a block that its reader found corrupt in host memory. It must be one that the request was
+        given: nobody can drop what it has not got."""
         for copy in demand.copies[: demand.told]:
             if copy is not None and copy.facts.block_hash == block_hash and not copy.is_gone:
                 self._context.counts.corrupt[Tier.HOST] += 1
@@ -182,7 +187,7 @@ class Bringer:
     # --- fills ----------------------------------------------------------------------------------
 
     def arrived(self, fill: Fill, copy: HostCopy) -> None:
-        """It is in host memory: pinned for everybody who waited, before anything else can happen to it."""
+        """Take in a block. It is pinned for everybody who waited, before anything else can happen to it."""
         self.forget(fill)
         for demand, position in fill.waiters.items():
             self._give(demand, position, copy, fill.tier)
@@ -193,7 +198,7 @@ class Bringer:
             self._fail(demand, position, message)
 
     def forget(self, fill: Fill) -> None:
-        """It is under way no more: the same block can be asked for afresh."""
+        """Forget a promotion that is under way no more: the same block can be asked for afresh."""
         if self._fills.get(fill.block_hash) is fill:
             del self._fills[fill.block_hash]
 
@@ -210,7 +215,7 @@ class Bringer:
             assert not fill.waiters.keys() - self._demands
 
     def pins(self) -> dict[HostCopy, int]:
-        """Of all demands, to be compared with the copies' own."""
+        """The pins of all requests, to be compared with the copies' own."""
         counted: dict[HostCopy, int] = {}
         for demand in self._demands:
             for copy in demand.copies:
@@ -253,7 +258,7 @@ class Bringer:
             else:
                 self._fail(demand, position, NOT_HERE)
                 break
-        for tier, fills in asked.items():  # one that fails at once may end the need for the others
+        for tier, fills in asked.items():  # a promotion that fails at once may end the need for the others
             wanted = [fill for fill in fills if fill.waiters]
             for fill in wanted:
                 fill.is_requested = True
@@ -278,7 +283,7 @@ class Bringer:
             self._changed[demand] = None
 
     def _cut(self, demand: Demand, position: int, message: str) -> None:
-        """Blocks from here on will not come."""
+        """Cut a request: its blocks from here on will not come."""
         if demand.is_admitted:
             self._release(demand, position, demand.end)
         demand.end = position

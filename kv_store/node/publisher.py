@@ -7,17 +7,18 @@ from kv_store.node.events import Publish
 
 
 class Publisher:
-    """Changes of one event are told together; of a block that came and went, only what is left of it."""
+    """Publishes changes. Those of one event go together, and of a block that came and went only the
+    result."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._told: dict[BlockHash, Tier] = {}
-        """What the directory has been told we hold."""
+        """What the directory was told that we hold."""
         self._changed: dict[BlockHash, Tier | None] = {}
         self._sequence_number = 0
 
     def block_is(self, block_hash: BlockHash, tier: Tier | None) -> None:
-        """Its fastest tier now; None: not here any more."""
+        """Set the fastest tier of a block; None if it is not here any more."""
         self._changed[block_hash] = tier
 
     def flush(self) -> None:
@@ -34,7 +35,7 @@ class Publisher:
             self._publish(stored[first:end], removed[first:end])
 
     def snapshot(self) -> None:
-        """Everything again, in one or more messages."""
+        """Publish everything again, in one or more messages."""
         self.flush()
         held = list(self._told.items())
         for first in range(0, max(1, len(held)), HASHES_MAX):

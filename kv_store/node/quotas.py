@@ -1,4 +1,4 @@
-"""How much of the host memory loads and writes under way may hold, and each worker of it."""
+"""How much of the host memory loads and writes under way may hold, and each worker's part of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ class Holder:
 
     name: str
     counts: dict[BlockHash, int] = field(default_factory=dict[BlockHash, int])
-    """Blocks promised to it -> by how many of its loads."""
+    """The number of its loads that hold each block."""
     bytes: int = 0
-    """Of the slots it holds: of these blocks, each counted once, and those it writes."""
+    """Bytes of the slots it holds: those of `counts`, each counted once, and those it writes."""
 
 
 class Shares:
-    """Together holders have at most `limit_bytes`. Each may have an equal share of it, or as much as is left
-    for others beside what it has: one that is alone gets all, frozen ones cannot starve the rest."""
+    """Limits of what holders have. Together they have at most `limit_bytes`. Each may have an equal share of
+    it, or as much as is left for others beside what it has. So a holder that is alone gets all, and frozen
+    ones cannot starve the rest."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.holders: set[Holder] = set()
         self.total_bytes = 0
         self.write_bytes = 0
-        """Of these, being written by workers."""
-        """A block held by two counts once."""
+        """Bytes that workers are writing. A block that two holders have counts once."""
         self._counts: dict[BlockHash, int] = {}
 
     def join(self, name: str) -> Holder:
@@ -52,7 +52,7 @@ class Shares:
         return total <= self.limit_bytes and (own <= equal or own <= self.limit_bytes - total)
 
     def need(self, holder: Holder, hashes: Iterable[BlockHash], slot_bytes: int) -> tuple[int, int]:
-        """(new to the holder, new to all) in bytes."""
+        """The bytes that are new to the holder, and new to all."""
         new = [block_hash for block_hash in hashes if block_hash not in holder.counts]
         unheld = sum(1 for block_hash in new if block_hash not in self._counts)
         return len(new) * slot_bytes, unheld * slot_bytes
@@ -69,7 +69,7 @@ class Shares:
 
     def release(self, holder: Holder, hashes: Iterable[BlockHash], slot_bytes: int) -> None:
         for block_hash in hashes:
-            holder.counts[block_hash] -= 1  # KeyError is our bug: it has no share
+            holder.counts[block_hash] -= 1  # a KeyError is our bug: the holder does not have it
             if holder.counts[block_hash] == 0:
                 del holder.counts[block_hash]
                 holder.bytes -= slot_bytes

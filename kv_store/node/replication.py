@@ -3,13 +3,13 @@
 from kv_store.node.context import Context
 
 BURST_S = 2.0
-"""Bytes of so many seconds may be kept at once."""
+"""Bytes of this many seconds may be kept at once."""
 HOT_COUNT = 2
-"""Wanted here so often, a block may use the last of the budget."""
+"""A block that is wanted here so often may use the last of the budget."""
 
 
 class Replication:
-    """A token bucket. Blocks wanted once use its upper half only, so that hot ones come first."""
+    """A token bucket. Blocks that are wanted once use its upper half only, so that hot ones come first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -19,7 +19,7 @@ class Replication:
         self._counted_s = context.now_s
 
     def may_keep(self, byte_count: int, *, times_seen: int) -> bool:
-        """Taken off the budget if so."""
+        """Whether the bytes may be kept. If so, they are taken off the budget."""
         self._refill()
         floor_bytes = 0.0 if times_seen >= HOT_COUNT else self._burst_bytes / 2
         if self._tokens_bytes - byte_count < floor_bytes:
@@ -28,7 +28,7 @@ class Replication:
         return True
 
     def ready_s(self, byte_count: int) -> float | None:
-        """Seconds until so many bytes may be kept; None: never."""
+        """Seconds until so many bytes may be kept; None means never."""
         self._refill()
         if byte_count > self._burst_bytes:
             return None

@@ -7,7 +7,7 @@ from baton.core.store import BlockFacts
 from kv_store.tiers.policy import EvictionPolicy
 
 PAGE_BYTES = 4096
-"""Slots are whole pages; on SSD one more comes before each, for its header."""
+"""Slots are whole pages. On SSD one more page comes before each, for its header."""
 
 
 def slot_bytes_for(block_bytes: int) -> int:
@@ -15,16 +15,16 @@ def slot_bytes_for(block_bytes: int) -> int:
 
 
 def is_checksum(number: int) -> bool:
-    """What a label on SSD has room for."""
+    """Whether a label on SSD has room for the number."""
     return 0 <= number < 2**64
 
 
 class Arena:
-    """Which slots of a space's host memory are held, and which free ones have memory of the system.
+    """The slots of a size class's host memory: which are held, and which free ones have memory.
 
     `generations[i]` rises when slot i is given out for new content, before anything is written: a one-sided
     reader compares it to notice that a slot changed hands. The caller sees to it that resident slots of all
-    spaces together stay below the host memory.
+    size classes together stay below the host memory.
     """
 
     def __init__(self, slot_bytes: int, slot_count: int, generations: MutableSequence[int]) -> None:
@@ -43,7 +43,7 @@ class Arena:
 
     @property
     def warm_count(self) -> int:
-        """Free, with memory."""
+        """Free slots that have memory."""
         return len(self._warm)
 
     @property
@@ -54,22 +54,22 @@ class Arena:
         return int(self._generations[slot])
 
     def tenant(self, slot: int) -> str:
-        """For whom it is held."""
+        """The tenant for whom the slot is held."""
         return self._held[slot]
 
     def take(self, tenant: str) -> int:
-        """For new content. The last one freed comes first: its pages are likely in the caches."""
+        """Take a slot for new content. The last one freed comes first: its pages are likely in the caches."""
         slot = self._next_free()
         self._generations[slot] += 1
         self._held[slot] = tenant
         return slot
 
     def free(self, slot: int) -> None:
-        del self._held[slot]  # KeyError is our bug: it is free
+        del self._held[slot]  # a KeyError is our bug: the slot is free
         self._warm.append(slot)
 
     def forget_one(self) -> int:
-        """A free slot whose memory goes back to the system."""
+        """Choose a free slot whose memory goes back to the system."""
         slot = self._warm.pop(0)
         self._cold.append(slot)
         return slot
@@ -78,7 +78,7 @@ class Arena:
         return set(self._held)
 
     def check(self) -> None:
-        """Every slot is held or free, never both, never neither."""
+        """Check that every slot is either held or free."""
         free = [*self._warm, *self._cold]
         assert len(free) == len(set(free))
         assert self._held.keys().isdisjoint(free)
@@ -105,13 +105,14 @@ class HostCopy:
     checksum: int
     pins: int = 0
     is_gone: bool = False
-    """Not found any more; the slot is freed with the last pin."""
+    """The block is not found any more, and the slot is freed with the last pin."""
     is_transient: bool = False
-    """Fetched for one use: unknown to the policy and the directory, gone when unpinned."""
+    """The block was fetched for one use: policy and directory do not know it, and it is gone when
+    unpinned."""
     is_writing: bool = False
     """A write to SSD waits or is under way, which is one of the pins."""
     is_leaving: bool = False
-    """Goes when that write ends."""
+    """The block goes when that write ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +124,7 @@ class SsdCopy:
     ssd_slot: int
     reads: int = 0
     is_gone: bool = False
-    """Not found any more; the slot is free when the last read ended."""
+    """The block is not found any more, and the slot is free when the last read has ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,17 +140,17 @@ class Entry:
 
 
 class SsdSlots:
-    """Slots of a space's SSD file. The caller counts bytes over all spaces."""
+    """The slots of a size class's SSD file. The caller counts bytes over all size classes."""
 
     def __init__(self, slot_count: int) -> None:
         self.slot_count = slot_count
         self.held: dict[int, str] = {}
-        """Slot -> tenant."""
+        """The tenant of each slot."""
         self._free: list[int] = []
         self._untouched = 0
 
     def take(self, tenant: str) -> int | None:
-        """None: all are held."""
+        """Take a slot; None if all are held."""
         while self._free or self._untouched < self.slot_count:
             slot = self._free.pop() if self._free else self._fresh()
             if slot not in self.held:
@@ -158,14 +159,15 @@ class SsdSlots:
         return None
 
     def adopt(self, slot: int, tenant: str) -> bool:
-        """One that the file held at the start. False: there is no such slot (any more), or it is held."""
+        """Adopt a slot that the file held at the start. False means that there is no such slot (any more), or
+        that it is held."""
         if slot in self.held or not 0 <= slot < self.slot_count:
             return False
         self.held[slot] = tenant  # still ahead of `_untouched`: skipped when its turn comes
         return True
 
     def free(self, slot: int) -> None:
-        del self.held[slot]  # KeyError is our bug: it is free
+        del self.held[slot]  # a KeyError is our bug: the slot is free
         if slot < self._untouched:
             self._free.append(slot)
 
@@ -192,7 +194,7 @@ class Space:
     ssd_policy: EvictionPolicy
     is_ssd_open: bool = False
     host_blocks: set[HostCopy] = field(default_factory=set[HostCopy])
-    """All that hold a slot, those gone but pinned included."""
+    """All copies that hold a slot, those included that are gone but pinned."""
 
     @property
     def slot_bytes(self) -> int:

@@ -15,15 +15,15 @@ from kv_store.node.promotion import Bringer, Fill
 from kv_store.node.size_classes import Entry, HostCopy, Space
 
 ERRORS_IN_A_ROW_MAX = 5
-"""So many, and nothing is written for a while."""
+"""After so many errors in a row nothing is written for a while."""
 OFF_S = 60.0
 BACKLOG_MAX = 65_536
-"""Blocks."""
+"""Blocks in the backlog, at most."""
 FULL_SHARE = 0.9
 FULL_PAUSE_S = 5.0
-"""After the device was found full."""
+"""The pause after the device was found full."""
 REGROW_S = 60.0
-"""After which the tier tries to be as large as configured again."""
+"""The time after which the tier tries to be as large as configured again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,8 @@ class _Write:
 
 
 class SsdTier:
-    """Reads go first, in the order of need. Writes wait in a bounded queue, each with its block pinned."""
+    """The SSD tier. Reads go first, in the order of need. Writes wait in a bounded queue, each with its block
+    pinned."""
 
     def __init__(self, context: Context, index: Index, bringer: Bringer) -> None:
         config = context.config
@@ -55,7 +56,7 @@ class SsdTier:
         self._reads: deque[Fill] = deque()
         self._writes: deque[HostCopy] = deque()
         self._backlog: OrderedDict[BlockHash, Space] = OrderedDict()
-        """To be written as soon as little else waits; of too many the oldest are left out."""
+        """Blocks to write as soon as little else waits. If there are too many, the oldest are left out."""
         self._in_flight: dict[int, _Read | _Write] = {}
         self._read_count = 0
         self._writes_max = config.ssd_threads * 8
@@ -78,7 +79,7 @@ class SsdTier:
         return len(self._writes) >= self._writes_max
 
     def is_writing_of(self, tenant: str) -> bool:
-        """Whether blocks of this tenant can't leave only because they are being written."""
+        """Whether blocks of this tenant cannot leave only because they are being written."""
         return any(copy.facts.tenant == tenant for copy in self.write_pins())
 
     @property
@@ -90,7 +91,7 @@ class SsdTier:
         return len(self._reads) + len(self._writes)
 
     def predict(self, space: Space) -> tuple[float, float]:
-        """(seconds until the first block asked for now is begun, seconds per block)."""
+        """Predict (seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.read_meter.at(self._context.now_s)
         block_s = per_byte_s * space.slot_bytes
         queued = len(self._reads) + self._read_count
@@ -99,7 +100,8 @@ class SsdTier:
     # --- the file -------------------------------------------------------------------------------
 
     def opened(self, space: Space, event: SpaceOpened) -> None:
-        """The deepest blocks come first, so that of equals a prefix stays longest."""
+        """Take in what the file holds. The deepest blocks come first, so that among equals a prefix stays
+        longest."""
         if event.error:
             self.note = f"space {space.block_bytes}: {event.error}"
             return
@@ -129,8 +131,8 @@ class SsdTier:
     # --- writes ---------------------------------------------------------------------------------
 
     def write_down(self, copy: HostCopy, *, is_leaving: bool = True) -> bool:
-        """Whether it is being written now (again, or for the first time), if it has earned that and there is
-        room in the queue."""
+        """Write the block if it has earned that and the queue has room. Returns whether it is being written
+        now (again, or for the first time)."""
         block_hash = copy.facts.block_hash
         entry = self._index.get(block_hash, copy.space)
         if not self._can_write(copy.space) or copy.is_transient or entry is None or entry.ssd is not None:
@@ -147,12 +149,12 @@ class SsdTier:
         return True
 
     def came(self, copy: HostCopy) -> None:
-        """New in host memory."""
+        """Note a block that is new in host memory."""
         if self._has_room_to_spare(copy.space):
             self._remember(copy)
 
     def hit(self, entries: Sequence[Entry]) -> None:
-        """What was used again goes down ahead of its leaving, while little waits."""
+        """Note a use. Blocks that are used again are written ahead of their leaving, while little waits."""
         for entry in entries:
             if entry.host is None or entry.ssd is not None or self.write_down(entry.host, is_leaving=False):
                 continue
@@ -167,8 +169,8 @@ class SsdTier:
             self._backlog.popitem(last=False)
 
     def _has_room_to_spare(self, space: Space) -> bool:
-        """Then every block goes down: nothing has to leave for it, and what was used once may come back after
-        a restart. A device that is nearly full takes what has earned it by being used again."""
+        """Whether every block is written: nothing has to leave for it, and what was used once may be found
+        after a restart. A device that is nearly full takes blocks that have earned it by being used again."""
         return self._index.ssd_bytes + space.ssd_slot_bytes <= self.limit_bytes * FULL_SHARE
 
     def _write_backlog(self) -> None:
@@ -199,7 +201,7 @@ class SsdTier:
         return None
 
     def _end_write(self, copy: HostCopy) -> None:
-        """Its pin ends; it leaves, unless somebody used it meanwhile."""
+        """End a write's pin. The block leaves, unless somebody used it meanwhile."""
         copy.is_writing = False
         self._index.unpin(copy)
         if copy.is_leaving and copy.pins == 0 and not copy.is_gone:
@@ -247,7 +249,7 @@ class SsdTier:
     # --- room -----------------------------------------------------------------------------------
 
     def _make_room(self, space: Space, tenant: str) -> None:
-        """For one more block. Raises NoRoom."""
+        """Make room for one more block. Raises NoRoom."""
         if self._context.config.tenant_share_max < 1:
             while self._index.ssd_tenants[tenant] + space.ssd_slot_bytes > self._quota_bytes:
                 self._evict(space, DropReason.QUOTA, tenant)
@@ -285,8 +287,9 @@ class SsdTier:
             self._reads.append(fill)
 
     def cancel(self, fill: Fill) -> None:
-        """What waits in the queue is skipped when its turn comes, unless somebody joins it until then. A read
-        under way that was too slow for everybody is worth nothing: the block is dropped."""
+        """Call a promotion off. One that waits in the queue is skipped when its turn comes, unless somebody
+        joins it until then. A read under way that was too slow for everybody is worth nothing: the block is
+        dropped."""
         if fill.is_reading and fill.is_late:
             assert fill.source is not None
             self._bringer.forget(fill)
@@ -295,7 +298,7 @@ class SsdTier:
                 self._index.drop_ssd(entry, DropReason.IO_ERROR)
 
     def pump(self) -> None:
-        """Begins what may begin."""
+        """Begin what may begin."""
         threads = self._context.config.ssd_threads
         while self._reads and self._read_count < threads * 2:
             fill = self._reads[0]
@@ -314,7 +317,7 @@ class SsdTier:
             self._write_backlog()
 
     def _start_read(self, fill: Fill) -> bool:
-        """False: later, there is no slot just now."""
+        """Start a read. False means that there is no slot just now."""
         source = fill.source
         assert source is not None
         if source.is_gone:
@@ -363,8 +366,8 @@ class SsdTier:
         self._index.read_ended(source)
 
     def _arrive(self, fill: Fill, entry: Entry, facts: BlockFacts, slot: int, checksum: int) -> None:
-        """A worker may have written the same block in the meantime. The slot is held for the tenant of
-        `facts`, which need not be the one who had the block first."""
+        """Take in a block that was read. A worker may have written the same block in the meantime. The slot
+        is held for the tenant of `facts`, which need not be the one who had the block first."""
         if entry.host is not None:
             self._index.free_slot(fill.space, slot)
             copy = entry.host
@@ -380,7 +383,7 @@ class SsdTier:
             self._count_error(done.error)
 
     def io_done(self, done: IoDone) -> None:
-        """Of an operation that we did not start: ignored."""
+        """Take in the end of an operation. One that we did not start is ignored."""
         operation = self._in_flight.pop(done.op_id, None)
         if isinstance(operation, _Read):
             self._read_done(operation, done)

@@ -24,8 +24,9 @@ class Worker:
     offers: dict[int, "list[Write]"] = field(default_factory=dict[int, "list[Write]"])
     """Slots of each open offer, in the order of its places."""
     loads: dict[int, "Demand"] = field(default_factory=dict[int, "Demand"])
-    """Until EndLoad."""
+    """Open loads, until EndLoad."""
     is_dropped: bool = False
-    """Broke the protocol: nothing it says counts; what it writes is kept aside until its end."""
+    """The worker broke the protocol: nothing it says counts, and what it writes is kept aside until its
+    end."""
     is_gone: bool = False
     """This session has ended; another of the same id may be there."""

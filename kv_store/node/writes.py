@@ -23,7 +23,8 @@ class Write:
 
 
 class Writes:
-    """From offer to `BlocksWritten`, or to the worker's end: the slots belong to it."""
+    """Writes, from offer to `BlocksWritten` or to the worker's end. Until then the slots belong to the
+    worker."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Writes:
         self._bringer = bringer
         self._writing: dict[BlockHash, Write] = {}
         self.is_closed = False
-        """Draining: nothing new."""
+        """The node is draining: nothing new is taken."""
 
     @property
     def open_count(self) -> int:
@@ -75,7 +76,7 @@ class Writes:
         return TakeBlocks(offer.offer_id, tuple(places))
 
     def written(self, worker: Worker, done: BlocksWritten) -> None:
-        """Unknown: an offer of which nothing was taken."""
+        """Take in written blocks. An unknown offer is one of which nothing was taken."""
         writes = worker.offers.get(done.offer_id, [])
         if len(writes) != len(done.checksums):
             raise ProtocolError(f"{len(done.checksums)} checksums for {len(writes)} blocks written")
@@ -92,7 +93,7 @@ class Writes:
                 self._on_stored(self._index.add_host(worker.space, facts, write.slot, checksum))
 
     def worker_lost(self, worker: Worker) -> None:
-        """Whatever is in its slots may be torn."""
+        """End a worker's writes. Whatever is in its slots may be torn."""
         for writes in worker.offers.values():
             for write in writes:
                 self._end(worker, write)
@@ -102,7 +103,7 @@ class Writes:
     # --- parts ----------------------------------------------------------------------------------
 
     def _take(self, worker: Worker, facts: BlockFacts) -> int | None:
-        """A slot for it, or None and the reason counted."""
+        """Take a slot for the block, or count the reason and return None."""
         reason = self._unwanted(worker, facts)
         if not reason:
             try:
@@ -126,7 +127,7 @@ class Writes:
             return "another size"
         slot_bytes, shares = worker.space.slot_bytes, self._shares
         if self._bringer.waiting_count and shares.write_bytes + slot_bytes > shares.limit_bytes // 8:
-            return "loads wait"  # which would never find room among a steady stream of writes
+            return "loads wait"  # loads would never find room among a steady stream of writes
         return "" if self._shares.fits(worker.holder, slot_bytes, slot_bytes) else "share"
 
     def _end(self, worker: Worker, write: Write) -> None:

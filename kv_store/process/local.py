@@ -22,20 +22,20 @@ from baton.wire.vocabulary import WireError
 log = logging.getLogger(__name__)
 
 HELLO_S = 5.0
-"""From connecting to the first frame; also for an older session of the same worker to end."""
+"""The time from connecting to the first frame; also for an older session of the same worker to end."""
 
 CONNECTIONS_MAX = 512
-"""One more is closed."""
+"""Open connections, at most. One more is closed."""
 
 ACCEPT_AGAIN_S = 1.0
-"""After a connection could not be accepted."""
+"""The pause after a connection could not be accepted."""
 
 PATH_BYTES_MAX = 107
-"""Of a Unix socket's address on Linux."""
+"""The length of a Unix socket's address on Linux."""
 
 
 class WorkerSink(Protocol):
-    """Who wants to know what workers say. `worker_joined` is answered through `WorkerSessions.send`, at once,
+    """The receiver of what workers say. `worker_joined` is answered through `WorkerSessions.send`, at once,
     by a welcome or a refusal."""
 
     def worker_joined(self, hello: StoreHello) -> None: ...
@@ -49,7 +49,7 @@ class _Session:
     def __init__(self, hello: StoreHello, link: StoreSide, frames: FrameSocket) -> None:
         self.hello, self.link, self.frames = hello, link, frames
         self.is_dropped = False
-        """Not listened to any more: only its end counts."""
+        """The worker is not listened to any more: only its end counts."""
         self.was_refused = False
         self.ended = asyncio.Event()
 
@@ -59,7 +59,7 @@ class WorkerSessions:
     worker may still write into the slots it was given. From our side only its writing half is closed."""
 
     def __init__(self, *, sink: WorkerSink, arena_descriptor: Callable[[StoreHello], int]) -> None:
-        """`arena_descriptor`: of the space of a worker that is being welcomed."""
+        """`arena_descriptor` returns the descriptor for a worker that is being welcomed."""
         self._sink, self._arena_descriptor = sink, arena_descriptor
         self._sessions: dict[WorkerId, _Session] = {}
 
@@ -68,12 +68,12 @@ class WorkerSessions:
         return len(self._sessions)
 
     def hello(self, worker_id: WorkerId) -> StoreHello | None:
-        """What the worker said first; None: it has no session."""
+        """The worker's hello; None if it has no session."""
         session = self._sessions.get(worker_id)
         return session.hello if session is not None else None
 
     async def serve(self, hello: StoreHello, frames: FrameSocket) -> None:
-        """Until the worker has closed its end."""
+        """Serve until the worker has closed its end."""
         worker_id = hello.worker_id
         if not await self._predecessor_ended(worker_id):
             await frames.write(FROM_STORE.encode(StoreRefused("its former session is still open")))
@@ -96,7 +96,8 @@ class WorkerSessions:
             await session.link.close()
 
     def send(self, worker_id: WorkerId, message: StoreToWorker) -> None:
-        """Dropped if the session is gone. A worker that does not read loses its session."""
+        """Send a message, or drop it if the session is gone. A worker that does not read loses its
+        session."""
         session = self._sessions.get(worker_id)
         if session is None or session.is_dropped:
             return
@@ -115,7 +116,7 @@ class WorkerSessions:
             session.frames.end_writing()
 
     def hang_up(self) -> None:
-        """This node ends."""
+        """End all sessions: this node ends."""
         for session in self._sessions.values():
             session.is_dropped = True
             session.frames.end_writing()
@@ -155,7 +156,7 @@ class WorkerSessions:
 
 
 class LocalServer:
-    """Accepts connections: the first frame says who is there."""
+    """Accepts connections: the first frame shows who is there."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class LocalServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Raises SetupError if the socket cannot be made, or another store node serves there."""
+        """Open the socket. Raises SetupError if it cannot be made, or another store node serves there."""
         if len(os.fsencode(self._path)) > PATH_BYTES_MAX:
             raise SetupError(f"store.socket={self._path}: longer than {PATH_BYTES_MAX} bytes")
         self._lock = _locked(f"{self._path}.lock")
@@ -200,7 +201,8 @@ class LocalServer:
             task.add_done_callback(self._connections.discard)
 
     def close(self) -> None:
-        """After `run` has ended. The file goes; the lock's file stays, so that two nodes never lock two."""
+        """Close the socket, after `run` has ended. The file goes; the lock's file stays, so that two nodes
+        never lock two."""
         if self._listener is not None:
             self._listener.close()
             with contextlib.suppress(OSError):
@@ -224,7 +226,7 @@ class LocalServer:
             frames.close()
 
     async def _opening(self, frames: FrameSocket) -> StoreHello | StoreRequest | None:
-        """None: it says nothing, or nothing that is understood."""
+        """Read the first frame; None if nothing comes, or nothing that is understood."""
         try:
             async with asyncio.timeout(HELLO_S):
                 payload = await frames.read()
@@ -267,7 +269,8 @@ def _listening(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """What a killed node left behind; the lock says that it is dead. Nothing but a socket is removed."""
+    """Remove what a killed node left behind; the lock shows that it is dead. Nothing but a socket is
+    removed."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from kv_store.node.counts import NodeStatus
 from kv_transfer.read import ReadDone
 
 LOADS_MAX = 65_536
-"""Loads whose time is being taken."""
+"""Loads whose time is being taken, at most."""
 
 Sample = tuple[Metric, float, dict[str, str]]
 
@@ -25,13 +25,13 @@ class StoreMetrics:
         self.meter = Meter()
         self._totals_seen: dict[tuple[str, tuple[str, ...]], float] = {}
         self._paths: dict[int, str] = {}
-        """Operation under way |-> path."""
+        """The path of each operation under way."""
         self._loads: dict[tuple[WorkerId, int], tuple[float, int]] = {}
-        """Load |-> when it was asked for, and how many blocks."""
+        """When each load was asked for, and how many blocks it has."""
 
     # --- observer ---------------------------------------------------------------------------------
 
-    def saw(self, event: e.NodeEvent) -> None:
+    def on_event(self, event: e.NodeEvent) -> None:
         match event:
             case e.FromWorker(worker_id, LoadBlocks() as load) if len(self._loads) < LOADS_MAX:
                 self._loads[worker_id, load.load_id] = (time.monotonic(), len(load.hashes))
@@ -46,7 +46,7 @@ class StoreMetrics:
             case _:
                 pass
 
-    def did(self, action: e.NodeAction) -> None:
+    def on_action(self, action: e.NodeAction) -> None:
         match action:
             case e.ReadSsd(op_id):
                 self._paths[op_id] = "ssd_read"
@@ -130,7 +130,7 @@ def totals(status: NodeStatus) -> Iterator[Sample]:
 
 
 def accounts(status: NodeStatus) -> dict[str, float]:
-    """By name, for `baton store inspect` and tests: all numbers of the status, dotted."""
+    """All numbers of the status by dotted name, for `baton store inspect` and tests."""
     found: dict[str, float] = {}
     for tier, facts in status.tiers.items():
         found |= {f"{tier}.{name}": getattr(facts, name) for name in facts.__struct_fields__}

@@ -21,12 +21,13 @@ from kv_transfer.peers import Spawn
 log = logging.getLogger(__name__)
 
 MakeTransfer = Callable[[NodeId, KVMemory], TransferManager]
-"""Not started yet."""
+"""A function that makes a transfer manager, which is not started yet."""
 
 
 class Space:
-    """Memory is taken from the system slab by slab, ahead of its use and beside the loop; what is used
-    before its turn is taken at once. `give_back_unused` ends that: another space needs memory too."""
+    """The memory and connections of one size class. Memory is taken from the system slab by slab, ahead of
+    its use and beside the loop; a slot that is used before its turn takes its own at once. `give_back_unused`
+    ends that: another size class needs memory too."""
 
     def __init__(
         self,
@@ -39,7 +40,8 @@ class Space:
         threads: Executor,
         spawn: Spawn,
     ) -> None:
-        """`is_first`: no other space shares the host memory yet. Raises SetupError if it is not there."""
+        """`is_first` means that no other size class shares the host memory yet. Raises SetupError if there is
+        too little memory."""
         self.block_bytes, self._node, self._threads = opened.space, node, threads
         room_bytes = None if is_first else 0
         self.arena = Arena.create(
@@ -48,7 +50,7 @@ class Space:
         self._generations, self._make_transfer = generations, make_transfer
         self._transfer: asyncio.Task[TransferManager] | None = None
         self._used = bytearray(opened.slot_count)
-        """Slots that the core has put to use: only it gives their memory back."""
+        """Slots that the core has put to use: only the core gives their memory back."""
         self._reserving = spawn(self._reserve_all()) if is_first else None
 
     async def close(self) -> None:
@@ -63,18 +65,18 @@ class Space:
     # --- memory -----------------------------------------------------------------------------------
 
     def use(self, slots: Sequence[int]) -> None:
-        """Before anybody writes there. Raises NoHostMemory."""
+        """Take the slots' memory before anybody writes there. Raises NoHostMemory."""
         for slot in slots:
             self.arena.reserve(slot)
             self._used[slot] = 1
 
     def forget(self, slot: int) -> None:
-        """Its memory goes back to the system."""
+        """Give the slot's memory back to the system."""
         self._used[slot] = 0
         self.arena.release(slot)
 
     def give_back_unused(self) -> None:
-        """No more is taken ahead, and what was is given back."""
+        """Take no more memory ahead, and give back what was taken ahead."""
         if self._reserving is None:
             return
         self._reserving.cancel()
@@ -91,7 +93,8 @@ class Space:
     # --- peers ------------------------------------------------------------------------------------
 
     async def transfer(self) -> TransferManager:
-        """Started with the first call, as a node without peers needs none. Raises SetupError."""
+        """The transfer manager, started with the first call, as a node without peers needs none. Raises
+        SetupError."""
         if self._transfer is None or (self._transfer.done() and self._transfer.exception() is not None):
             self._transfer = asyncio.create_task(self._start_transfer())
         return await asyncio.shield(self._transfer)

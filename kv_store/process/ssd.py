@@ -1,4 +1,5 @@
-"""Reads and writes of SSD files on threads; those of one slot in the order in which they were asked for."""
+"""Reads and writes of SSD files on threads. Calls for one slot run in the order in which they were asked
+for."""
 
 import asyncio
 import contextlib
@@ -22,21 +23,22 @@ from kv_transfer.peers import Spawn
 log = logging.getLogger(__name__)
 
 SPACES_MAX = 16
-"""As of the core: for the first page of each file, room is kept within the configured disk space."""
+"""The core's limit of size classes: for the first page of each file, room is kept within the configured disk
+space."""
 
 Work = Callable[[], e.IoDone | None]
 Slot = tuple[int, int]
-"""(space, slot of its SSD file)"""
+"""A slot by (size class, slot of its SSD file)."""
 
 
 def within_disk(config: StoreConfig) -> StoreConfig:
-    """As the core shall count: without the first pages of the files."""
+    """The configuration as the core shall count: without the first pages of the files."""
     room = max(0, config.ssd_bytes - SPACES_MAX * PAGE_BYTES)
     return config.model_copy(update={"ssd_bytes": room})
 
 
 class Disks:
-    """All SSD files of a node. `arena` gives the memory of a space that was opened."""
+    """All SSD files of a node. `arena` gives the memory of a size class that was opened."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Disks:
         post: Callable[[e.NodeEvent], None],
         spawn: Spawn,
     ) -> None:
-        """`config` as `within_disk` gives it."""
+        """`config` is what `within_disk` returned."""
         self._config, self._arena, self._post, self._spawn = config, arena, post, spawn
         self._threads = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="ssd")
         self._files: dict[int, BlockFile] = {}
@@ -55,20 +57,17 @@ class Disks:
         self._opens: set[asyncio.Task[None]] = set()
         """Files that are being read."""
         self._last: dict[Slot, asyncio.Task[None]] = {}
-        """Under way or waiting, by slot: the latest."""
-
-    @property
-    def file_count(self) -> int:
-        """Open ones."""
-        return len(self._files)
+        """The latest call for each slot, under way or waiting."""
 
     def notes(self) -> tuple[str, ...]:
         return tuple(note for file in self._files.values() for note in file.notes)
 
     def open_found(self) -> None:
-        """Those that an earlier life left. Beside the loop; each is told as it is read.
+        """Open the files that an earlier life left, beside the loop. Each is reported as it is read.
 
-        The folder is ours from here on; one that cannot be used costs this tier only; each space says so."""
+        The folder is ours from here on. If it cannot be used, this tier is lost only, and each size class
+        reports it.
+        """
         if self._config.ssd_dir:
             with contextlib.suppress(SetupError):
                 self._lock = own_folder(self._config.ssd_dir)
@@ -85,13 +84,14 @@ class Disks:
             await self._open(space, slot_bytes, slot_count)
 
     def open(self, opened: e.OpenSpace) -> None:
-        """Beside the loop; answered by SpaceOpened, unless there is nothing to open or that is under way."""
+        """Open a file beside the loop. It is answered by SpaceOpened, unless there is nothing to open or that
+        is under way."""
         if opened.ssd_slot_count and opened.space not in self._opening:
             self._opening.add(opened.space)
             self._spawn_open(self._open(opened.space, opened.slot_bytes, opened.ssd_slot_count))
 
     async def until_open(self) -> None:
-        """What the files hold that are being read now has been told."""
+        """Wait until the content of all files that are being read was reported."""
         if self._opens:
             await asyncio.wait(self._opens)
 
@@ -171,14 +171,16 @@ class Disks:
             self._post(done)
 
     async def flush(self) -> None:
-        """What was to be forgotten by now is gone from the disk, whatever happens next. Raises DiskError."""
+        """Wait until what was to be forgotten by now is gone from the disk, whatever happens next. Raises
+        DiskError."""
         if self._last:
             await asyncio.wait(set(self._last.values()))
         for file in list(self._files.values()):
             await asyncio.to_thread(file.flush)
 
     async def close(self) -> None:
-        """After the tasks have ended. Waits for threads, and for what is to be forgotten."""
+        """Close the files, after the tasks have ended. It waits for threads, and for what is to be
+        forgotten."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

@@ -1,4 +1,5 @@
-"""A store node in one process: spaces, local socket, peers, directory and metrics around the pure core."""
+"""A store node in one process: size classes, local socket, peers, directory and metrics around the pure
+core."""
 
 import asyncio
 import logging
@@ -21,11 +22,8 @@ from baton.core.ids import NodeId, WorkerId
 from baton.core.store import (
     NodeHello,
     NodeRef,
-    NodeToNode,
-    StoreChanges,
     StoreHello,
     StoreMember,
-    StoreToWorker,
     TakeBlocks,
     WorkerToStore,
 )
@@ -34,6 +32,8 @@ from baton.core.store_admin import NodeStatus as StatusReply
 from baton.telemetry.exporter import MetricsServer
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
+from baton.wire.core_driver import CoreDriver, Performers, performer, performers
+from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.store_nodes import NodeEnd
@@ -42,7 +42,6 @@ from kv_store.directory.interface import Directory
 from kv_store.directory.registration import StoreRegistration
 from kv_store.node import events as e
 from kv_store.node.core import NodeCore
-from kv_store.process.driver import NodeDriver
 from kv_store.process.local import LocalServer, WorkerSessions
 from kv_store.process.metrics import StoreMetrics, accounts
 from kv_store.process.peers import READER_MESSAGES, Answering, Asking
@@ -59,13 +58,13 @@ log = logging.getLogger(__name__)
 PEERS_OPEN_MAX = 8
 """Sessions with so many peers are kept open; with others they are opened at need."""
 DIAL_S = 3.0
-"""Between attempts at those that are not open."""
+"""The time between attempts at sessions that are not open."""
 CLEAR_S = 4.0
-"""For the disk, when an operator clears; then the answer says that it goes on."""
+"""The time that the disk has when an operator clears; then the answer says that it goes on."""
 DIRECTORY_STARTS_S = 60.0
 """A control plane may be started together with its stores, and takes longer."""
 DRAIN_LOOK_S = 0.1
-"""Between two looks whether the peers have taken what they want."""
+"""The time between two looks whether the peers have taken what they want."""
 
 
 class StoreCrashed(Exception):
@@ -73,17 +72,18 @@ class StoreCrashed(Exception):
 
 
 class StoreProcess:
-    """`run` once. The clock of all decisions is `time.monotonic`."""
+    """A store node. Call `run` once. The clock of all decisions is `time.monotonic`."""
 
     def __init__(
         self, node_id: NodeId, config: Config, *, directory: Directory | None, towards: str = ""
     ) -> None:
-        """`towards`: host:port of the directory, by which the address for peers is chosen."""
+        """`towards` is the host:port of the directory, by which the address for peers is chosen."""
         self._node_id, self._config, self._directory = node_id, config, directory
         self._towards = towards
         self._began_s = time.monotonic()
         self._is_draining = False
-        self._background = Background(self._broke)
+        self._crash = Crash()
+        self._background = Background(self._crash.report)
         self._spaces: dict[int, Space] = {}
         self._generations: dict[int, npt.NDArray[np.uint64]] = {}
         self._answering = Answering(post=lambda event: self._driver.post(event))
@@ -126,7 +126,7 @@ class StoreProcess:
             self._workers.hang_up()
 
     async def _open_doors(self, stack: AsyncExitStack) -> None:
-        """gRPC and metrics: their ports are known before anything else is told of this node."""
+        """Open gRPC and metrics, so that their ports are known before anything else is told of this node."""
         cluster = self._config.cluster
         self._host = reachable_host(cluster.worker_host, towards=self._towards)
         ports = self._config.store
@@ -144,7 +144,13 @@ class StoreProcess:
         self._core = NodeCore(
             self._node, store, make_generations=self._make_generations, now_s=time.monotonic()
         )
-        self._driver = NodeDriver(self._core, observers=(self._metrics,))
+        self._driver: CoreDriver[e.NodeEvent, e.NodeAction] = CoreDriver(
+            self._core,
+            tick=e.Tick(),
+            performers=self._performers(),
+            crash=self._crash,
+            observers=(self._metrics,),
+        )
         post = self._driver.post
         self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
@@ -159,10 +165,25 @@ class StoreProcess:
             lease_s=self._config.cluster.member_lease_s,
             patience_s=DIRECTORY_STARTS_S,
         )
-        self._driver.ports = self
+
+    def _performers(self) -> Performers:
+        return performers(
+            e.NodeAction,
+            performer(e.OpenSpace, self._open_space),
+            performer(e.ToWorker, self._to_worker),
+            performer(e.DropWorker, lambda a: self._workers.drop(a.worker_id, a.message)),
+            performer(e.ToPeer, self._to_peer),
+            performer(e.ReadSsd, self._read_ssd),
+            performer(e.WriteSsd, lambda a: self._disks.write(a)),
+            performer(e.ForgetSsd, lambda a: self._disks.forget(a)),
+            performer(e.ForgetHost, lambda a: self._spaces[a.space].forget(a.slot)),
+            performer(BlockRead, self._read_peer),
+            performer(e.LookUp, lambda a: self._registration.look_up(a)),
+            performer(e.Publish, lambda a: self._registration.publish(a.changes)),
+        )
 
     async def _keep_peers_open(self) -> None:
-        """So that the first fetch from a peer is as quick as the next."""
+        """Keep sessions open, so that the first fetch from a peer is as quick as the next."""
         while True:
             for space in list(self._spaces):
                 for peer in self._registration.peers[:PEERS_OPEN_MAX]:
@@ -187,17 +208,13 @@ class StoreProcess:
             await self._until(stop_now, timeout_s=DRAIN_LOOK_S)
 
     async def _until(self, event: asyncio.Event, *, timeout_s: float | None = None) -> None:
-        """Or until the time is up. Raises StoreCrashed, with its cause, when the core or a task fails."""
-        wait = asyncio.create_task(event.wait())
+        """Wait for it, or until the time is up. Raises StoreCrashed, with its cause, when the core or a task
+        fails."""
         try:
-            done = {wait, self._driver.crashed}
-            await asyncio.wait(done, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            wait.cancel()
-        if self._driver.crashed.done():
-            cause = self._driver.crashed.result()
-            if isinstance(cause, SetupError):
-                raise cause
+            await self._crash.race(event, timeout_s=timeout_s)
+        except SetupError:
+            raise
+        except Exception as cause:
             raise StoreCrashed(f"{type(cause).__name__}: {cause}") from cause
 
     # --- workers ----------------------------------------------------------------------------------
@@ -216,7 +233,7 @@ class StoreProcess:
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def open_space(self, action: e.OpenSpace) -> None:
+    def _open_space(self, action: e.OpenSpace) -> None:
         for other in self._spaces.values():
             other.give_back_unused()
         self._spaces[action.space] = Space(
@@ -230,44 +247,26 @@ class StoreProcess:
         )
         self._disks.open(action)
 
-    def to_worker(self, worker_id: WorkerId, message: StoreToWorker) -> None:
-        if isinstance(message, TakeBlocks):
-            space = self._worker_space(worker_id)
+    def _to_worker(self, action: e.ToWorker) -> None:
+        if isinstance(action.message, TakeBlocks):
+            space = self._worker_space(action.worker_id)
             if space is not None:
-                space.use([place.slot for place in message.places])
-        self._workers.send(worker_id, message)
+                space.use([place.slot for place in action.message.places])
+        self._workers.send(action.worker_id, action.message)
 
-    def drop_worker(self, worker_id: WorkerId, message: str) -> None:
-        self._workers.drop(worker_id, message)
-
-    def to_peer(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
-        if isinstance(message, READER_MESSAGES):
-            self._asking.send(space, peer, message)
+    def _to_peer(self, action: e.ToPeer) -> None:
+        if isinstance(action.message, READER_MESSAGES):
+            self._asking.send(action.space, action.peer, action.message)
         else:
-            self._answering.send(space, peer, message)
+            self._answering.send(action.space, action.peer, action.message)
 
-    def read_ssd(self, action: e.ReadSsd) -> None:
+    def _read_ssd(self, action: e.ReadSsd) -> None:
         self._spaces[action.space].use([action.slot])
         self._disks.read(action)
 
-    def write_ssd(self, action: e.WriteSsd) -> None:
-        self._disks.write(action)
-
-    def forget_ssd(self, action: e.ForgetSsd) -> None:
-        self._disks.forget(action)
-
-    def forget_host(self, action: e.ForgetHost) -> None:
-        self._spaces[action.space].forget(action.slot)
-
-    def read_peer(self, read: BlockRead) -> None:
+    def _read_peer(self, read: BlockRead) -> None:
         self._spaces[read.block_bytes].use(read.local_blocks)
         self._asking.read(read)
-
-    def look_up(self, action: e.LookUp) -> None:
-        self._registration.look_up(action)
-
-    def publish(self, changes: StoreChanges) -> None:
-        self._registration.publish(changes)
 
     def _worker_space(self, worker_id: WorkerId) -> Space | None:
         hello = self._workers.hello(worker_id)
@@ -329,7 +328,8 @@ class StoreProcess:
         )
 
     async def _clear(self, asked: AskClear) -> StoreReply:
-        """Waits for files that are still being read, and for what is forgotten to be erased."""
+        """Clear a tier. It waits for files that are still being read, and for what is forgotten to be
+        erased."""
         gone = 0
         try:
             async with asyncio.timeout(CLEAR_S):
@@ -375,9 +375,6 @@ class StoreProcess:
         return {"status": "draining" if self._is_draining else "ok", "node_id": self._node_id}
 
     # --- tasks ------------------------------------------------------------------------------------
-
-    def _broke(self, error: BaseException) -> None:
-        self._driver.crash(error)
 
     async def _close_spaces(self) -> None:
         for space in self._spaces.values():

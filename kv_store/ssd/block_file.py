@@ -1,4 +1,4 @@
-"""The SSD tier of one space: a file of slots, each with one block and its label.
+"""The SSD tier of one size class: a file of slots, each with one block and its label.
 
 Calls block and are meant for a few threads. A block that was not written whole, or is not the one that was
 asked for, is never given out: every read checks label and payload. That is why no write waits for the
@@ -6,7 +6,6 @@ device's cache: what a crash leaves is either the block or nothing (docs/decisio
 """
 
 import itertools
-import os
 import threading
 from pathlib import Path
 from typing import Literal
@@ -34,12 +33,12 @@ from kv_store.ssd.layout import (
 IoChoice = Literal["auto", "direct", "buffered"]
 SCAN_THREADS = 4
 _ALLOCATED_AHEAD_BYTES = 16 * 2**20
-"""More than a node may hold by so much at most, where several spaces share its disk space."""
+"""Where several size classes share a node's disk space, it may hold so much more than it may, at most."""
 
 
 class BlockFile:
-    """Thread-safe; but a slot's calls must not overlap: its read or write ends before the next begins.
-    `forget` may be called at any time at which none of them is under way."""
+    """A file of blocks. It is thread-safe, but a slot's calls must not overlap: its read or write ends before
+    the next begins. `forget` may be called at any time at which none of them is under way."""
 
     def __init__(self, file: SpaceFile, slot_count: int) -> None:
         """Use `open`."""
@@ -52,7 +51,7 @@ class BlockFile:
         self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.space}")
         self._calls = _CallsUnderWay()
         self._allocated_slots = 0
-        """Below it the file has disk space, or had."""
+        """Slots below this one have disk space, or had."""
         self._allocating = threading.Lock()
 
     @classmethod
@@ -66,10 +65,10 @@ class BlockFile:
         io: IoChoice = "auto",
         progress: recovery.Progress | None = None,
     ) -> tuple["BlockFile", list[Recovered]]:
-        """Makes the file or reads what it holds; in a smaller file than before, what lies beyond is gone.
+        """Make the file or read what it holds; in a smaller file than before, what lies beyond is gone.
 
-        `space`: payload bytes of a block. Raises SetupError if the folder cannot be used, another process
-        uses it, or the file is not ours to write: nothing is changed then.
+        `block_bytes` are the payload bytes of a block. Raises SetupError if the folder cannot be used,
+        another process uses it, or the file is not ours to write: nothing is changed then.
         """
         assert 0 < space <= slot_bytes, f"blocks of {space} bytes in slots of {slot_bytes}"
         assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
@@ -91,10 +90,11 @@ class BlockFile:
         return opened, [recovery.recovered(label) for label in kept]
 
     def read(self, ssd_slot: int, into: memoryview, block_hash: BlockHash) -> int:
-        """Fills `into` [slot_bytes, or just the payload's bytes] and returns the payload's checksum.
+        """Fill `into` [slot_bytes, or just the payload's bytes] and return the payload's checksum.
 
         Raises CorruptBlock if the slot does not hold that block whole (`into` is then garbage), DiskError if
-        the device fails. Straight into `into` if it is a whole slot at a page's address, else by a copy.
+        the device fails. The read goes straight into `into` if it is a whole slot at a page's address, else
+        by a copy.
         """
         with self._calls:
             target, is_copied = self._io_buffer(into)
@@ -110,8 +110,8 @@ class BlockFile:
             return label.payload_checksum
 
     def write(self, ssd_slot: int, source: memoryview, facts: BlockFacts, checksum: int = 0) -> int:
-        """Stores `source` [slot_bytes, or just the payload's bytes]; returns the payload's checksum, made
-        here if 0 is given.
+        """Store `source` [slot_bytes, or just the payload's bytes], and return the payload's checksum, which
+        is computed here if 0 is given.
 
         A wrong checksum makes a block that no read gives out. Raises DiskFull, DiskError: the slot is then
         forgotten, whatever it held.
@@ -134,22 +134,23 @@ class BlockFile:
             return checksum
 
     def forget(self, ssd_slot: int) -> None:
-        """The slot's block will not be found again, and its disk space is given back. Returns at once.
+        """Make sure that the slot's block is not found again, and give its disk space back. Returns at once.
 
-        Done a moment later, unless a `write` to the slot comes first; `flush` waits for it. If the process is
-        killed within that moment the block may be found after the restart: whole, as all that are found.
+        It is done a moment later, unless a `write` to the slot comes first; `flush` waits for it. If the
+        process is killed within that moment the block may be found after the restart: whole, as all that are
+        found.
         """
         self._eraser.add(self._checked(ssd_slot))
 
     def flush(self) -> None:
-        """What was written is safe, and what was forgotten is gone, in a power cut also. Raises DiskError."""
+        """Make what was written safe, and what was forgotten gone, in a power cut also. Raises DiskError."""
         with self._calls:
             self._eraser.finish()
             self._device.sync()
 
     def close(self) -> None:
-        """Waits for the calls under way, flushes, and gives the folder free. Safe to call twice; all other
-        calls then raise DiskError. Raises DiskError if flushing failed; it is closed nevertheless."""
+        """Wait for the calls under way, flush, and give the folder free. A second call does nothing; all
+        other calls then raise DiskError. Raises DiskError if flushing failed; it is closed nevertheless."""
         if not self._calls.end():
             return
         try:
@@ -158,15 +159,10 @@ class BlockFile:
         finally:
             self._file.close()
 
-    def allocated_bytes(self) -> int:
-        """Disk space the file takes now; its length says nothing, as it is sparse."""
-        with self._calls:
-            return os.fstat(self._device.fd).st_blocks * 512
-
     def _allocate_ahead(self, slot: int) -> None:
-        """Takes disk space in long pieces: writes into a new file are half as fast again.
+        """Take disk space in long pieces: writes into a new file are half as fast again.
 
-        A hint: what fails here fails in the write, with the right name.
+        It is a hint: what fails here fails in the write, with the right name.
         """
         if slot < self._allocated_slots:
             return
@@ -226,7 +222,7 @@ class _CallsUnderWay:
             self._changed.notify_all()
 
     def end(self) -> bool:
-        """No new call; waits for those under way. False: ended already."""
+        """Let no new call begin, and wait for those under way. False means that it has ended already."""
         with self._changed:
             if self._is_ended:
                 return False

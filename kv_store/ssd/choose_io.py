@@ -1,6 +1,6 @@
-"""Direct or buffered: asked of the disk itself.
+"""Direct or buffered IO, chosen by asking the disk itself.
 
-Direct IO is the rule, as it needs no second copy and no memory beside the arena. Buffered is taken where
+Direct IO is the rule, as it needs no second copy and no memory beside the arena. Buffered IO is chosen where
 the file system has no direct IO, and where it is clearly faster including the time to reach the device.
 """
 
@@ -17,10 +17,12 @@ from kv_store.ssd.layout import PAGE_BYTES
 
 PROBE_BYTES = 16 * 2**20
 PROBE_SLOTS_MAX = 512
-"""Of small slots fewer bytes tell as much; thousands of calls would hold up the tier's start for seconds."""
+"""Slots that are tried, at most. Fewer bytes of small slots tell as much, and thousands of calls would hold
+up the tier's start for seconds."""
 _ROUNDS = 3
 _CLEARLY = 0.7
-"""Buffered must take less than so much of direct's time: disks are noisy, and its copy costs memory."""
+"""Buffered IO must take less than this share of direct IO's time: disks are noisy, and its copy costs
+memory."""
 
 
 def supports_direct(path: Path) -> bool:
@@ -39,7 +41,7 @@ def supports_direct(path: Path) -> bool:
 
 
 def choose_io(directory: Path, slot_bytes: int) -> tuple[IoMode, str]:
-    """Writes and reads a few slots of a temporary file both ways, in turn. Raises OSError."""
+    """Write and read a few slots of a temporary file both ways, in turn. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix="probe-", suffix=".tmp") as file:
         path = Path(file.name)
         count = min(max(2, PROBE_BYTES // slot_bytes), PROBE_SLOTS_MAX)

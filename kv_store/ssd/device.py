@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_aligned(buffer: memoryview) -> bool:
-    """Whether direct IO can use it: whole pages at a page's address."""
+    """Whether direct IO can use the buffer: whole pages at a page's address."""
     return len(buffer) % PAGE_BYTES == 0 and address_of(buffer) % PAGE_BYTES == 0
 
 
@@ -41,7 +41,7 @@ class AlignedBuffers(threading.local):
 
 
 class Device:
-    """An open file. Thread-safe: no position is kept.
+    """An open file. It is thread-safe: no position is kept.
 
     Raises DiskError, and DiskFull where there is no room; a read beyond the end is a DiskError too.
     """
@@ -64,14 +64,14 @@ class Device:
         return self.mode == "buffered" and not self._flags
 
     def read(self, buffers: list[memoryview], offset: int) -> None:
-        """Fills all of them. In direct mode they must be aligned, as must be `offset`."""
+        """Fill all buffers. In direct mode they must be aligned, as must be `offset`."""
         self._transfer(os.preadv, buffers, offset, "read")
 
     def write(self, buffers: list[memoryview], offset: int) -> None:
         self._transfer(os.pwritev, buffers, offset, "write")
 
     def sync(self) -> None:
-        """What was written survives a power cut from here on."""
+        """Make what was written survive a power cut from here on."""
         try:
             os.fdatasync(self.fd)
         except OSError as error:
@@ -105,13 +105,13 @@ class Device:
 
 
 class _Call(Protocol):
-    """Type of os.preadv and os.pwritev."""
+    """The type of os.preadv and os.pwritev."""
 
     def __call__(self, fd: int, buffers: Any, offset: int, flags: int, /) -> int: ...
 
 
 def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of them after so many bytes."""
+    """The part of the buffers that is left after so many bytes."""
     for index, buffer in enumerate(buffers):
         if done < len(buffer):
             return [buffer[done:], *buffers[index + 1 :]]

@@ -1,8 +1,8 @@
 """Makes forgotten slots unfindable, a moment later and on a thread of its own.
 
-A slot that is forgotten is mostly written again at once (that is why its block was evicted), and the
-write covers it: then erasing would only cost a second write. So what is to be erased waits for a moment,
-and a write that comes first takes it off the list.
+A slot that is forgotten is mostly written again at once (that is why its block was evicted), and the write
+covers it: then erasing would only cost a second write. So what is to be erased waits for a moment, and a
+write that comes first takes it off the list.
 """
 
 import threading
@@ -19,7 +19,7 @@ class Eraser:
         """`erase(slot)` raises DiskError."""
         self._erase, self._delay_s = erase, delay_s
         self._pending: dict[int, float] = {}
-        """Slot |-> when to erase it, earliest first."""
+        """When to erase each slot, earliest first."""
         self._under_way: int | None = None
         self._in_haste = 0
         self._is_closing = False
@@ -29,20 +29,20 @@ class Eraser:
         self._thread.start()
 
     def add(self, slot: int) -> None:
-        """Returns at once."""
+        """Erase the slot later. Returns at once."""
         with self._changed:
             self._pending.pop(slot, None)
             self._pending[slot] = time.monotonic() + self._delay_s
             self._changed.notify_all()
 
     def take_off(self, slot: int) -> None:
-        """Before the slot is written: it will not be erased any more. Waits while it is just being erased."""
+        """Take a slot off the list before it is written. It waits while the slot is just being erased."""
         with self._changed:
             self._pending.pop(slot, None)
             self._changed.wait_for(lambda: self._under_way != slot)
 
     def finish(self) -> None:
-        """Waits until everything added so far is erased. Raises DiskError if one could not be."""
+        """Wait until everything added so far is erased. Raises DiskError if one slot could not be."""
         with self._changed:
             self._in_haste += 1
             self._changed.notify_all()
@@ -53,7 +53,7 @@ class Eraser:
             raise error
 
     def close(self) -> None:
-        """Erases what is left. Raises DiskError as `finish` does."""
+        """Erase what is left. Raises DiskError as `finish` does."""
         try:
             self.finish()
         finally:
@@ -73,7 +73,7 @@ class Eraser:
                 self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """The slot that is due first, once it is; None: closing."""
+        """The slot that is due first, once it is; None when closing."""
         with self._changed:
             while True:
                 wait_s = None

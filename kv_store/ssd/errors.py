@@ -1,4 +1,4 @@
-"""What can go wrong with a file of blocks.
+"""Errors of a file of blocks.
 
 DiskError         the device or the file system failed: the block is not to be had, others may be
 ├── DiskFull      no space left: nothing was stored

@@ -1,4 +1,4 @@
-"""The folder of a node's files: `lock`, and one `blocks-<space>.kv` per block size."""
+"""The folder of a node's files: `lock`, and one `blocks-<block bytes>.kv` per size class."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def space_path(directory: Path, space: int) -> Path:
 
 
 def spaces_in(directory: str | Path) -> dict[int, int]:
-    """Files of earlier lives: space |-> disk bytes it takes. They count towards what the node may use."""
+    """Files of earlier lives: their disk bytes by block size. They count towards what the node may use."""
     try:
         entries = list(os.scandir(directory))
     except OSError:
@@ -54,22 +54,9 @@ def spaces_in(directory: str | Path) -> dict[int, int]:
     return {int(match[1]): entry.stat().st_blocks * 512 for match, entry in matches}
 
 
-def remove_space(directory: str | Path, space: int) -> None:
-    """Deletes the file of a space that is not open. Raises SetupError if another process uses the folder, or
-    the file is not ours."""
-    lock = FolderLock(Path(directory))
-    try:
-        path = space_path(Path(directory), space)
-        _read_title(path)
-        path.unlink()
-    except OSError as error:
-        raise SetupError(f"store.ssd_dir: {error.filename}: {error.strerror}") from error
-    finally:
-        lock.release()
-
-
 def own_folder(directory: str | Path) -> FolderLock:
-    """Makes it if it is not there. Raises SetupError if it cannot be used, or another process uses it."""
+    """Make the folder if it is not there, and lock it. Raises SetupError if it cannot be used, or another
+    process uses it."""
     try:
         Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +67,7 @@ def own_folder(directory: str | Path) -> FolderLock:
 def open_space_file(
     directory: Path, space: int, slot_bytes: int, slot_count: int, io: Literal["auto", "direct", "buffered"]
 ) -> SpaceFile:
-    """Makes it if it is not there. Raises SetupError."""
+    """Open the file of a size class; make it if it is not there. Raises SetupError."""
     lock = own_folder(directory)
     try:
         return _open(lock, space_path(directory, space), space, slot_bytes, slot_count, io)
@@ -138,12 +125,12 @@ def _read_title(path: Path) -> Title:
 
 
 def _private(path: str, flags: int) -> int:
-    """Whoever reads the file reads all blocks: nobody but its owner."""
+    """Open a file for its owner alone: whoever reads the file reads all blocks."""
     return os.open(path, flags, 0o600)
 
 
 def _create(path: Path, space: int, slot_bytes: int) -> Title:
-    """Under its name only once its title is on the disk."""
+    """Create a file. It gets its name only once its title is on the disk."""
     title = Title(secrets.token_bytes(FILE_ID_BYTES), space, slot_bytes)
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)

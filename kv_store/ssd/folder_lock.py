@@ -10,16 +10,16 @@ from baton.core.errors import SetupError
 LOCK_NAME = "lock"
 
 _held: dict[tuple[int, int], tuple[int, int]] = {}
-"""(device, inode) of a lock file this process holds -> (descriptor, how many hold it). A file lock belongs to
-the process, which has one file open per block size."""
+"""The descriptor and the number of holders of each lock file this process holds, by (device, inode). A file
+lock belongs to the process, which has one file open per block size."""
 _guard = threading.Lock()
 
 
 class FolderLock:
-    """Held until `release`; the kernel releases it if the process dies, however it dies."""
+    """A lock that is held until `release`; the kernel releases it if the process dies, however it dies."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises SetupError if another process holds it, or the folder cannot be written."""
+        """Raises SetupError if another process holds the lock, or the folder cannot be written."""
         path = directory / LOCK_NAME
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,10 +1,11 @@
-"""What the file of a space looks like, byte by byte. Pure.
+"""The layout of a size class's file, byte by byte. Pure.
 
 A page is 4096 bytes. The file begins with its title page; then slots follow, each of `slot_bytes` of payload
 and one label page. The label comes last, so that a process that dies while it writes leaves no label without
-its payload. All numbers little endian:
+its payload. All numbers are little endian:
 
-    title   magic 8s, version u32, zero u32, file id 16s, space u64, slot_bytes u64, …0, XXH3-64 of all before
+    title   magic 8s, version u32, zero u32, file id 16s, block bytes u64, slot bytes u64, …0, XXH3-64 of all
+            before
     label   magic 8s, version u32, facts length u32, file id 16s, slot u64, sequence u64, payload bytes u64,
             XXH3-64 of the payload u64, facts (MessagePack), …0, XXH3-64 of all before
 """
@@ -44,24 +45,19 @@ class Title:
 class Label:
     slot: int
     sequence: int
-    """Rises with every write to the file."""
+    """The number of the write to the file, which rises with every one."""
     payload_bytes: int
     payload_checksum: int
     facts: BlockFacts
 
 
 def slot_disk_bytes(slot_bytes: int) -> int:
-    """Disk space of one slot, its label included."""
+    """The disk space of one slot, its label included."""
     return slot_bytes + PAGE_BYTES
 
 
 def file_bytes(slot_bytes: int, slot_count: int) -> int:
     return PAGE_BYTES + slot_count * slot_disk_bytes(slot_bytes)
-
-
-def slots_within(disk_bytes: int, slot_bytes: int) -> int:
-    """How many slots a file may have that takes at most so much disk."""
-    return max(0, (disk_bytes - PAGE_BYTES) // slot_disk_bytes(slot_bytes))
 
 
 def payload_offset(slot: int, slot_bytes: int) -> int:
@@ -77,7 +73,8 @@ def encode_title(title: Title) -> bytes:
 
 
 def decode_title(page: bytes | bytearray | memoryview) -> Title | None:
-    """None: not ours, or damaged. Of another version only `version` means anything."""
+    """The title, or None for a file that is not ours or is damaged. Only `version` means anything in a file
+    of another version."""
     if len(page) < PAGE_BYTES or not _is_sealed(page):
         return None
     magic, version, _, file_id, space, slot_bytes = _TITLE.unpack_from(page)
@@ -85,7 +82,8 @@ def decode_title(page: bytes | bytearray | memoryview) -> Title | None:
 
 
 def encode_label(label: Label, file_id: bytes) -> bytes:
-    """Raises ValueError if the facts are too long for a page (a tenant's name, most likely)."""
+    """Encode a label. Raises ValueError if the facts are too long for a page (a tenant's name, most
+    likely)."""
     facts = _encoder.encode(label.facts)
     if len(facts) > FACTS_BYTES_MAX:
         raise ValueError(f"what is told of a block takes {len(facts)} bytes, {FACTS_BYTES_MAX} at most")
@@ -94,7 +92,7 @@ def encode_label(label: Label, file_id: bytes) -> bytes:
 
 
 def decode_label(page: bytes | bytearray | memoryview, *, file_id: bytes, slot: int) -> Label | None:
-    """None unless it was written whole, by this file, for this slot."""
+    """The label; None unless it was written whole, by this file, for this slot."""
     if len(page) < PAGE_BYTES or bytes(page[: len(_LABEL_MAGIC)]) != _LABEL_MAGIC or not _is_sealed(page):
         return None
     _, version, facts_bytes, owner, written_slot, *numbers = _LABEL.unpack_from(page)

@@ -1,4 +1,4 @@
-"""Which blocks a file holds: read from its labels alone, as fast as the device gives small reads."""
+"""The blocks that a file holds, read from its labels alone, as fast as the device gives small reads."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from kv_store.ssd.device import AlignedBuffers, Device
 from kv_store.ssd.layout import PAGE_BYTES, Label, Title, decode_label, label_offset, payload_offset
 
 Progress = Callable[[int, int], None]
-"""(slots looked at, slots in all); may be called from any thread, now and then."""
+"""A callback with (slots looked at, slots in all). Any thread may call it, now and then."""
 
 _SLOTS_PER_TASK = 512
 _MAGIC_BYTES = 8
@@ -20,7 +20,8 @@ _MAGIC_BYTES = 8
 def read_labels(
     device: Device, title: Title, slot_count: int, *, threads: int, progress: Progress | None = None
 ) -> list[Label]:
-    """All sound labels. What is torn, of another file or of another version is no block. Raises DiskError."""
+    """All sound labels. A label that is torn, or of another file or version, is no block. Raises
+    DiskError."""
     buffers, done, guard = AlignedBuffers(), 0, threading.Lock()
 
     def read_range(slots: range) -> list[Label]:
@@ -73,7 +74,7 @@ def _labels_in(device: Device, title: Title, slots: range, page: memoryview) -> 
 
 
 def _next_with_data(fd: int, slot: int, slot_bytes: int) -> int:
-    """First slot from here on that was ever written, as far as the file system tells holes."""
+    """The first slot from here on that was ever written, as far as the file system tells holes."""
     try:
         data_at = os.lseek(fd, payload_offset(slot, slot_bytes), os.SEEK_DATA)
     except OSError:  # no data behind it; or no such call, and then the size is where the data end

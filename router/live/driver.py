@@ -1,11 +1,11 @@
-"""The asyncio end of `RouterCore`: feeds it events, performs its actions, wakes it in time.
+"""`RouterCore` on the event loop: clients and workers on one side of it, the performers of its actions on
+the other.
 
-One event loop, no locks: an event is handled to its end before the next one begins. A defect in the
-core's decisions ends the router, on purpose: `run` raises it.
+A defect in the core's decisions ends the router, on purpose: `run` raises it.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +24,8 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.steps import TokenLogprobs
+from baton.wire.core_driver import CoreDriver, performer, performers
+from baton.wire.crash import Crash
 from baton.wire.link import LinkBroken
 from router.decisions.core import RouterCore, RouterStatus
 from router.decisions.events import (
@@ -89,17 +91,12 @@ class Driver:
         """Within a running event loop, whose time is the core's."""
         self._core = core
         self._loop = asyncio.get_running_loop()
-        self._on_note = on_note
         self._steps = StepBuffer()
         self.flusher = Flusher(take_in=self._take_in)
         """Of the streams to clients."""
-        self._events: deque[RouterEvent] = deque()
-        self._is_handling = False
         self._sinks: dict[SequenceId, Sink] = {}
         self._connections: dict[WorkerId, Connection] = {}
-        self._timer: asyncio.Handle | None = None
-        self._timer_due_s = 0.0
-        self._crashed: asyncio.Future[None] = self._loop.create_future()
+        self._crash = Crash()
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -107,6 +104,19 @@ class Driver:
         """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
         self._chain_kinds: tuple[ChainKind, ...] = ()
         self._fingerprint = ""
+        table = performers(
+            RouterAction,
+            performer(Deliver, self._deliver),
+            performer(ToWorker, self._send),
+            performer(Finished, self._finish),
+            performer(Failed, self._fail),
+            performer(Note, on_note),
+        )
+        driver: CoreDriver[RouterEvent, RouterAction] = CoreDriver(
+            core, tick=Tick(), performers=table, crash=self._crash, clock=self._loop.time
+        )
+        self.feed = driver.post
+        """Handles an event of the core, see `CoreDriver.post`."""
 
     @property
     def in_flight_count(self) -> int:
@@ -143,24 +153,25 @@ class Driver:
         return self._loop.time()
 
     async def run(self) -> None:
-        """Until cancelled. Raises what went wrong inside the core, if something does."""
-        await asyncio.shield(self._crashed)
+        """Wait until something goes wrong inside the core or a session, and raise it."""
+        raise await self._crash.wait()
 
     def crash(self, error: BaseException) -> None:
-        """Something that must not go wrong did: `run` raises it. The first counts."""
-        if not self._crashed.done():
-            self._crashed.set_exception(error)
+        """End the router because of a defect outside the core: `run` raises the first one."""
+        self._crash.report(error)
 
     # --- clients ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """`sink` hears the end exactly once, maybe before this returns, unless `client_gone` is
-        called. Raises NoCapacity while draining."""
+        """Start a sequence. `sink` hears its end exactly once, maybe before this returns, unless
+        `client_gone` is called. Raises NoCapacity while draining, and the defect that ends this router."""
         if self.is_draining:
             raise NoCapacity("this router is shutting down")
         self._sinks[submit.seq_id] = sink
         self._idle.clear()
         self.feed(submit)
+        if self._crash.error is not None:  # nobody would ever tell this client
+            raise self._crash.error
 
     def client_gone(self, seq_id: SequenceId) -> None:
         """Cancels what runs; the sink hears nothing more. Unknown sequence: nothing happens."""
@@ -247,49 +258,30 @@ class Driver:
             kinds = Counter(ChainKind(hello.fingerprint, hello.block_tokens) for hello in hellos)
             self._chain_kinds = tuple(kind for kind, _ in kinds.most_common(CHAIN_KINDS_MAX))
 
-    # --- the core ---------------------------------------------------------------------------------
+    # --- the core's actions -----------------------------------------------------------------------
 
-    def feed(self, event: RouterEvent) -> None:
-        """Handles the event now, or right after the one that is being handled."""
-        self._events.append(event)
-        if self._is_handling or self._crashed.done():
+    def _deliver(self, action: Deliver) -> None:
+        sink = self._sinks.get(action.seq_id)
+        if sink is None:
             return
-        self._is_handling = True
-        try:
-            while self._events:
-                for action in self._core.handle(self._events.popleft(), now_s=self._loop.time()):
-                    self._perform(action)
-        except Exception as error:
-            self.crash(error)
-            raise
-        finally:
-            self._is_handling = False
-        self._set_timer()
+        if action.logprobs or action.prompt_logprobs is not None:
+            sink.on_logprobs(action.logprobs, action.prompt_logprobs)
+        sink.on_tokens(action.tokens, cached_token_count=action.cached_token_count)
 
-    def _perform(self, action: RouterAction) -> None:
-        match action:
-            case Deliver(seq_id, _, tokens, cached_token_count, logprobs, prompt_logprobs):
-                if (sink := self._sinks.get(seq_id)) is not None:
-                    if logprobs or prompt_logprobs is not None:
-                        sink.on_logprobs(logprobs, prompt_logprobs)
-                    sink.on_tokens(tokens, cached_token_count=cached_token_count)
-            case ToWorker(worker_id, message):
-                self._send(worker_id, message)
-            case Finished():
-                if (sink := self._forget(action.seq_id)) is not None:
-                    sink.on_finished(action)
-            case Failed():
-                if (sink := self._forget(action.seq_id)) is not None:
-                    sink.on_failed(action)
-            case Note():
-                self._on_note(action)
+    def _finish(self, action: Finished) -> None:
+        if (sink := self._forget(action.seq_id)) is not None:
+            sink.on_finished(action)
 
-    def _send(self, worker_id: WorkerId, message: RouterMessage) -> None:
-        connection = self._connections.get(worker_id)
+    def _fail(self, action: Failed) -> None:
+        if (sink := self._forget(action.seq_id)) is not None:
+            sink.on_failed(action)
+
+    def _send(self, action: ToWorker) -> None:
+        connection = self._connections.get(action.worker_id)
         if connection is None:
             return  # the core hears of the loss by an event of its own
         try:
-            connection.send(message)
+            connection.send(action.message)
         except LinkBroken:
             connection.break_off()
 
@@ -298,18 +290,3 @@ class Driver:
         if not self._sinks:
             self._idle.set()
         return sink
-
-    def _set_timer(self) -> None:
-        next_s = self._core.next_tick_s
-        if self._timer is not None:
-            if next_s == self._timer_due_s:  # uvloop's handle of a time that is past does not tell its own
-                return
-            self._timer.cancel()
-            self._timer = None
-        if next_s is not None:
-            self._timer = self._loop.call_at(next_s, self._tick)
-            self._timer_due_s = next_s
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.feed(Tick())

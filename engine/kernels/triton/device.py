@@ -42,7 +42,6 @@ class DeviceFacts:
         return self.capability >= 89 and not INTERPRETED
 
 
-A100 = DeviceFacts(capability=80, sm_count=108, shared_bytes=163 * 1024)
 H100 = DeviceFacts(capability=90, sm_count=132, shared_bytes=227 * 1024)
 
 _TRITON_DTYPES: dict[torch.dtype, tl.dtype] = {

@@ -8,6 +8,7 @@ from baton.core.ids import RouterId
 from baton.core.messages import INFO_NOTE, Member, Role
 from baton.core.operate import Drain, Order, Outcome, Pool, RollOut, Scale, SwitchRole, Version
 from baton.core.sharing import RouterMember
+from baton.wire.crash import Crash
 from control_plane.plane import ControlPlane
 from control_plane.reconcile_events import Adopted
 
@@ -241,3 +242,17 @@ async def test_a_worker_that_renewed_its_lease_before_it_was_adopted_serves():
     assert plane.reconciler.is_settled
     assert replicas.started == []
     plane.close()
+
+
+async def test_a_defect_while_orders_are_followed_ends_the_control_plane_and_starts_nothing_more():
+    class Broken(Replicas):
+        def start(self, start):
+            super().start(start)
+            raise ZeroDivisionError(start.worker_id)
+
+    replicas, crash = Broken(), Crash()
+    plane = ControlPlane(ClusterConfig(), life="x", replicas=replicas, spawn=asyncio.create_task, crash=crash)
+    plane.want([Pool("m", {Role.DECODE: 2})])
+    assert isinstance(await asyncio.wait_for(crash.wait(), 5), ZeroDivisionError)
+    plane.exited(replicas.started[0][0], "it died")
+    assert len(replicas.started) == 1

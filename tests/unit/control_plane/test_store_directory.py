@@ -5,9 +5,10 @@ from baton.core.messages import INFO_NOTE
 from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
+from baton.wire.core_driver import PAUSE_S
 from control_plane.store_directory import StoreDirectory
 from kv_store.directory.book import Joined, Lapsed
-from kv_store.directory.memory import PAUSE_S, MemoryDirectory
+from kv_store.directory.memory import MemoryDirectory
 
 
 def member(name, **fields):
@@ -52,7 +53,7 @@ async def test_no_node_is_silent_while_the_directory_was_held_up():
     directory = MemoryDirectory(entries_max=9, clock=lambda: now_s, on_change=changes.put_nowait)
     await directory.renew(member("a"), lease_s=1.0)
     now_s = 1.0 + 2 * PAUSE_S  # the machine slept; the timer is late
-    directory._timer_fired()
+    directory._timer_fired(2 * PAUSE_S)
     assert await directory.members() == (member("a"),)
     now_s += 5.0
     directory.tick()

@@ -24,6 +24,10 @@ PROMPTS = [
 ]
 
 
+def install(executor: Any, ref: AdapterRef) -> None:
+    executor.adapters.install(executor.adapters.read(ref))
+
+
 def _ref(folder: Path, name: str = "a") -> AdapterRef:
     return AdapterRef(name, str(folder), digest_adapter(folder))
 
@@ -60,7 +64,7 @@ def test_mixed_batch_generates_what_merged_models_do(tmp_path: Path, kind: Any) 
     merged = [base]
     for index, adapter in enumerate(adapters):
         ref = _ref(adapter, f"a{index}")
-        executor.load_adapter(ref)
+        install(executor, ref)
         keys.append(ref.key)
         merged.append(merge(base, adapter, tmp_path / f"merged{index}", alphas=alphas[index]))
     _rescale_first_k(adapters[2], merged[3], base)
@@ -86,7 +90,7 @@ def test_adapter_on_a_quantised_base(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
     ref = _ref(make_adapter(base, tmp_path / "a", seed=1, strength=0.5))
     executor = load(base, quantization="int8")
-    executor.load_adapter(ref)
+    install(executor, ref)
     driver = Driver(executor)
     plain, adapted = driver.start(PROMPTS[0], PARAMS), driver.start(PROMPTS[0], PARAMS, adapter=ref.key)
     driver.finish(plain, adapted, chunk=16)
@@ -103,10 +107,10 @@ def test_dropped_adapters_make_room_and_slots_do_not_mix(tmp_path: Path) -> None
     driver = Driver(executor)
 
     def generate(ref: AdapterRef) -> list[int]:
-        executor.load_adapter(ref)
+        install(executor, ref)
         sequence = driver.start(PROMPTS[2], PARAMS, adapter=ref.key)
         driver.finish(sequence)
-        executor.drop_adapter(ref.key)
+        executor.adapters.drop(ref.key)
         return sequence.generated
 
     first = generate(narrow)
@@ -116,18 +120,14 @@ def test_dropped_adapters_make_room_and_slots_do_not_mix(tmp_path: Path) -> None
     assert not executor.adapters.keys
 
 
-def test_more_adapters_than_slots_are_refused(tmp_path: Path) -> None:
-    from baton.config import EngineConfig, ModelConfig
-    from engine.executor import Executor
-
+def test_an_adapter_that_is_installed_twice_takes_one_slot(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
-    engine = EngineConfig(kv_bytes=2**22, block_tokens=16, threads=1, adapters_max=1)
-    executor = Executor.load(ModelConfig(path=str(base)), engine)
-    refs = [_ref(make_adapter(base, tmp_path / f"a{n}", seed=n, rank=1), f"a{n}") for n in range(2)]
-    executor.load_adapter(refs[0])
-    executor.load_adapter(refs[0])
-    with pytest.raises(SetupError, match="adapters_max=1"):
-        executor.load_adapter(refs[1])
+    executor = load(base)
+    ref = _ref(make_adapter(base, tmp_path / "a", seed=1, rank=1))
+    for _ in range(2):
+        install(executor, ref)
+    executor.adapters.drop(ref.key)
+    assert not executor.adapters.keys
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     }
     for message, ref in cases.items():
         with pytest.raises(SetupError, match=message):
-            executor.load_adapter(ref)
+            install(executor, ref)
     assert not executor.adapters.keys
 
 
@@ -198,19 +198,19 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, dtype: torch.dt
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(weights).items()}
     save_file(tensors, weights)
     executor = load(base)
-    executor.load_adapter(_ref(adapter))
+    install(executor, _ref(adapter))
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
     tensors[name][-1, -1] = bad
     save_file(tensors, weights)
     with pytest.raises(SetupError, match=r"mlp\.up_proj\.lora_B\.weight has numbers that are not finite"):
-        executor.load_adapter(_ref(adapter, "b"))
+        install(executor, _ref(adapter, "b"))
 
 
 def test_numbers_that_overflow_with_their_scale_are_refused(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama", with_tokenizer=False, num_hidden_layers=1)
     adapter = make_adapter(base, tmp_path / "a", seed=1, targets=("o_proj",), lora_alpha=1e300)
     with pytest.raises(SetupError, match=r"o_proj overflow torch\.float32"):
-        load(base).load_adapter(_ref(adapter))
+        install(load(base), _ref(adapter))
 
 
 def test_the_digest_covers_both_files(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_other_families_take_adapters(tmp_path: Path, kind: Any, targets: tuple[
     base = make_model(tmp_path / "base", kind, with_tokenizer=False)
     adapter = make_adapter(base, tmp_path / "a", seed=5, targets=targets)
     executor = load(base)
-    executor.load_adapter(_ref(adapter))
+    install(executor, _ref(adapter))
     driver = Driver(executor)
     sequences = [driver.start(PROMPTS[0], PARAMS, adapter=key) for key in (_ref(adapter).key, "")]
     driver.finish(*sequences, chunk=16)
@@ -254,7 +254,7 @@ def test_what_is_beside_a_sequence_changes_no_bit_of_it(tmp_path: Path, dtype: s
     if not executor.kernels.is_batch_invariant:
         pytest.skip("these kernels promise nothing")
     for ref in refs:
-        executor.load_adapter(ref)
+        install(executor, ref)
     keys = ["", *(ref.key for ref in refs)]
     alone = [_with_logprobs(executor, [(PROMPTS[i], key)], chunk=100)[0] for i, key in enumerate(keys)]
     together = _with_logprobs(executor, [(PROMPTS[i], key) for i, key in enumerate(keys)], chunk=7)
@@ -288,7 +288,7 @@ def test_adapter_goes_on_where_another_engine_prefilled(tmp_path: Path) -> None:
     ref = _ref(make_adapter(base, tmp_path / "a", seed=1))
     prefill, decode = load(base), load(base)
     for executor in (prefill, decode):
-        executor.load_adapter(ref)
+        install(executor, ref)
     first, second = Driver(prefill), Driver(decode)
     sequence = first.start(PROMPTS[0], PARAMS, adapter=ref.key)
     first.step((sequence, 100))

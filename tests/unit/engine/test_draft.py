@@ -60,7 +60,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(folders, params):
         assert tokens == [alone(executor, params), alone(executor, params, PROMPT[::-1])]
         if draft is large and params.is_greedy:
             assert one.steps == 1 + 29 / 5 + 0.2  # every guess is right: five tokens a step
-        assert executor._draft.free_block_count == executor._draft._loaded.kv.block_count
+        assert len(executor._draft._free) == executor._draft._loaded.kv.block_count
 
 
 def test_drafts_are_the_small_models_greedy_continuation(folders):
@@ -87,7 +87,7 @@ def test_a_pool_too_small_for_all_serves_the_latest_and_forgets_nothing_else(fol
     large, small = folders
     executor = load(large, small, draft_kv_bytes=24 * 1024)
     draft = executor._draft
-    assert draft.free_block_count == 3
+    assert len(draft._free) == 3
     first, second = SeqKey("first", 0), SeqKey("second", 0)
     draft.begin(first, PROMPT)
     draft.begin(second, PROMPT[::-1])
@@ -98,7 +98,7 @@ def test_a_pool_too_small_for_all_serves_the_latest_and_forgets_nothing_else(fol
     draft.begin(SeqKey("long", 0), PROMPT * 9)
     assert draft.draft([DraftRequest(SeqKey("long", 0), 3)]) == {}
     draft.end([first, second])
-    assert draft.free_block_count == 3
+    assert len(draft._free) == 3
 
 
 def test_no_drafts_after_the_last_token(folders):

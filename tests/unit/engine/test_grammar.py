@@ -379,7 +379,7 @@ def test_the_cache_is_bounded_and_what_left_it_still_works(folder, tokenizer, mo
     grammars = [Grammar(GrammarKind.REGEX, f"[a-z]{{{n},{n + 9}}}x{n}") for n in range(1, 12)]
     for grammar in grammars:
         store.prepare(grammar)
-        assert store.cached_bytes <= 100_000
+        assert store._bytes <= 100_000
     assert not store.has(grammars[0])
     assert accepts(store, tokenizer, grammars[0], "abcx1")
 

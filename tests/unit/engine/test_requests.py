@@ -127,7 +127,7 @@ def test_everybody_in_one_batch_gets_what_they_get_alone(loop, plain):
 
 def test_nothing_is_remembered_of_what_ended(loop, executor):
     loop.finish(*(Asked(PROMPT, params) for params in KINDS.values()))
-    assert executor._sampler.state_count == 0
+    assert len(executor._sampler._states) == 0
 
 
 def test_a_token_can_be_asked_for_before_it_is_known(loop, executor, plain):

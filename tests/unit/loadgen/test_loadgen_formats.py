@@ -8,7 +8,7 @@ import pytest
 from baton.core.errors import SetupError
 from loadgen.formats.base import measured_tick_s
 from loadgen.lengths import Scaling, make_plan, parse_factor, time_scale_for
-from loadgen.traces import REORDER_REQUESTS_MAX, TraceFormat, cut, read_trace, stream_trace
+from loadgen.traces import TraceFormat, cut, read_trace
 
 
 def write(tmp_path, text, name="trace"):
@@ -281,10 +281,9 @@ LONG = 10**23
 )
 def test_what_no_trace_can_mean_is_named(tmp_path, text, complaint):
     path = write(tmp_path, text)
-    for read in (read_trace, lambda path: list(stream_trace(path))):
-        with pytest.raises(SetupError) as caught:
-            read(path)
-        assert complaint in str(caught.value)
+    with pytest.raises(SetupError) as caught:
+        read_trace(path)
+    assert complaint in str(caught.value)
 
 
 def test_a_slice_leaves_out_what_failed_within_it(tmp_path):
@@ -319,17 +318,13 @@ def test_lengths_that_are_scaled_beyond_all_use_are_refused(tmp_path):
         make_plan(trace, Scaling(input_scale=parse_factor("1000000")), spread=False, seed=0)
 
 
-def test_a_streamed_file_is_put_in_order_as_far_as_the_window_reaches(tmp_path):
+def test_requests_are_put_in_order(tmp_path):
     def at(seconds):
         return f"{seconds},ChatGPT,10,1,11,API log\n"
 
     header = BURST.splitlines(keepends=True)[0]
     path = write(tmp_path, header + at(5) + at(3) + at(4) + at(9))
-    assert [(r.at_s, r.row) for r in stream_trace(path)] == [(0, 1), (1, 2), (2, 0), (6, 3)]
-    assert list(stream_trace(path)) == list(read_trace(path).requests)
-    late = write(tmp_path, header + "".join(at(i + 10) for i in range(REORDER_REQUESTS_MAX + 2)) + at(0))
-    with pytest.raises(SetupError, match="out of order"):
-        list(stream_trace(late))
+    assert [(r.at_s, r.row) for r in read_trace(path).requests] == [(0, 1), (1, 2), (2, 0), (6, 3)]
 
 
 def test_a_cut_session_begins_where_it_was_cut(tmp_path):

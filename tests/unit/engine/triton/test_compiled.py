@@ -5,11 +5,12 @@ The whole: `pytest tests/unit/engine/triton -m compile` (some minutes).
 
 import pytest
 
-from engine.kernels.triton.device import A100, H100, DeviceFacts
+from engine.kernels.triton.device import H100, DeviceFacts
 
 from . import production
 from .ahead import KERNELS, Compiled, compiled_by
 
+A100 = DeviceFacts(capability=80, sm_count=108, shared_bytes=163 * 1024)
 DEVICES = {"sm_80": A100, "sm_90": H100}
 MATRIX_KERNELS_OF_MANY_ROWS = {
     "attend": lambda one: "block_m=128" in one.constants,

@@ -191,7 +191,7 @@ async def test_blocks_beyond_host_memory_come_from_ssd_also_in_the_next_life(tmp
     settings = config(tmp_path / "s", ssd_dir=str(tmp_path / "ssd"), ssd_io="buffered")
     chains = [hashes(6, of=name) for name in "abcdef"]
     async with Node("n.1", settings) as node, worker(node) as client:
-        await node.until(lambda s: node.process._disks.file_count)
+        await node.until(lambda s: node.process._disks._files)
         for chain in chains:
             taken_count = await client.store(chain)
             await client.loads(chain[:taken_count])  # seen again: worth a write
@@ -317,7 +317,7 @@ def with_ssd(tmp_path):
 
 async def on_ssd(node, client):
     """A chain of which SSD holds some, so that the next life would find it."""
-    await node.until(lambda s: node.process._disks.file_count)
+    await node.until(lambda s: node.process._disks._files)
     for name in "abcdef":
         chain = hashes(6, of=name)
         taken_count = await client.store(chain)

@@ -1,0 +1,88 @@
+import asyncio
+import threading
+
+from baton.core.steps import StepPlan, StepResult
+from baton.wire.crash import Crash
+from worker import events as e
+from worker.engine_thread import EngineThread
+from worker.step_runner import StepRunner
+
+PLAN = StepPlan((), 7)
+
+
+class Running:
+    """A runner, with what it posted."""
+
+    def __init__(self, step, *, timeout_s=60.0):
+        self.posted, self.crash = asyncio.Queue(), Crash()
+        self._runner = StepRunner(
+            step,
+            post=self.posted.put_nowait,
+            spawn=asyncio.create_task,
+            crash=self.crash,
+            timeout_s=timeout_s,
+        )
+
+    def start(self, plan=PLAN):
+        self._runner.start(e.RunStep(plan))
+
+    async def next(self):
+        return await asyncio.wait_for(self.posted.get(), 5)
+
+    async def error(self):
+        return await asyncio.wait_for(self.crash.wait(), 5)
+
+
+async def test_a_step_is_computed_and_its_result_comes_back():
+    async def step(plan):
+        return StepResult(plan.step_number, (), 0.1)
+
+    running = Running(step)
+    running.start()
+    assert await running.next() == e.StepDone(StepResult(7, (), 0.1))
+    assert running.crash.error is None
+
+
+async def test_a_step_that_never_ends_is_the_end_of_the_worker():
+    async def step(plan):
+        await asyncio.Event().wait()
+
+    running = Running(step, timeout_s=0.01)
+    running.start()
+    cause = await running.error()
+    assert "the device hangs" in str(cause)
+    assert any("step 7" in note for note in cause.__notes__)
+    assert running.posted.empty()
+
+
+async def test_a_step_that_fails_ends_the_process_and_says_which_it_was():
+    async def step(plan):
+        raise RuntimeError("device lost")
+
+    running = Running(step)
+    running.start()
+    error = await running.error()
+    assert isinstance(error, RuntimeError)
+    assert "in step 7" in error.__notes__[0]
+    assert running.posted.empty()
+
+
+async def test_two_steps_stand_in_the_engine_threads_queue_and_their_results_come_in_order():
+    """The second one begins while the event loop is still busy."""
+    engine, began = EngineThread(), [threading.Event(), threading.Event()]
+
+    def compute(plan):
+        began[plan.step_number - 7].set()
+        return StepResult(plan.step_number, (), 0.1)
+
+    async def step(plan):
+        return await engine.run(compute, plan)
+
+    running = Running(step)
+    for number in (7, 8):
+        running.start(StepPlan((), number))
+    await asyncio.sleep(0)  # the steps are handed over; from here on the loop does nothing
+    assert began[1].wait(5)
+    results = [await running.next(), await running.next()]
+    assert [event.result.step_number for event in results] == [7, 8]
+    assert await engine.close(timeout_s=5)

@@ -1,0 +1,44 @@
+"""Reports of sessions and reads, as events of the worker's core."""
+
+from collections.abc import Callable
+
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import ReaderMessage, RouterMessage, SourceMessage
+from kv_transfer.read import ReadDone, ReadEvent
+from worker import events as e
+
+
+class CoreSink:
+    """Turns what sessions and reads report into events."""
+
+    def __init__(self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadDone], None]) -> None:
+        self._post, self._on_read = post, on_read
+
+    def router_joined(self, router_id: RouterId) -> None:
+        self._post(e.RouterJoined(router_id))
+
+    def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
+        self._post(e.FromRouter(router_id, message))
+
+    def router_lost(self, router_id: RouterId) -> None:
+        self._post(e.RouterLost(router_id))
+
+    def drain(self) -> None:
+        self._post(e.Drain())
+
+    def from_reader(self, reader: WorkerId, message: ReaderMessage) -> None:
+        self._post(e.FromReader(reader, message))
+
+    def reader_lost(self, reader: WorkerId) -> None:
+        self._post(e.ReaderLost(reader))
+
+    def from_source(self, source: WorkerId, message: SourceMessage) -> None:
+        self._post(e.FromSource(source, message))
+
+    def source_lost(self, source: WorkerId, message: str) -> None:
+        self._post(e.SourceLost(source, message))
+
+    def read_event(self, event: ReadEvent) -> None:
+        if isinstance(event, ReadDone):
+            self._on_read(event)
+        self._post(event)
