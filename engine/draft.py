@@ -82,9 +82,6 @@ class DraftModel:
         """Those in which it differs from a model that runs as fast as it can."""
         return tuple(f"draft model: {note}" for note in self._loaded.notes if not note.startswith(INFO_NOTE))
 
-    def knows(self, key: SeqKey) -> bool:
-        return key in self._texts
-
     def begin(self, key: SeqKey, history: Sequence[int]) -> None:
         """All tokens of a sequence, where it starts here (again)."""
         if any(token >= self._known for token in history):

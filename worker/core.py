@@ -150,8 +150,7 @@ class WorkerCore:
         return nothing_runs and self._handovers.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
-        """Keys of the adapters of live attempts, and of cancelled ones that a step under way still
-        computes."""
+        """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
         of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
         return self._attempts.adapters() | of_steps
 
@@ -183,8 +182,7 @@ class WorkerCore:
         )
 
     def check(self) -> None:
-        """Assert that every account balances: each reference to a block in the pool has exactly one
-        holder."""
+        """Assert that every account balances: each reference to a pool's block has exactly one holder."""
         for part in (self._pool, self._cache, self._scheduler, self._handovers, self._receiver, self._store):
             part.check()
         shares: Counter[BlockId] = Counter(self._handovers.held_blocks())
@@ -276,11 +274,9 @@ class WorkerCore:
         while self._scheduler.can_plan and (plan := self._scheduler.plan(now_s=now_s)) is not None:
             for item in plan.items:  # blocks found in the cache at admission can be read at once
                 attempt = self._attempts.get(item.key)
-                if (
-                    attempt is not None
-                    and attempt.start.phase is Phase.PREFILL
-                    and attempt.sequence is not None
-                ):
+                if attempt is None or attempt.sequence is None:
+                    continue
+                if attempt.start.phase is Phase.PREFILL:
                     self._phases.announce(attempt.sequence, now_s)
             self._out.flush_blocks()
             self._out.add(RunStep(plan))
@@ -297,8 +293,7 @@ class WorkerCore:
                 self._phases.announce(seq, now_s)
 
     def _look_again(self) -> None:
-        """Look up preempted sequences in the store again: what they computed may have been stored
-        meanwhile."""
+        """Look up preempted sequences again: what they computed may have been stored meanwhile."""
         for seq in self._scheduler.take_preempted():
             if not seq.block_ids and not seq.swap_slots:
                 self._out.extend(self._store.find(seq))
@@ -455,11 +450,8 @@ class WorkerCore:
                     assert_never(action)
 
     def _on_ready(self, ready: Ready, now_s: float) -> None:
-        """Let a sequence whose KV has arrived join the running batch.
-
-        The router gets the first token from here too, and drops it if it has it. So nothing is missing,
-        whichever of the two workers it hears first.
-        """
+        """Let a sequence whose KV has arrived join the running batch. The router gets the first token from
+        here too, and drops it if it has it: nothing is missing, whichever worker it hears first."""
         attempt = self._attempts.get(ready.key)
         assert attempt is not None
         seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))

@@ -11,13 +11,10 @@ ends.
 """
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field
-from enum import StrEnum, auto
 
 from baton.config import StoreConfig
 from baton.core.geometry import blocks_for
-from baton.core.ids import BlockHash, SeqKey, tenant_of
+from baton.core.ids import SeqKey, tenant_of
 from baton.core.store import (
     BlocksReady,
     EndLoad,
@@ -44,6 +41,7 @@ from kv_store.planner import (
     plan_load,
 )
 from worker.core_copies import Copies
+from worker.core_load import ComputeReason, Load, LoadCopy, LoadCounts, LoadState
 from worker.events import CopyDone, ToStore, WorkerAction
 
 FIND_BLOCKS_MAX = 4096
@@ -73,101 +71,6 @@ most."""
 OVERDUE_S_MIN = 0.05
 GRACE_S = 1.0
 """The time beyond `load_timeout_s` that the node has to report that a load failed."""
-
-
-class LoadState(StrEnum):
-    FINDING = auto()
-    """The store was asked where its blocks are."""
-    PARKED = auto()
-    """The blocks to load are known, and not asked for."""
-    LOADING = auto()
-    """The blocks were asked for."""
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """The load of one sequence. Positions are in blocks of the sequence's chain."""
-
-    seq: Sequence
-    incoming: Incoming
-    hashes: list[BlockHash]
-    """The hashes of all blocks that could be used."""
-    held_count: int
-    load_id: int
-    """The id of the look-up, then of the load."""
-    asked_s: float
-    """The time at which the look-up was sent."""
-    state: LoadState = LoadState.FINDING
-    spans: tuple[FoundSpan, ...] = ()
-    first: int = 0
-    end: int = 0
-    """The position up to which blocks will be in place at best. It shrinks when blocks fail."""
-    loading_s: float = 0.0
-    """The time at which the blocks were asked for."""
-    bring_s: float = 0.0
-    """The predicted duration, from `loading_s` on."""
-    slots: list[int] = field(default_factory=list[int])
-    checksums: list[int] = field(default_factory=list[int])
-    tiers: list[Tier] = field(default_factory=list[Tier])
-    copy_next: int | None = None
-    """The next block to copy; None until the sequence is admitted."""
-    give_up_s: float = math.inf
-    was_prefetched: bool = False
-    is_cut: bool = False
-    """The session of the load is gone."""
-    copying_count: int = 0
-    """The number of copies under way."""
-    copied: set[int] = field(default_factory=set[int])
-    """Blocks in place that are not counted in `incoming.ready` yet."""
-    corrupt: list[BlockHash] = field(default_factory=list[BlockHash])
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.seq.incoming is self.incoming
-
-    @property
-    def is_admitted(self) -> bool:
-        return bool(self.seq.block_ids)
-
-    @property
-    def ready_end(self) -> int:
-        """Blocks before this one are in the arena."""
-        return self.first + len(self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCopy:
-    """A copy of blocks [first, end) of a load."""
-
-    load: Load
-    first: int
-    end: int
-
-
-class Why(StrEnum):
-    """Why blocks that could have been found are computed."""
-
-    ABSENT = auto()
-    """The store does not have them."""
-    FASTER = auto()
-    """Computing them is predicted to take no longer."""
-    LATE = auto()
-    """The load took too long."""
-    FAILED = auto()
-    """The store could not bring them, or was lost."""
-    CORRUPT = auto()
-
-
-class LoadCounts:
-    """Counts since the start of the worker."""
-
-    def __init__(self) -> None:
-        self.started_count = 0
-        """Loads that were asked for."""
-        self.loaded: Counter[Tier] = Counter()
-        """Blocks in place, by the tier that held them."""
-        self.recomputed: Counter[Why] = Counter()
-        """Blocks that were computed instead, by reason."""
 
 
 class Loads:
@@ -221,7 +124,7 @@ class Loads:
         """End the session. What is being copied still arrives; nothing else does."""
         for load in list(self._loads.values()):
             load.is_cut = True
-            self._shrink(load, load.copy_next or load.first, Why.FAILED)
+            self._shrink(load, load.copy_next or load.first, ComputeReason.FAILED)
             if load.state is LoadState.FINDING and load.is_wanted:
                 self._over(load)
 
@@ -266,12 +169,12 @@ class Loads:
         asked_count = len(load.hashes) - load.held_count
         spans = first_blocks(message.spans, asked_count)
         found_count = sum(span.block_count for span in spans)
-        self.counts.recomputed[Why.ABSENT] += asked_count - found_count
+        self.counts.recomputed[ComputeReason.ABSENT] += asked_count - found_count
         self._hit_share += SMOOTHING * (found_count / asked_count - self._hit_share)
         self._answer_s += SMOOTHING * (now_s - load.asked_s - self._answer_s)
         plan = self._plan(load, spans)
         if plan is None:
-            self.counts.recomputed[Why.FASTER] += found_count
+            self.counts.recomputed[ComputeReason.FASTER] += found_count
             self._over(load)
             return
         load.state = LoadState.PARKED
@@ -308,7 +211,9 @@ class Loads:
             return
         counts = {len(message.slots), len(message.checksums), len(message.tiers or message.slots)}
         if message.first != len(load.slots) or len(counts) > 1:
-            self._shrink(load, load.ready_end, Why.FAILED)  # a gap: the blocks after it cannot be used
+            self._shrink(
+                load, load.ready_end, ComputeReason.FAILED
+            )  # a gap: the blocks after it cannot be used
             return
         load.slots += message.slots
         load.checksums += message.checksums
@@ -320,7 +225,7 @@ class Loads:
     def failed(self, message: LoadFailed) -> None:
         load = self._loads.get(message.load_id)
         if load is not None and load.state is LoadState.LOADING:
-            self._shrink(load, load.first + message.first, Why.FAILED)
+            self._shrink(load, load.first + message.first, ComputeReason.FAILED)
 
     def copied(self, copy: LoadCopy, done: CopyDone) -> None:
         """Count the blocks of a copy in the sequence's order, whatever the order in which copies end."""
@@ -330,11 +235,11 @@ class Loads:
             return
         self.times.copied(copy.end - copy.first, done.seconds)
         if done.error:
-            self._shrink(load, copy.first, Why.FAILED)
+            self._shrink(load, copy.first, ComputeReason.FAILED)
             return
         for position in sorted(done.corrupt, reverse=True):
             load.corrupt.append(load.hashes[copy.first + position])
-            self._shrink(load, copy.first + position, Why.CORRUPT)
+            self._shrink(load, copy.first + position, ComputeReason.CORRUPT)
         load.copied.update(range(copy.first, min(copy.end, load.end)))
         while load.incoming.ready in load.copied:
             self.counts.loaded[load.tiers[load.incoming.ready - load.first]] += 1
@@ -436,7 +341,7 @@ class Loads:
             load.give_up_s = self._give_up_s(load, now_s=now_s)
         if load.give_up_s <= now_s:
             load.give_up_s = math.inf
-            self._shrink(load, load.copy_next, Why.LATE)
+            self._shrink(load, load.copy_next, ComputeReason.LATE)
         actions = self._start_copies(load)
         if load.copying_count or incoming.ready < load.end:
             return actions
@@ -471,7 +376,7 @@ class Loads:
             load.copying_count += 1
         return actions
 
-    def _shrink(self, load: Load, end: int, reason: Why) -> None:
+    def _shrink(self, load: Load, end: int, reason: ComputeReason) -> None:
         """Give up the blocks from `end` on."""
         end = max(end, load.first)
         if end >= load.end:

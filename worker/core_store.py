@@ -23,7 +23,8 @@ from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from worker.core_copies import Copies
-from worker.core_loads import LoadCopy, Loads
+from worker.core_load import LoadCopy
+from worker.core_loads import Loads
 from worker.core_offers import Offer, Offers
 from worker.events import CopyDone, WorkerAction
 
@@ -50,7 +51,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     loaded_blocks: dict[str, int]
     """Loaded blocks by the tier that held them."""
     recomputed_blocks: dict[str, int]
-    """Blocks that were not in the pool and were computed, by reason (`core_loads.Why`)."""
+    """Blocks that were not in the pool and were computed, by reason (`core_load.ComputeReason`)."""
     predicted_load_s: float
     """Predicted seconds, summed over the loads that came wholly."""
     actual_load_s: float

@@ -79,10 +79,6 @@ class Preparation:
         self.answer: Callable[[RouterId, WorkerMessage], None] = lambda router_id, message: None
         """Where refusals go. Set it before the first message."""
 
-    @property
-    def pending_count(self) -> int:
-        return len(self._pending)
-
     def router_joined(self, router_id: RouterId) -> None:
         self._drop_all_of(router_id)
         self._core.router_joined(router_id)

@@ -72,10 +72,6 @@ class Spans:
             span.set_status(trace.StatusCode.ERROR, error)
         span.end()
 
-    @property
-    def open_count(self) -> int:
-        return len(self._open)
-
     def shutdown(self) -> None:
         """Close what is open and send what is buffered."""
         for key in list(self._open):

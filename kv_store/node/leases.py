@@ -40,7 +40,7 @@ class Leases:
         """One for each lease of the book."""
         self._holder: Holder | None = None
         self.last_s = context.now_s
-        """The time at which the last lease ended."""
+        """When the last lease ended."""
 
     @property
     def count(self) -> int:

@@ -32,12 +32,11 @@ FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128
 READS_MAX = 8
 READ_BYTES_MAX = 64 * 2**20
-"""Bytes of one read, so that what it fetched is reported early."""
+"""Of one read, so that what it brings is told early."""
 STUCK_SHARE_MAX = 0.125
-"""The share of the host memory that reads which have not settled may keep aside before nothing is fetched any
-more."""
+"""Of the host memory, that reads which have not settled may keep aside before nothing is fetched any more."""
 AVOID_S = 10.0
-"""A holder that failed us is avoided for this long, unless nobody else has the block."""
+"""A holder that failed us is not asked for so long, unless nobody else has the block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +47,7 @@ class _Peer:
 
 
 class PeerFetches:
-    """Fetches blocks of peers. A promotion waits until a holder is known and a fetch may begin; a holder that
-    fails is left for another."""
+    """Fills wait until a holder is known and a fetch may begin; a holder that fails is left for another."""
 
     def __init__(
         self, context: Context, index: Index, bringer: Bringer, lookups: Lookups, host: HostTier
@@ -67,7 +65,7 @@ class PeerFetches:
         self._reads: OpenReads[Fetch, list[GrantedBlock]] = OpenReads()
         self._peers: dict[NodeId, _Peer] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
-        """Bytes of slots that reads of a peer keep aside, as bytes may yet land there."""
+        """Of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
 
     @property
@@ -82,7 +80,7 @@ class PeerFetches:
         return [(read.session.space, slot) for read in self._reads for slot in read.quarantined]
 
     def predict(self, space: Space) -> tuple[float, float]:
-        """Predict (seconds until the first block asked for now is begun, seconds per block)."""
+        """(seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.meter.at(self._context.now_s)
         block_s = per_byte_s * space.slot_bytes
         unread = sum(
@@ -93,7 +91,7 @@ class PeerFetches:
         return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     def has_holder(self, block_hash: BlockHash) -> bool:
-        """Whether somebody has the block who has not failed us just now."""
+        """Somebody who has not failed us just now."""
         return any(
             self._is_usable(holding) and self._is_trusted(holding)
             for holding in self._lookups.holders(block_hash)
@@ -113,8 +111,7 @@ class PeerFetches:
             self._looked_up(unknown)
 
     def cancel(self, fill: Fill) -> None:
-        """Call a promotion off. A pending one is skipped when its turn comes; one that is being read arrives,
-        for whoever is next."""
+        """What is pending is skipped when its turn comes; what is being read arrives, for whoever is next."""
         if fill.is_reading:
             return
         self._bringer.forget(fill)
@@ -144,7 +141,7 @@ class PeerFetches:
         self._peers = {node_id: peer for node_id, peer in self._peers.items() if node_id in known}
 
     def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
-        """Note that a peer's session is gone. Reads under way end by themselves."""
+        """Reads under way end by themselves."""
         lost = [
             fetch
             for fetch in self._fetches.values()
@@ -185,7 +182,7 @@ class PeerFetches:
     # --- fetches --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begin what may begin."""
+        """Begins what may begin."""
         while self._pending and self._open_count() < FETCHES_MAX:
             fill = self._pending.popleft()
             if not fill.waiters:
@@ -239,7 +236,7 @@ class PeerFetches:
             self._request(fetch)
 
     def _read_next(self, fetch: Fetch) -> bool:
-        """Start a read. False means that there is no slot just now."""
+        """False: there is no slot just now."""
         now_s = self._context.now_s
         left_s = min(fetch.lease.end_s, now_s + self._context.config.load_timeout_s) - now_s
         if left_s <= 0:
@@ -248,7 +245,7 @@ class PeerFetches:
         blocks, slots, refused = self._take_slots(fetch)
         if slots:
             self._start_read(fetch, blocks, slots, left_s)
-        for fill, reason in refused:  # now that the fetch has its read, and these do not end it
+        for fill, reason in refused:  # now that the fetch has its read, and is not over by these
             self._bringer.failed(fill, reason)
         self._over_if_done(fetch)
         return bool(slots or refused)
@@ -328,8 +325,7 @@ class PeerFetches:
         self._close_if_settled(fetch)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
-        """Take in a good read. The slots of good blocks become theirs; the others stay with the read, to be
-        freed with it."""
+        """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
         left: list[int] = []
         for i, (block, slot) in enumerate(zip(read.part, read.quarantined, strict=True)):
             block.fill.is_reading = False
@@ -373,7 +369,7 @@ class PeerFetches:
     # --- ends -----------------------------------------------------------------------------------
 
     def _fail(self, fetch: Fetch, reason: str) -> None:
-        """End a fetch by the peer's fault: the peer is avoided for a while."""
+        """The peer's fault: it is avoided for a while."""
         if fetch.is_over:
             return
         self._context.counts.fetches_failed += 1
@@ -387,7 +383,7 @@ class PeerFetches:
             self._try_elsewhere(fill, fetch.peer.node_id, reason)
 
     def _try_elsewhere(self, fill: Fill, node_id: NodeId, reason: str) -> None:
-        """Fetch from another holder. This one does not count any more for this block."""
+        """The holder does not count any more for this block."""
         self._lookups.forget_holder(fill.block_hash, node_id)
         fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
         if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
@@ -438,13 +434,13 @@ class PeerFetches:
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
     def _is_usable(self, holding: Holding) -> bool:
-        """Whether to fetch from the holder. A frozen peer gets no more slots of ours than it has already."""
+        """A frozen peer gets no more slots of ours than it has already."""
         if self._stuck_bytes[holding.node.node_id] > 0:
             return False
         return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
 
     def _choose(self, fill: Fill) -> Holding | None:
-        """Choose a holder: host memory before SSD, then the one with least under way, then the fastest."""
+        """From host memory rather than from SSD, from whom least is under way, from the fastest."""
 
         def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
             peer = self._peer(holding.node.node_id)

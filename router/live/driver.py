@@ -143,11 +143,6 @@ class Driver:
     def demand(self, router_id: RouterId) -> DemandReport:
         return self._core.demand(router_id, now_s=self._loop.time())
 
-    def check(self) -> None:
-        """Raises AssertionError if the accounts disagree: for tests and diagnosis."""
-        self._core.check()
-        assert bool(self._sinks) != self._idle.is_set()
-
     def now_s(self) -> float:
         """The clock that deadlines are on."""
         return self._loop.time()

@@ -237,6 +237,12 @@ def called(monkeypatch, thing, name):
     return event
 
 
+def check_driver(driver):
+    """Accounts of core and driver agree."""
+    driver._core.check()
+    assert bool(driver._sinks) != driver._idle.is_set()
+
+
 async def soon(event):
     async with asyncio.timeout(BOUND_S):
         await event.wait()
@@ -271,7 +277,7 @@ class Cluster:
             await worker.until(lambda worker=worker: not worker.running)
         assert all(w.in_flight_count == 0 for w in self.driver.status().workers)
         assert self.driver.status().live == 0
-        self.driver.check()
+        check_driver(self.driver)
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from router.decisions.membership import Roster
 from router.live.driver import Driver
 from router.live.drivers import Drivers
 from router.live.sessions import Backoff, DirectoryWatch, WorkerSessions
-from tests.unit.router.http_fakes import BOUND_S, FakeWorker, soon
+from tests.unit.router.http_fakes import BOUND_S, FakeWorker, check_driver, soon
 
 
 class Collected:
@@ -89,7 +89,7 @@ async def test_tokens_arrive_in_order_and_once():
         assert sink.tokens == [10, 11, 12, 1]
         assert sink.end.generated_count == 4
         assert driver.in_flight_count == 0
-        driver.check()
+        check_driver(driver)
 
 
 async def test_a_deadline_comes_without_any_other_event():

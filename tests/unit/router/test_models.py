@@ -20,7 +20,7 @@ from baton.telemetry.catalogue import SLO_REQUESTS
 from router.http.client import ANYBODY
 from router.process import RouterProcess, Sockets, run_router
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.http_fakes import BOUND_S, FakeWorker, make_folder
+from tests.unit.router.http_fakes import BOUND_S, FakeWorker, check_driver, make_folder
 
 CHAT, CODE = "org/chat", "code.v2"
 
@@ -93,7 +93,7 @@ async def serving(folders, *workers, own=None, **router):
         yield Cluster(sockets.urls[0], process, workers)
         for service in process.models:
             assert await service.driver.idle(BOUND_S)
-            service.driver.check()
+            check_driver(service.driver)
     finally:
         for one in workers:
             one.gate.set()

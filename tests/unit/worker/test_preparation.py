@@ -93,7 +93,7 @@ class Bench:
 
     async def settle(self):
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        assert self.preparation.pending_count == 0
+        assert not self.preparation._pending
 
 
 @pytest.fixture
