@@ -48,7 +48,8 @@ PROTO_OUT := baton/wire/proto
 GENERATE   = $(BIN)/python -m grpc_tools.protoc -I. --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
              $(PROTO_OUT)/baton.proto
 
-proto: $(VENV)/.installed ## Generate the gRPC stubs
+proto: $(VENV)/.installed ## Generate the .proto file, the mapping and the gRPC stubs from the messages' structs
+	$(BIN)/python -m baton.wire.generate $(PROTO_OUT)
 	$(call GENERATE,.)
 
 # The chart's generated parts, and what each example's values make of it, into the folder $(1).
@@ -72,7 +73,8 @@ chart: $(VENV)/.installed ## Generate the chart's schema, rules and dashboards, 
 render: $(VENV)/.installed ## Fail if a generated file is not what its source generates
 	@rm -rf build/render && mkdir -p build/render
 	@$(call GENERATE,build/render)
-	@for f in baton_pb2.py baton_pb2.pyi baton_pb2_grpc.py; do \
+	@$(BIN)/python -m baton.wire.generate build/render/$(PROTO_OUT)
+	@for f in baton.proto mapping.py baton_pb2.py baton_pb2.pyi baton_pb2_grpc.py; do \
 	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
 	$(call CHART_PARTS,build/render)
 	$(call CHART_EXAMPLES,build/render)

@@ -32,8 +32,8 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.sampling import FinishReason
-from baton.wire.client import WorkerStatusReply
 from baton.wire.server import WorkerEnd, start_server
+from baton.wire.services import WorkerStatusReply
 from baton.wire.transport import secure
 
 FINGERPRINT = "0" * 32

@@ -123,7 +123,7 @@ class DiskBench:
         plan = self._plan
         file, recovered = BlockFile.open(
             self._folder,
-            space=plan.block_bytes,
+            block_bytes=plan.block_bytes,
             slot_bytes=self._slot_bytes,
             slot_count=plan.block_count,
             io=io,

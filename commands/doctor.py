@@ -16,8 +16,9 @@ from baton.core.messages import INFO_NOTE, Role
 from baton.core.transfer_backends import BACKENDS
 from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
-from baton.wire.client import WorkerStatusReply, worker_status
+from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
+from baton.wire.services import WorkerStatusReply
 from baton.wire.transport import secure
 from commands.settings import load_config
 

@@ -64,7 +64,7 @@ class Plan:
     end: int
     total_s: float
     """The predicted time until the whole prompt is computed."""
-    bring_s: float
+    load_s: float
     """The part of it until the last block is in the arena."""
     computing_s: float
     """The time that computing everything would take instead."""
@@ -135,24 +135,26 @@ class PathTimes:
     """Sums over all loads that ended well, to compare."""
     actual_s: float = 0.0
 
-    def bring_s(self, paths: Paths, first: int, end: int) -> float:
+    def load_s(self, paths: Paths, first: int, end: int) -> float:
         """The time until blocks [first, end) are in the arena."""
-        said = paths.seconds(first, end).items()
-        return self.answer_s + max((self.bias.get(tier, 1.0) * said_s for tier, said_s in said), default=0.0)
+        predicted = paths.seconds(first, end).items()
+        return self.answer_s + max(
+            (self.bias.get(tier, 1.0) * path_s for tier, path_s in predicted), default=0.0
+        )
 
     def copied(self, block_count: int, seconds: float) -> None:
         self.copy_block_s += SMOOTHING * (seconds / block_count - self.copy_block_s)
 
-    def brought(self, paths: Paths, first: int, end: int, seconds: float) -> None:
+    def loaded(self, paths: Paths, first: int, end: int, seconds: float) -> None:
         """Learn that [first, end) were all in the arena `seconds` after they had been asked for."""
-        self.predicted_s += self.bring_s(paths, first, end)
+        self.predicted_s += self.load_s(paths, first, end)
         self.actual_s += seconds
-        said = paths.seconds(first, end)
-        slowest = max(said, key=lambda tier: self.bias.get(tier, 1.0) * said[tier], default=None)
-        if slowest is None or said[slowest] <= 0.0:
+        predicted = paths.seconds(first, end)
+        slowest = max(predicted, key=lambda tier: self.bias.get(tier, 1.0) * predicted[tier], default=None)
+        if slowest is None or predicted[slowest] <= 0.0:
             self.answer_s += SMOOTHING * (seconds - self.answer_s)
             return
-        ratio = max(0.0, seconds - self.answer_s) / said[slowest]
+        ratio = max(0.0, seconds - self.answer_s) / predicted[slowest]
         old = self.bias.get(slowest, 1.0)
         self.bias[slowest] = min(BIAS_MAX, max(BIAS_MIN, old + SMOOTHING * (ratio - old)))
 
@@ -220,7 +222,7 @@ class _Ways:
             first,
             end,
             total_s=self._until_s(first, end) + self.prompt.rest_s(end),
-            bring_s=self.times.bring_s(self.paths, first - held, end - held),
+            load_s=self.times.load_s(self.paths, first - held, end - held),
             computing_s=self.prompt.queue_s + self.prompt.rest_s(held),
             tiers=tuple(self.paths.seconds(first - held, end - held)),
         )
@@ -241,9 +243,9 @@ class _Ways:
         computed_s = self.prompt.queue_s + self.prompt.blocks_s(held, first)
         if first >= end:
             return computed_s
-        brought_s = times.bring_s(self.paths, first - held, end - held) + times.copy_block_s
+        loaded_s = times.load_s(self.paths, first - held, end - held) + times.copy_block_s
         copied_s = self.prompt.queue_s + times.copy_block_s * (end - first)
-        return max(computed_s, brought_s, copied_s)
+        return max(computed_s, loaded_s, copied_s)
 
     def _meeting_point(self, end: int) -> int:
         """The m before `end` for which computing up to m and loading from there on are done soonest."""

@@ -40,7 +40,7 @@ class Load:
     """The position up to which blocks will be in place at best. It shrinks when blocks fail."""
     loading_s: float = 0.0
     """The time at which the blocks were asked for."""
-    bring_s: float = 0.0
+    predicted_s: float = 0.0
     """The predicted duration, from `loading_s` on."""
     slots: list[int] = field(default_factory=list[int])
     checksums: list[int] = field(default_factory=list[int])

@@ -178,7 +178,7 @@ class Loads:
             self._over(load)
             return
         load.state = LoadState.PARKED
-        load.first, load.end, load.bring_s = plan.first, plan.end, plan.bring_s
+        load.first, load.end, load.predicted_s = plan.first, plan.end, plan.load_s
         load.incoming.first = load.incoming.ready = plan.first
         load.incoming.end = plan.end
 
@@ -203,7 +203,7 @@ class Loads:
             return None
         return plan
 
-    # --- what is brought ------------------------------------------------------------------------
+    # --- what is loaded -------------------------------------------------------------------------
 
     def ready(self, message: BlocksReady, *, now_s: float) -> None:
         load = self._loads.get(message.load_id)
@@ -220,7 +220,7 @@ class Loads:
         load.tiers += message.tiers or (Tier.HOST,) * len(message.slots)
         if load.ready_end >= load.end:
             held = load.held_count
-            self.times.brought(Paths(load.spans), load.first - held, load.end - held, now_s - load.loading_s)
+            self.times.loaded(Paths(load.spans), load.first - held, load.end - held, now_s - load.loading_s)
 
     def failed(self, message: LoadFailed) -> None:
         load = self._loads.get(message.load_id)
@@ -349,7 +349,7 @@ class Loads:
         return actions + self._over(load)
 
     def _give_up_s(self, load: Load, *, now_s: float) -> float:
-        left_s = max(0.0, load.loading_s + load.bring_s - now_s)
+        left_s = max(0.0, load.loading_s + load.predicted_s - now_s)
         left_s += self.times.copy_block_s * (load.end - load.first)
         computing_s = self._scheduler.times.prompt_s(
             load.first * self._block_tokens, load.end * self._block_tokens

@@ -161,10 +161,10 @@ class Offers:
 
     def _settle(self, offer: Offer, checksums: tuple[int, ...]) -> WorkerAction:
         made = iter(checksums)
-        said = tuple(next(made, 0) if is_written else None for is_written in offer.written)
+        written = tuple(next(made, 0) if is_written else None for is_written in offer.written)
         self.written_count += offer.written.count(True)
         self._end(offer)
-        return ToStore(BlocksWritten(offer.offer_id, said))
+        return ToStore(BlocksWritten(offer.offer_id, written))
 
     def _end(self, offer: Offer) -> None:
         del self._offers[offer.offer_id]

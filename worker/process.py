@@ -28,11 +28,11 @@ from baton.telemetry.exporter import MetricsServer
 from baton.telemetry.tracing import spans_for
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
-from baton.wire.client import WorkerStatusReply
 from baton.wire.core_driver import CoreDriver, Performers, performer, performers
 from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
+from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.executor import Executor
 from kv_transfer.manager import TransferManager

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from baton.core.ids import RouterId
 from baton.core.messages import Role, RouterMessage, WorkerMessage
-from baton.wire.client import WorkerStatusReply
 from baton.wire.link import LinkBroken
 from baton.wire.server import WorkerEnd
+from baton.wire.services import WorkerStatusReply
 from baton.wire.serving import serve_until
 
 log = logging.getLogger(__name__)

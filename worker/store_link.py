@@ -53,7 +53,7 @@ class StoreLink:
         self.trouble = ""
         """Why there is no session; empty while there is one, or before the first attempt has failed."""
         self.session_count = 0
-        self._told = ""
+        self._logged = ""
         """The trouble that was logged last."""
 
     @property
@@ -82,14 +82,14 @@ class StoreLink:
             except (LinkBroken, StoreRefusal) as error:
                 trouble = str(error)
             delay_s = RETRY_FIRST_S if self.session_count > began else min(RETRY_MAX_S, 2 * delay_s)
-            self._tell(trouble)
+            self._log_trouble(trouble)
             await asyncio.sleep(delay_s)
 
-    def _tell(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         """Log each new reason once."""
-        if trouble != self._told:
+        if trouble != self._logged:
             log.warning("no store for now, what it may hold is computed: %s", trouble)
-        self.trouble = self._told = trouble
+        self.trouble = self._logged = trouble
 
     async def _serve(self, session: StoreSession) -> None:
         """Serve until the session ends. Raises LinkBroken."""
@@ -98,7 +98,7 @@ class StoreLink:
             self._arena_user.attach(session.descriptor, welcome)
         except (OSError, ValueError) as error:
             raise LinkBroken(f"{welcome.node_id}: its arena cannot be mapped: {error}") from None
-        self._link, self.trouble, self._told = session.link, "", ""
+        self._link, self.trouble, self._logged = session.link, "", ""
         self.session_count += 1
         log.info(
             "store node %s: %d slots of %d bytes", welcome.node_id, welcome.slot_count, welcome.slot_bytes

@@ -1,8 +1,8 @@
-"""Budgets of tenants: requests and tokens per minute, and requests at once. Pure.
+"""Budgets of tenants: requests and tokens per minute, and requests at once. This module is pure.
 
-Rates are kept by GCRA (the generic cell rate algorithm, ITU-T I.371): per budget one number, the instant at
-which it would be whole again. A whole budget is a minute's worth, so a tenant may spend that at once and
-has its rate from then on. Whoever holds the ledger has the clock; `router.tenants.redis_budgets` is the
+GCRA (the generic cell rate algorithm, ITU-T I.371) keeps the rates: one number per budget, the instant at
+which the budget would be whole again. A whole budget is a minute's worth, so a tenant may spend that at once
+and has its rate from then on. The holder of the ledger has the clock; `router.tenants.redis_budgets` is the
 same in Lua.
 """
 
@@ -12,47 +12,52 @@ from enum import StrEnum, auto
 
 import msgspec
 
+from baton.core.wire_types import SInt64, UInt64
+
 WINDOW_S = 60.0
 TENANTS_MAX = 100_000
 ROUTER_SEEN_S = 30.0
-"""A router that took nothing for so long is not counted among those that share a budget."""
+"""A router that took nothing for this long is not counted among those that share a budget."""
 
 
 class Scarce(StrEnum):
+    """The budget that is used up."""
+
     REQUESTS = auto()
     TOKENS = auto()
     CONCURRENT = auto()
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One request of a tenant. Limits of 0 do not bound anything."""
+    """One request of a tenant. A limit of 0 bounds nothing."""
 
     tenant: str
     lease: str
-    """Name of the request, for `settle`."""
+    """The name of the request, which `settle` repeats."""
     lease_s: float
-    """After this it no longer counts as running, whether it was settled or not."""
-    tokens: int
-    """Of the prompt, and as many as may be generated."""
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    concurrent_max: int = 0
+    """The time after which it no longer counts as running, whether it was settled or not."""
+    tokens: UInt64
+    """Tokens of the prompt, and as many as may be generated."""
+    requests_per_minute: UInt64 = 0
+    tokens_per_minute: UInt64 = 0
+    concurrent_max: UInt64 = 0
     router_id: str = ""
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What the ledger says. Nothing is taken unless it `is_granted`."""
+    """The ledger's answer. Nothing is taken unless it `is_granted`."""
 
     scarce: Scarce | None = None
-    """What is missing; None: granted."""
+    """The budget that is used up; None: granted."""
     retry_after_s: float = 0.0
-    """Until the same request would be granted, if the tenant sends nothing else; infinite: it is larger
-    than the whole budget."""
+    """The time until the same request would be granted, if the tenant sends nothing else; infinite: the
+    request is larger than the whole budget."""
     requests_left_s: float = 0.0
-    """Until the budget of requests is whole again."""
+    """The time until the budget of requests is whole again."""
     tokens_left_s: float = 0.0
+    """The time until the budget of tokens is whole again."""
     router_count: int = 1
-    """Routers that took from any budget lately."""
+    """The number of routers that took from any budget lately."""
 
     @property
     def is_granted(self) -> bool:
@@ -60,17 +65,17 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """The request is over. Twice, or of an unknown one: only what is given back twice counts twice."""
+    """The request is over. A second copy, or one for an unknown request, has no effect but its refund."""
 
     tenant: str
     lease: str
-    refund_tokens: int
-    """Taken and not used; negative: more was used."""
-    tokens_per_minute: int
+    refund_tokens: SInt64
+    """Tokens that were taken and not used; negative: more were used."""
+    tokens_per_minute: UInt64
 
 
 def remaining(limit: int, whole_in_s: float) -> int:
-    """Of a budget of `limit` per minute that is whole again in so many seconds."""
+    """What is left of a budget of `limit` per minute that is whole again in `whole_in_s`."""
     return max(0, math.floor(limit * (1.0 - whole_in_s / WINDOW_S) + 1e-6))
 
 
@@ -85,7 +90,7 @@ class _Account:
 class Ledger:
     def __init__(self) -> None:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
-        """The one used last at the end."""
+        """Accounts by tenant; the one used last is at the end."""
         self._routers: dict[str, float] = {}
 
     def take(self, ask: Ask, *, now_s: float) -> Grant:
@@ -141,7 +146,7 @@ def _cost_s(count: int, per_minute: int) -> float:
 
 
 def _over_s(tokens: int, per_minute: int, whole_in_s: float) -> float:
-    """How long to wait for so many; infinite if they are more than a whole budget."""
+    """The time to wait for so many tokens; infinite if they are more than a whole budget."""
     if per_minute <= 0:
         return 0.0
     if tokens > per_minute:

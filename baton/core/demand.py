@@ -1,5 +1,4 @@
-"""What routers tell the control plane of the requests that come and of the workers they see, for whoever
-decides how many workers there shall be.
+"""What routers report to the control plane about requests and workers, so that it can size the pools.
 
 Counts are totals since the router started: a report that is lost, or heard twice, or heard by another life of
 the control plane, does no harm.
@@ -14,51 +13,52 @@ import msgspec
 from baton.core.costs import StepCosts
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
+from baton.core.wire_types import UInt64
 
 BINS_PER_OCTAVE = 2
 BINS_MAX = 48
-"""Prompts of 2^24 tokens; longer ones go with these."""
+"""The last bin holds prompts of 2^24 tokens and longer ones."""
 
 
 def bin_of(tokens: int) -> int:
-    """The bin of prompts so long: each is √2 times as wide as the one before."""
+    """The bin of prompts with this many tokens; each bin is √2 times as wide as the one before."""
     return min(BINS_MAX - 1, ceil(BINS_PER_OCTAVE * log2(max(1, tokens))))
 
 
 class Bin(msgspec.Struct, frozen=True):
     """Requests with prompts of about one length."""
 
-    requests: int
-    prompt_tokens: int
-    """Sum of their prompts, cached parts included."""
+    requests: UInt64
+    prompt_tokens: UInt64
+    """The tokens of all their prompts, cached parts included."""
 
 
 class ClassLoad(msgspec.Struct, frozen=True):
-    """One service class. Counts and sums, which several routers' can be added up from."""
+    """The load of one service class, as counts and sums that add up over routers."""
 
     arrived: Mapping[int, Bin] = {}
-    """By `bin_of` their prompts."""
-    started: int = 0
+    """Requests that came, by `bin_of` their prompts."""
+    started: UInt64 = 0
     """Requests that got their first token, or ended without one."""
-    started_prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Of these prompts: found in a cache or a store."""
-    ttft_missed: int = 0
-    """Of those that started: their first token was late, or did not come."""
-    ended: int = 0
+    started_prompt_tokens: UInt64 = 0
+    cached_tokens: UInt64 = 0
+    """Tokens of these prompts that were found in a cache or a store."""
+    ttft_missed: UInt64 = 0
+    """Started requests whose first token was late, or did not come."""
+    ended: UInt64 = 0
     """Requests that ended with at least one token after the first."""
-    output_tokens: int = 0
-    """Of these."""
-    context_tokens: int = 0
-    """Of these: sum over output tokens of the positions before each, prompt included."""
-    tpot_missed: int = 0
+    output_tokens: UInt64 = 0
+    """Tokens that these requests generated."""
+    context_tokens: UInt64 = 0
+    """The positions before each of these output tokens, prompt included, summed up."""
+    tpot_missed: UInt64 = 0
 
 
 _COUNTS = tuple(name for name in ClassLoad.__struct_fields__ if name != "arrived")
 
 
 def difference(now: ClassLoad, before: ClassLoad) -> ClassLoad:
-    """What came between two totals of one router."""
+    """The load that came between two totals of one router."""
     return _combined([(now, 1), (before, -1)])
 
 
@@ -79,52 +79,52 @@ def _combined(parts: list[tuple[ClassLoad, int]]) -> ClassLoad:
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """What one worker can do, as it says of itself."""
+    """What one worker can do, by its own account."""
 
     costs: StepCosts
     chunk_tokens: int
-    """Of a prompt, in one step."""
+    """The most tokens of a prompt in one step."""
     batch_max: int
-    pool_tokens: int
-    """Positions that its KV pool holds."""
+    pool_tokens: UInt64
+    """The positions that its KV pool holds."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """A worker, as it said last; of all routers' sequences there."""
+    """A worker's own latest account; it covers the sequences of all routers."""
 
     worker_id: WorkerId
     role: Role
     age_s: float
-    """Of what it said."""
-    waiting_tokens: int
-    """Of prompts accepted and not computed."""
+    """The age of that account."""
+    waiting_tokens: UInt64
+    """Tokens of prompts that were accepted and are not computed."""
     decoding: int
-    """Sequences in its batch, or on their way there."""
-    context_tokens: int
+    """Sequences in its batch or on their way there."""
+    context_tokens: UInt64
     held_share: float
-    """Of its blocks."""
+    """The fraction of its blocks that is held."""
     traits: Traits | None = None
-    """None: it has not said what its steps cost."""
+    """What the worker can do; None: it has not said what its steps cost."""
 
 
 class DemandReport(msgspec.Struct, frozen=True):
-    """Of one router and one model."""
+    """The demand that one router sees for one model."""
 
     router_id: RouterId
     up_s: float
-    """Since it began to count."""
+    """The time since the router began to count."""
     classes: Mapping[str, ClassLoad]
-    """By name; "": requests without one."""
+    """Loads by service class; "" has the requests without one."""
     queued: int
-    """Sequences without a place."""
-    queued_prompt_tokens: int
+    """Sequences that wait for a worker."""
+    queued_prompt_tokens: UInt64
     workers: tuple[WorkerLoad, ...]
     model: str = ""
-    """Whose requests and workers these are; empty: of the only one."""
+    """The model of these requests and workers; empty: the only one."""
 
 
 class DemandHeard(msgspec.Struct, frozen=True):
-    """The answer."""
+    """The control plane's answer to a report."""
 
     every_s: float
-    """How often the control plane wants to hear this."""
+    """The interval at which the control plane wants reports."""

@@ -1,9 +1,11 @@
 """What processes say to each other, as closed unions of immutable values.
 
-Routers, workers and the simulator speak in these; `baton.wire.codec` turns them into protobuf and
-back, and no generated stub leaves that package. A sequence attempt is named by (seq_id, epoch)
-everywhere: the router raises the epoch whenever it starts a sequence anew, and whatever carries a
-lower epoch than the receiver knows is stale and changes nothing.
+Routers, workers and the simulator speak in these. A message is declared here and nowhere else: `make proto`
+writes the .proto file and the mapping to protobuf from these structs, documentation included, and no protobuf
+object leaves `baton.wire`.
+
+A sequence attempt is named by (seq_id, epoch) everywhere: the router raises the epoch whenever it starts a
+sequence anew, and whatever carries a lower epoch than the receiver knows is stale and changes nothing.
 
 Token indices count *generated* tokens of a sequence from 0, over all its attempts. An attempt whose
 `tokens` already contain k generated ones continues at index k.
@@ -11,17 +13,20 @@ Token indices count *generated* tokens of a sequence from 0, over all its attemp
 
 from collections.abc import Sequence
 from enum import StrEnum, auto
+from typing import Annotated
 
 import msgspec
 
 from baton.core.costs import PhaseTimings, StepCosts
-from baton.core.ids import BlockHash, SequenceId, WorkerId
+from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.sampling import FinishReason, SamplingParams
 from baton.core.sharing import RouterMember
 from baton.core.steps import TokenLogprobs
+from baton.core.wire_types import Fixed64, Float32, OneFor, SInt32, UInt64
 
-WIRE_VERSION = 2
-"""Raised when a field changes meaning; a new field with a default does not raise it."""
+WIRE_VERSION = 3
+"""The version rises when a field changes its meaning or its type. A new field does not raise it: an older
+process reads it as 0, False, empty or None."""
 
 
 class Role(StrEnum):
@@ -39,14 +44,14 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """Which part of a sequence a worker is asked for."""
+    """The part of a sequence that a worker is asked for."""
 
     PREFILL = auto()
-    """Compute the KV, sample one token, hold the blocks for the decode worker that asks."""
+    """Compute the KV, sample one token, and hold the blocks for the decode worker that asks."""
     DECODE = auto()
     """Pull the KV from `source`, then generate from the second token on."""
     AGGREGATED = auto()
-    """Both on this worker, nothing is handed over."""
+    """Do both on this worker: nothing is handed over."""
 
 
 class PeerRef(msgspec.Struct, frozen=True):
@@ -54,62 +59,74 @@ class PeerRef(msgspec.Struct, frozen=True):
 
     worker_id: WorkerId
     address: str
-    """host:port of its gRPC server."""
+    """The host:port of its gRPC server."""
 
 
 class Task(StrEnum):
     GENERATE = auto()
     EMBED = auto()
-    """Phase WHOLE only: one vector for the prompt, no token."""
+    """One vector for the prompt and no token; on one worker for both phases only."""
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """A LoRA adapter as a worker must know it to load it. Named in every start that uses it, so a
-    worker that never heard of it (a restarted one) needs nothing else."""
+    """A LoRA adapter as a worker must know it to load it.
+
+    Every start that uses the adapter names it in full, so a worker that restarted needs nothing else.
+    """
 
     name: str
     path: str
-    """PEFT folder or hub id."""
+    """A PEFT folder or a hub id."""
     digest: str
-    """Of its files. Part of the block hash's root: another adapter under the same name shares no KV."""
+    """The digest of its files. It is part of the block hash's root, so another adapter under the same name
+    shares no KV."""
 
     @property
     def key(self) -> str:
-        """What a worker knows it by (`StepItem.adapter`): another one under the same name may be loaded
-        while sequences still use this one."""
+        """The name by which a worker knows it (`StepItem.adapter`).
+
+        Another adapter under the same name may be loaded while sequences still use this one.
+        """
         return f"{self.name}@{self.digest}"
 
 
 # --- router -> worker -----------------------------------------------------------------------------
 
 
+class RouterHello(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a session, from the router."""
+
+    router_id: RouterId
+    wire_version: int = WIRE_VERSION
+
+
 class StartSequence(msgspec.Struct, frozen=True, tag=True):
-    """Safe to receive twice: the second changes nothing. A lower epoch than known is refused."""
+    """Start an attempt. A second copy changes nothing; a lower epoch than the worker knows is refused."""
 
     seq_id: SequenceId
     epoch: int
     phase: Phase
     tokens: Sequence[int]
-    """Prompt, then the generated tokens that the client already has."""
+    """The prompt, then the generated tokens that the client already has."""
     prompt_token_count: int
     sampling: SamplingParams
     cache_root: BlockHash
-    """Start of the block hash chain: fingerprint and tenant, see `hashing.root_hash`."""
+    """The start of the block hash chain; it covers fingerprint and tenant, see `hashing.root_hash`."""
     time_left_s: float
-    """Until the request's deadline, from when this was sent."""
+    """The time from sending this message to the request's deadline."""
     source: PeerRef | None = None
-    """DECODE only: the prefill worker to pull from."""
+    """The prefill worker to read KV from; for DECODE only."""
     traceparent: str = ""
-    """W3C trace context of the router's span; empty when not traced."""
+    """The W3C trace context of the router's span; empty if the request is not traced."""
     task: Task = Task.GENERATE
     adapter: AdapterRef | None = None
-    priority: int = 0
-    """Lower runs first (vLLM's convention); waiting raises it, so nobody starves."""
+    priority: SInt32 = 0
+    """Lower numbers run first, as in vLLM. Waiting improves a sequence's place, so nobody starves."""
     tpot_slo_s: float = 0.0
-    """Objective of the time per output token, 0: none. Chunks of prompts that run beside this sequence
+    """The objective for the time per output token; 0: none. Chunks of prompts that run beside this sequence
     are chosen so that it holds."""
     fairness_key: str = ""
-    """Whose share of the engine this sequence counts to (tenant, or client)."""
+    """The tenant, or client, to whose fair share of the engine this sequence counts."""
 
     @property
     def generated_count(self) -> int:
@@ -117,7 +134,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelSequence(msgspec.Struct, frozen=True, tag=True):
-    """Give everything back. Answered by nothing; unknown or stale changes nothing."""
+    """Give everything back. There is no answer; an unknown or stale attempt changes nothing."""
 
     seq_id: SequenceId
     epoch: int
@@ -134,7 +151,7 @@ RouterMessage = StartSequence | CancelSequence | ResyncBlocks
 
 
 class WorkerHello(msgspec.Struct, frozen=True, tag=True):
-    """First message of a session."""
+    """The first message of a session, from the worker."""
 
     worker_id: WorkerId
     role: Role
@@ -143,20 +160,20 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     block_tokens: int
     block_count: int
     max_model_tokens: int
-    """Prompt plus generated tokens of one sequence, at most."""
+    """The most tokens that one sequence may have, prompt and generated ones together."""
     wire_version: int = WIRE_VERSION
     costs: StepCosts | None = None
-    """As it timed itself when it started; None: it did not."""
-    block_bytes: int = 0
-    """Of one KV block; 0: not told."""
+    """The worker's own timing of its steps at its start; None: it did not time itself."""
+    block_bytes: UInt64 = 0
+    """The size of one KV block; 0: not told."""
     step_tokens_max: int = 512
-    """Token budget of one step: the longest chunk of a prompt."""
+    """The token budget of one step, which is the longest chunk of a prompt."""
     batch_sequences_max: int = 64
-    """Sequences in one step."""
+    """The most sequences in one step."""
     tpot_slo_s: float = 0.0
-    """Objective that its steps keep for sequences that name none; 0: it keeps none for them."""
+    """The objective that its steps keep for sequences that name none; 0: it keeps none for them."""
     chunk_tokens_min: int = 128
-    """Prompt tokens of a step with prompts, at least, whatever the objective."""
+    """The fewest prompt tokens that a step with prompts computes, whatever the objective."""
     host: str = ""
     """Workers of one host reach each other's memory fast."""
 
@@ -167,37 +184,37 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     seq_id: SequenceId
     epoch: int
     first_index: int
-    """Generated index of tokens[0]."""
+    """The generated index of tokens[0]."""
     tokens: tuple[int, ...]
     finish: FinishReason | None = None
     cached_token_count: int | None = None
-    """Prompt tokens found in the cache; set on an attempt's first output by the worker that prefilled."""
+    """Prompt tokens found in the cache. The worker that prefilled sets it on an attempt's first output."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if asked for."""
+    """One entry per token, if the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of the prompt tokens from the second on; set with the first token, if asked for."""
-    embedding: tuple[float, ...] = ()
-    """Task EMBED; comes with finish STOP and no tokens."""
+    """One entry per prompt token from the second on, with the first output, if the request asks for them."""
+    embedding: tuple[Float32, ...] = ()
+    """The result of task EMBED; it comes with finish STOP and no tokens."""
     timings: PhaseTimings | None = None
-    """Set on an attempt's first output by the worker that prefilled."""
+    """The worker that prefilled sets it on an attempt's first output."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
-    """All tokens of one engine step for one router: one message per step, never one per sequence."""
+    """All tokens of one engine step for one router. There is one message per step, never one per sequence."""
 
     outputs: tuple[SequenceOutput, ...]
 
 
 class SequenceJoined(msgspec.Struct, frozen=True, tag=True):
-    """DECODE phase: all KV has arrived and the sequence is in the running batch."""
+    """All KV of a decode phase has arrived, and the sequence is in the running batch."""
 
     seq_id: SequenceId
     epoch: int
-    transferred_bytes: int
+    transferred_bytes: UInt64
     transfer_s: float
-    """Time spent in reads."""
+    """The time spent in reads."""
     handover_s: float
-    """From the last grant's arrival to joining the batch."""
+    """The time from the last grant's arrival to joining the batch."""
 
 
 class RefusalReason(StrEnum):
@@ -206,8 +223,8 @@ class RefusalReason(StrEnum):
     TOO_LONG = auto()
     STALE_EPOCH = auto()
     UNSUPPORTED = auto()
-    """This worker cannot do what the request asks for (a grammar that does not compile, an adapter that
-    does not load): no other worker can, the client gets a 400 with the message."""
+    """This worker cannot do what the request asks for (a grammar that does not compile, an adapter that does
+    not load). No other worker can either, so the client gets a 400 with the message."""
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, tag=True):
@@ -226,13 +243,15 @@ class FailureReason(StrEnum):
     SOURCE_REFUSED = auto()
     DEADLINE = auto()
     DRAINED = auto()
-    """The worker is leaving; go on elsewhere."""
+    """The worker is leaving; the sequence can go on elsewhere."""
     INTERNAL = auto()
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, tag=True):
-    """The worker gave up on an attempt it had started; it holds nothing for it (except blocks a
-    reader may still touch, which come back by themselves)."""
+    """The worker gave up on an attempt that it had started, and holds nothing for it.
+
+    Blocks that a reader may still touch are the exception: they come back by themselves.
+    """
 
     seq_id: SequenceId
     epoch: int
@@ -241,38 +260,42 @@ class SequenceFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes to the worker's prefix cache. `sequence_number` rises by one per message of a session;
-    a gap means that the router must ask for a snapshot. A snapshot replaces all that was known."""
+    """Changes to the worker's prefix cache.
 
-    sequence_number: int
+    `sequence_number` rises by one per message of a session; a gap means that the router must ask for a
+    snapshot. A snapshot replaces all that was known.
+    """
+
+    sequence_number: UInt64
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()
     is_snapshot: bool = False
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag=True):
-    """Heartbeat, several a second. No report for long means "unknown, assume busy"."""
+    """A heartbeat, sent several times a second. A long silence means "unknown, assume busy"."""
 
     role: Role
     is_draining: bool
     free_blocks: int
-    """Blocks not held by any sequence or lease; cached but unheld ones count as free."""
+    """Blocks that no sequence and no lease holds; cached blocks that nobody holds count as free."""
     running_count: int
     waiting_count: int
-    waiting_tokens: int
-    """Prompt tokens accepted and not computed yet."""
+    waiting_tokens: UInt64
+    """Prompt tokens that were accepted and are not computed yet."""
     step_s: float
-    """Smoothed duration of one engine step; 0 when none ran yet."""
+    """The smoothed duration of one engine step; 0: none ran yet."""
     costs: StepCosts | None = None
-    """As its steps show it now."""
+    """The costs that its latest steps show."""
     decoding_count: int = 0
-    """Of the running sequences, those whose prompt is computed."""
-    context_tokens: int = 0
-    """Positions of the decoding sequences, together: what a decode step reads."""
+    """The running sequences whose prompt is computed."""
+    context_tokens: UInt64 = 0
+    """Positions of all decoding sequences together, which is what a decode step reads."""
     tokens_per_step: float = 1.0
-    """Smoothed: tokens that a decoding sequence gains in one step, more than 1 where guesses are right."""
+    """The smoothed number of tokens that a decoding sequence gains in one step; more than 1 where draft
+    tokens are accepted."""
     incoming_count: int = 0
-    """Decode phases accepted whose KV has not all arrived."""
+    """Accepted decode phases whose KV has not all arrived."""
 
 
 WorkerMessage = (
@@ -284,25 +307,25 @@ WorkerMessage = (
 
 
 class KVRequest(msgspec.Struct, frozen=True, tag=True):
-    """ "I run the decode phase of this attempt: grant me its blocks from `first_block` on."
+    """The decode worker asks for the blocks of this attempt from `first_block` on.
 
-    The reader has already reserved the blocks that the KV will go to. Safe to receive twice. May
-    arrive before the prefill worker has heard of the sequence: it waits there for one lease.
+    The reader has already reserved the blocks that the KV will go to. A second copy changes nothing. The
+    request may arrive before the prefill worker has heard of the sequence: it waits there for one lease.
     """
 
     seq_id: SequenceId
     epoch: int
     first_block: int
-    """Position in the sequence's block table; earlier blocks the reader holds already."""
+    """A position in the sequence's block table; the reader holds the blocks before it already."""
     request_number: int = 0
-    """Rises with every renewal. The reader asks again well before its lease ends; the source answers
-    each ask with a grant (of nothing, if there is nothing new), which starts the lease anew."""
+    """The number rises with every renewal. The reader asks again well before its lease ends; the owner
+    answers each request with a grant, of no blocks if there is nothing new, which starts the lease anew."""
 
 
 class KVReleased(msgspec.Struct, frozen=True, tag=True):
-    """No read of this attempt is or will be in flight: the source may free its blocks.
+    """No read of this attempt is or will be in flight, so the owner may free its blocks.
 
-    `taken` says whether everything granted was read well. Safe to receive twice.
+    `taken` says whether everything granted was read well. A second copy changes nothing.
     """
 
     seq_id: SequenceId
@@ -317,39 +340,40 @@ ReaderMessage = KVRequest | KVReleased
 
 
 class KVGrant(msgspec.Struct, frozen=True, tag=True):
-    """ "Read these full blocks, for this long." One per computed chunk, in order, and one per ask.
+    """The decode worker may read these full blocks, for this long.
 
-    Source blocks: held by the prefill worker until KVReleased arrives or the lease runs out; every
-    grant of an attempt starts the lease of all its blocks anew. Durations cross the wire, instants do
-    not: the source counts `lease_s` from when it granted, the reader from when it *sent* the ask that
-    the grant names in `answers_request`, which is earlier, so the reader stops first whatever the clocks
-    and the network do. `generations[i]` is the generation of `source_blocks[i]`: the reader compares
-    it with the source's own table after the read, since a one-sided read that ended late may have
-    copied somebody else's block.
+    There is one grant per computed chunk, in order, and one per request. The prefill worker, which owns the
+    blocks, holds them until KVReleased arrives or the lease runs out; every grant of an attempt starts the
+    lease of all its blocks anew. Durations cross the wire, instants do not: the owner counts `lease_s` from
+    when it granted, the reader from when it *sent* the request that the grant names in `answers_request`,
+    which is earlier, so the reader stops first whatever the clocks and the network do. `generations[i]` is
+    the generation of `source_blocks[i]`: the reader compares it with the owner's table after the read, since
+    a one-sided read that ended late may have copied somebody else's block.
     """
 
     seq_id: SequenceId
     epoch: int
     first_block: int
     source_blocks: tuple[int, ...]
-    generations: tuple[int, ...]
+    generations: Annotated[tuple[UInt64, ...], OneFor("source_blocks")]
     lease_s: float
     answers_request: int = 0
-    """`request_number` of the latest ask the source had received when it granted."""
+    """The `request_number` of the latest request that the owner had received when it granted."""
     is_last: bool = False
-    """All prompt positions are covered; `first_token` is set."""
+    """All prompt positions are covered, and `first_token` is set."""
     first_token: int | None = None
     cached_token_count: int = 0
     first_logprobs: TokenLogprobs | None = None
-    """Of `first_token`, if asked for: the router may hear the decode worker first."""
+    """The logprobs of `first_token`, if the request asks for them. They travel here too, since the router may
+    hear the decode worker first."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    checksums: tuple[int, ...] = ()
-    """XXH3-64 of each source block's bytes; empty: not computed (`transfer.checksums`). Bytes that arrive
-    otherwise are read again."""
+    checksums: tuple[Fixed64, ...] = ()
+    """The XXH3-64 of each source block's bytes; empty: not computed (`transfer.checksums`). Bytes that do not
+    match are read again."""
 
 
 class KVRefused(msgspec.Struct, frozen=True, tag=True):
-    """No (more) grants for this attempt. The reader answers with KVReleased if it was granted any."""
+    """There are no more grants for this attempt. The reader answers with KVReleased if it got any."""
 
     seq_id: SequenceId
     epoch: int
@@ -360,13 +384,13 @@ SourceMessage = KVGrant | KVRefused
 
 
 class PeerHello(msgspec.Struct, frozen=True):
-    """First message in both directions of a session between two workers."""
+    """The first message in both directions of a session between two workers."""
 
     worker_id: WorkerId
     fingerprint: str
     transfer_offers: dict[str, bytes]
-    """Backend name -> what that backend's `add_peer` needs; the reader picks the first of its own
-    preference list that both have."""
+    """What each backend's `add_peer` needs, by the backend's name. The reader picks the first of its own
+    preference list that both sides have."""
     wire_version: int = WIRE_VERSION
 
 
@@ -388,20 +412,20 @@ class Member(msgspec.Struct, frozen=True):
     host: str = ""
     pid: int = 0
     notes: tuple[str, ...] = ()
-    """What people should know of it, such as a transfer backend that does not work there. One line each;
-    what begins with `INFO_NOTE` is nothing to worry about."""
+    """What people should know about the worker, such as a transfer backend that does not work there. A note
+    is one line; one that begins with `INFO_NOTE` is nothing to worry about."""
     node: str = ""
-    """Ray's id of the node it runs on; empty: it was not started by Ray."""
+    """Ray's id of the node that it runs on; empty: Ray did not start it."""
     version: str = ""
-    """Name of the version it was started with (`operate.Version`)."""
+    """The name of the version that it was started with (`operate.Version`)."""
     is_suspect: bool = False
-    """Said by the directory: it missed heartbeats, and gets nothing new until it is heard again."""
+    """The directory says so: the worker missed heartbeats, and gets nothing new until it is heard again."""
 
 
 class MembershipView(msgspec.Struct, frozen=True):
-    """All members at one version. Versions of one directory life only rise."""
+    """All members at one version. Versions only rise within one life of the directory."""
 
     directory_life: str
-    version: int
+    version: UInt64
     members: tuple[Member, ...]
     routers: tuple[RouterMember, ...] = ()

@@ -2,7 +2,7 @@
 
 Three things are told apart everywhere: what is *desired* (`Pool`), what is *actual* (`ReplicaStatus`,
 `NodeState`), and what somebody *ordered* (`Order`), which changes the desired and is kept as a `Decision`.
-Durations cross the wire, instants do not, but for `Decision.at_s`, which is for people.
+Durations cross the wire and instants do not, except `Decision.at_s`, which is for people.
 """
 
 import re
@@ -14,33 +14,34 @@ import msgspec
 
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
+from baton.core.wire_types import SInt64, UInt64
 
 # --- desired --------------------------------------------------------------------------------------
 
 
 class Version(msgspec.Struct, frozen=True):
-    """What a worker is started with, beyond the cluster's configuration. Workers of one name are equal."""
+    """What a worker is started with beyond the cluster's configuration. Workers of one version are equal."""
 
     name: str
     sets: tuple[str, ...] = ()
-    """SECTION.FIELD=VALUE, as `--set` takes them; on top of the configuration."""
+    """Settings on top of the configuration, each as SECTION.FIELD=VALUE like the arguments of `--set`."""
 
 
 FIRST_VERSION = Version("1")
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What is wanted of one model."""
+    """The workers that are wanted for one model."""
 
     model: str
     """The name that clients use."""
-    counts: dict[Role, int]
+    counts: dict[Role, SInt64]
     """Replicas per role; a role left out has none."""
     version: Version = FIRST_VERSION
-    surge_max: int = 1
-    """Processes beyond `counts` per role while versions are exchanged."""
-    unavailable_max: int = 0
-    """Replicas per role that may be missing meanwhile. Not both 0."""
+    surge_max: SInt64 = 1
+    """The most processes beyond `counts` per role while versions are exchanged."""
+    unavailable_max: SInt64 = 0
+    """The most replicas per role that may be missing meanwhile. It and `surge_max` are not both 0."""
 
     def count(self, role: Role) -> int:
         return self.counts.get(role, 0)
@@ -51,11 +52,11 @@ class Pool(msgspec.Struct, frozen=True):
 
 class ReplicaState(StrEnum):
     WAITING = auto()
-    """No process; one will be started (backoff after a death, or no node has room)."""
+    """There is no process, and one will be started: after a backoff, or when a node has room."""
     STARTING = auto()
     RUNNING = auto()
     SUSPECT = auto()
-    """It missed heartbeats: nothing new is placed there. It runs again, or its lease lapses."""
+    """It missed heartbeats, so nothing new is placed there. It runs again, or its lease lapses."""
     SWITCHING = auto()
     """It finishes what it holds, then takes another role. Weights stay loaded."""
     DRAINING = auto()
@@ -65,34 +66,34 @@ class ReplicaState(StrEnum):
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
     name: str
-    """Stable over restarts. Says the role it was first started in, not the one it has."""
+    """The name stays over restarts. It says the role of the first start, not the present one."""
     model: str
     role: Role
-    """The one it has, or is started in; of a flipping one, the one that it will have."""
+    """The role that it has or is started in; while it changes its role, the one that it will have."""
     state: ReplicaState
     for_s: float
-    """In this phase."""
+    """The time in this phase."""
     version: str
     worker_id: WorkerId | None = None
-    """Of the process; None: there is none."""
+    """The worker id of the process; None: there is no process."""
     node: str = ""
-    """Where it runs; empty: not known yet."""
+    """The node where it runs; empty: not known yet."""
     deaths_in_a_row: int = 0
     last_exit: str = ""
     reason: str = ""
     """The cause of the last change of phase."""
     address: str = ""
-    """gRPC."""
+    """The address of its gRPC server."""
     metrics_address: str = ""
 
 
 class NodeState(msgspec.Struct, frozen=True):
     node: str
-    """Ray's id of it."""
+    """Ray's id of the node."""
     host: str
     is_alive: bool = True
     is_drained: bool = False
-    """Nothing is placed there by order."""
+    """An order keeps everything new away from the node."""
     cpus: float = 0.0
     gpus: float = 0.0
 
@@ -101,25 +102,33 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 class Scale(msgspec.Struct, frozen=True, tag=True):
-    """There shall be so many replicas of a role. Where another role of the model shrinks at the same time,
-    running workers change roles before any is stopped or started."""
+    """There shall be this many replicas of a role.
+
+    Where another role of the model shrinks at the same time, running workers change roles before any is
+    stopped or started.
+    """
 
     role: Role
-    count: int
+    count: SInt64
     model: str = ""
     """Empty: the only one."""
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
-    """Several roles at once, so that one that shrinks and one that grows become flips. Roles that are left
-    out stay as they are."""
+    """Several roles at once, so that a role that shrinks gives its workers to one that grows.
 
-    counts: dict[Role, int]
+    Roles that are left out stay as they are.
+    """
+
+    counts: dict[Role, SInt64]
     model: str = ""
 
 
 class SwitchRole(msgspec.Struct, frozen=True, tag=True):
-    """This worker shall have this role; one replica fewer is wanted of its old role, one more of the new."""
+    """This worker shall have this role.
+
+    One replica fewer is wanted in its old role, and one more in the new role.
+    """
 
     worker: str
     """Worker id, or replica name."""
@@ -132,35 +141,39 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     worker: str
     """Worker id, or replica name."""
     is_replaced: bool = True
-    """False: its pool is one smaller from now on."""
+    """Another worker takes its place; False: its pool is one smaller from now on."""
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag=True):
-    """All workers of this node are drained and started elsewhere, nothing is placed there any more."""
+    """All workers of this node are drained and started elsewhere; nothing is placed there any more."""
 
     node: str
-    """Id, or the beginning of one that only one node has; or a host's name."""
+    """A node's id, or the beginning of one that only one node has, or a host's name."""
     is_undone: bool = False
-    """The node may be used again."""
+    """The order before is taken back: the node may be used again."""
 
 
 class RollOut(msgspec.Struct, frozen=True, tag=True):
-    """Exchange the workers of a model for ones of this version, a few at a time. The version before, ordered
-    again, takes it back."""
+    """Exchange the workers of a model for ones of this version, a few at a time.
+
+    An order for the version before takes it back.
+    """
 
     version: Version
     model: str = ""
-    surge_max: int = 1
-    unavailable_max: int = 0
+    surge_max: SInt64 = 1
+    unavailable_max: SInt64 = 0
 
 
 Action = Scale | Resize | SwitchRole | Drain | DrainNode | RollOut
 
 
 class Order(msgspec.Struct, frozen=True):
+    """An action, and who wants it."""
+
     action: Action
     who: str
-    """"operator NAME", "autoscaler", "dashboard NAME"."""
+    """The one who orders: "operator NAME", "autoscaler" or "dashboard NAME"."""
     reason: str = ""
     is_advice: bool = False
     """Say what would happen, and change nothing."""
@@ -168,7 +181,7 @@ class Order(msgspec.Struct, frozen=True):
 
 class Outcome(StrEnum):
     ACCEPTED = auto()
-    """Desired from now on; `DONE` or `FAILED` follows for what can be finished."""
+    """It is desired from now on; DONE or FAILED follows for what can be finished."""
     REFUSED = auto()
     ADVISED = auto()
     DONE = auto()
@@ -176,46 +189,48 @@ class Outcome(StrEnum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """One entry of the log. Its outcome and text change while it is under way; its number does not."""
+    """One entry of the log of orders. Its outcome and text change while it is under way; its number stays."""
 
-    number: int
-    """Rises by one; also over the control plane's restarts, if it finds its record."""
+    number: UInt64
+    """The number rises by one, also over restarts of the control plane if it finds its record."""
     at_s: float
-    """Unix time."""
+    """The Unix time of the order."""
     who: str
     reason: str
     action: Action
     outcome: Outcome
     text: str
-    """For people: what was refused and what to do, or what happened."""
+    """What was refused and what to do, or what happened, for people to read."""
     done_after_s: float | None = None
-    """From the order to DONE or FAILED."""
+    """The time from the order to DONE or FAILED."""
 
 
 class RoleOutlook(msgspec.Struct, frozen=True):
-    """What the autoscaler makes of one role."""
+    """The autoscaler's view of one role."""
 
     role: Role
     demand: float
     forecast: float
-    """When a replica started now would serve, at its upper end."""
+    """The upper end of the demand at the time when a replica started now would serve."""
     unit: str
-    """Of both."""
+    """The unit of demand and forecast."""
     correction: float
-    """Factor on the forecast, learnt from objectives missed."""
+    """A factor on the forecast, learnt from missed objectives."""
     needed: int
     wanted: int
-    """Hysteresis, bounds and budgets applied."""
+    """The replicas that are wanted after hysteresis, bounds and budgets."""
 
 
 class AutoscaleState(msgspec.Struct, frozen=True):
+    """The autoscaler's view of one model."""
+
     mode: str
-    """on | advise"""
+    """on or advise."""
     text: str = ""
-    """Why nothing is decided; empty: it is."""
+    """The reason why nothing is decided; empty: something is."""
     roles: tuple[RoleOutlook, ...] = ()
     start_s: float = 0.0
-    """As learnt, or as configured before any was seen; so for the other two."""
+    """The time that a start takes: as learnt, or as configured before any was seen, like the next two."""
     drain_s: float = 0.0
     switch_s: float = 0.0
     model: str = ""
@@ -226,33 +241,36 @@ class RouterState(msgspec.Struct, frozen=True):
 
     router_id: RouterId
     address: str
-    """gRPC: other routers, and who asks for the stories of requests."""
+    """The address of its gRPC server, for other routers and for operators who ask about requests."""
     metrics_address: str
     host: str = ""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """All of it, at one moment."""
+    """The whole cluster at one moment."""
 
     life: str
-    """Of the control plane: another one means that it was started anew."""
+    """The life of the control plane: another one means that it was started anew."""
     pools: tuple[Pool, ...]
     replicas: tuple[ReplicaStatus, ...]
     nodes: tuple[NodeState, ...] = ()
     decisions: tuple[Decision, ...] = ()
-    """The latest, oldest first."""
+    """The latest decisions, oldest first."""
     is_settled: bool = False
-    """What is desired is there, and nothing else."""
+    """The cluster has what is desired, and nothing else."""
     autoscale: tuple[AutoscaleState, ...] = ()
-    """Of each model. Empty: nobody scales it but those who operate it."""
+    """The autoscaler's view of each model; empty: only operators scale the cluster."""
     routers: tuple[RouterState, ...] = ()
 
     def pool(self, model: str) -> Pool | None:
-        """Of this model, or of the only one."""
+        """The pool of this model, or the only one."""
         return pool_of(self.pools, model)
 
     def replica(self, worker: str, *, model: str = "") -> ReplicaStatus | None:
-        """By worker id or replica name; of one model also without the model's part of the name."""
+        """The replica with this worker id or name.
+
+        Within a model, the name may lack the model's part.
+        """
         mine = [r for r in self.replicas if model in ("", r.model)]
         prefix = replica_prefix(model, (pool.model for pool in self.pools))
         names = (worker, prefix + worker) if model else (worker,)
@@ -260,15 +278,17 @@ class ClusterState(msgspec.Struct, frozen=True):
 
 
 def pool_of(pools: Sequence[Pool], model: str) -> Pool | None:
-    """Of this model, or of the only one."""
+    """The pool of this model, or the only one."""
     if not model and len(pools) == 1:
         return pools[0]
     return next((pool for pool in pools if pool.model == model), None)
 
 
 def replica_prefix(model: str, models: Iterable[str]) -> str:
-    """What names of a model's replicas begin with, where there are several models. Where names of `models`
-    differ in signs only, which become dashes, those that lost some get a digest too."""
+    """The beginning of the names of a model's replicas, where there are several models.
+
+    Signs become dashes. Where names of `models` differ in signs only, those that lost some get a digest too.
+    """
     plain = _dashed(model)
     is_alone = plain == model or all(_dashed(other) != plain for other in models if other != model)
     return plain + ("-" if is_alone else f"-{blake2b(model.encode(), digest_size=3).hexdigest()}-")

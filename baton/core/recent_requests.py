@@ -6,6 +6,7 @@ There is no prompt and no answer in a story: how long things took, who did them,
 import msgspec
 
 from baton.core.ids import WorkerId
+from baton.core.wire_types import SInt64, UInt64
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class Moment(msgspec.Struct, frozen=True):
     workers: tuple[WorkerId, ...] = ()
     seconds: float = 0.0
     """That it took, where it has a length."""
-    bytes: int = 0
+    bytes: UInt64 = 0
 
 
 class RecentRequest(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class RecentRequest(msgspec.Struct, frozen=True):
 class RecentRequestsQuery(msgspec.Struct, frozen=True):
     request_id: str = ""
     """This one, by either of its ids; empty: the latest ones."""
-    limit: int = 100
+    limit: SInt64 = 100
 
 
 class RecentRequestsReply(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Messages on the wire: .proto files, their generated stubs, and the codec to `baton.core.messages`.
+"""Messages on the wire: the .proto file, the code that is generated with it, and both sides of every call.
 
-Generated stubs never leave this package.
+Protobuf objects never leave this package.
 """

@@ -1,4 +1,4 @@
-"""Addresses as they are listened on, and as others reach them."""
+"""Addresses to listen on, and the addresses under which others reach them."""
 
 import ipaddress
 import socket
@@ -6,7 +6,7 @@ import socket
 from baton.core.errors import SetupError
 
 _SOMEWHERE_ELSE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Of the networks reserved for documentation: only its route is looked up, nothing is sent there."""
+"""Addresses in networks reserved for documentation: only the route is looked up, nothing is sent."""
 
 
 def host_port(host: str, port: int) -> str:
@@ -14,7 +14,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach what listens there. Of other names than localhost nothing is known."""
+    """Only this machine can reach what listens there. A name other than localhost counts as reachable."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -22,16 +22,16 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str, *, towards: str = "") -> str:
-    """What to tell others of a server that listens on `host`. That is `host`, unless it means all
-    interfaces ("0.0.0.0", "::"): then the address of the interface that leads to `towards` (host:port of
-    a peer; empty: to other networks).
+    """The host under which others reach a server that listens on `host`.
 
-    Raises SetupError if there is none.
+    It is `host` itself, unless that means all interfaces ("0.0.0.0", "::"): then it is the address of the
+    interface that leads to `towards`, the host:port of a peer; empty: to other networks. Raises SetupError if
+    there is none.
     """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return host  # a name
+        return host  # it is a name
     if not address.is_unspecified:
         return host
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -39,7 +39,7 @@ def reachable_host(host: str, *, towards: str = "") -> str:
     far = (far_host.strip("[]") or _SOMEWHERE_ELSE[family], int(far_port or 9))
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(far)  # of a datagram socket: chooses the route, sends nothing
+            probe.connect(far)  # a datagram socket only chooses the route and sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
         raise SetupError(

@@ -1,4 +1,4 @@
-"""Coroutines that run beside a process's main one, and whose failure is the process's."""
+"""Coroutines that run beside a process's main one. If one fails, the process has failed."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ class Background:
     """Owns its tasks until they end, or until `cancel`."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
-        """`on_error` hears of each task that ended by an exception; being cancelled is none."""
+        """`on_error` gets the exception of each task that ends by one; cancellation does not count."""
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -20,7 +20,7 @@ class Background:
         return task
 
     async def cancel(self) -> None:
-        """All of them, and wait until they have ended. Idempotent."""
+        """Cancel all tasks and wait until they have ended. A second call does nothing."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

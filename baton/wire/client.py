@@ -7,40 +7,28 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 
 from baton.core import messages as m
 from baton.core.errors import IncompatiblePeer, SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.sharing import RouterMember
-from baton.wire import codec
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken, describe
 from baton.wire.parties import PACKAGE, Party, server_of
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
-from baton.wire.sharing_codec import router_member_to_pb
+from baton.wire.proto import mapping
+from baton.wire.services import RoleRequest, WorkerLeaves, WorkerStatusReply
 from baton.wire.transport import Standing, channel_to, chosen
 
 CONNECT_S = 5.0
-"""From dialling to the peer's first message."""
+"""The longest time from dialling to the peer's first message."""
 
 CALL_S = 5.0
-"""One unary call."""
+"""The longest time for one unary call."""
 
 RouterEnd = Link[m.RouterMessage, m.WorkerMessage]
 ReaderEnd = Link[m.ReaderMessage, m.SourceMessage]
-
-
-class WorkerStatusReply(msgspec.Struct, frozen=True):
-    """Accounts of one worker by name, see `WorkerCore.status`."""
-
-    worker_id: WorkerId
-    role: m.Role
-    is_draining: bool
-    fingerprint: str
-    accounts: dict[str, float]
-    notes: tuple[str, ...] = ()
-    """What people should know and no number says, such as a transfer backend that does not work here."""
 
 
 @asynccontextmanager
@@ -55,16 +43,18 @@ async def hung_up(call: Any) -> AsyncGenerator[None]:
 async def worker_session(
     address: str, router_id: RouterId, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
-    """A router's session with a worker. Raises LinkBroken if the worker can't be reached, says no
-    hello in time, or speaks another wire version."""
+    """A router's session with a worker.
+
+    Raises LinkBroken if the worker can't be reached, says no hello in time, or speaks another wire version.
+    """
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.WorkerStub(channel).Session()
         async with hung_up(call):
-            hello = pb.RouterHello(router_id=router_id, wire_version=m.WIRE_VERSION)
-            first = await first_answer(call, pb.RouterEnvelope(hello=hello), address, connect_timeout_s)
+            opening = mapping.router_envelope_to_pb(m.RouterHello(router_id))
+            first = await first_answer(call, opening, address, connect_timeout_s)
             try:
-                message = codec.worker_from_pb(first)
-            except codec.WireError as error:
+                message = mapping.worker_envelope_from_pb(first)
+            except WireError as error:
                 raise LinkBroken(f"{address}: {error}") from None
             if not isinstance(message, m.WorkerHello) or message.wire_version != m.WIRE_VERSION:
                 raise LinkBroken(f"{address}: no hello of wire version {m.WIRE_VERSION}")
@@ -72,8 +62,8 @@ async def worker_session(
                 peer=message.worker_id,
                 read=call.read,
                 write=call.write,
-                encode=codec.router_to_pb,
-                decode=codec.worker_from_pb,
+                encode=mapping.router_envelope_to_pb,
+                decode=mapping.worker_envelope_from_pb,
             )
             try:
                 yield message, link
@@ -85,22 +75,24 @@ async def worker_session(
 async def peer_session(
     address: str, hello: m.PeerHello, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[m.PeerHello, ReaderEnd]]:
-    """A decode worker's session with a prefill worker. Raises LinkBroken, or IncompatiblePeer if
-    the two do not agree on fingerprint or wire version."""
+    """A decode worker's session with a prefill worker.
+
+    Raises LinkBroken, or IncompatiblePeer if the two do not agree on fingerprint or wire version.
+    """
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.PeerStub(channel).Session()
         async with hung_up(call):
-            opening = pb.ReaderEnvelope(hello=codec.peer_hello_to_pb(hello))
+            opening = mapping.reader_envelope_to_pb(hello)
             first = await first_answer(call, opening, address, connect_timeout_s)
-            theirs = codec.peer_hello_from_pb(first.hello)
+            theirs = mapping.peer_hello_from_pb(first.peer_hello)
             if mismatch := disagreement(hello, theirs):
                 raise IncompatiblePeer(f"{address}: {mismatch}")
             link: ReaderEnd = Link(
                 peer=theirs.worker_id,
                 read=call.read,
                 write=call.write,
-                encode=codec.reader_to_pb,
-                decode=codec.source_from_pb,
+                encode=mapping.reader_envelope_to_pb,
+                decode=mapping.source_envelope_from_pb,
             )
             try:
                 yield theirs, link
@@ -109,7 +101,7 @@ async def peer_session(
 
 
 def disagreement(ours: m.PeerHello, theirs: m.PeerHello) -> str | None:
-    """Why KV must not move between the two; None if it may."""
+    """The reason why KV must not move between the two; None if it may."""
     if ours.wire_version != theirs.wire_version:
         return f"wire version {theirs.wire_version}, ours is {ours.wire_version}"
     if ours.fingerprint != theirs.fingerprint:
@@ -140,7 +132,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 async def unary(address: str, service: Any, method: str, request: Any) -> Any:
-    """One call of `service`, a stub's class. Raises LinkBroken."""
+    """Make one call of `service`, which is a stub's class. Raises LinkBroken."""
     name = service.__name__.removesuffix("Stub")
     async with channel_to(address, server_of(name)) as channel:
         try:
@@ -153,30 +145,26 @@ async def unary(address: str, service: Any, method: str, request: Any) -> Any:
 
 
 async def drain_worker(address: str) -> None:
-    await unary(address, pb_grpc.WorkerStub, "Drain", pb.DrainRequest())
+    await unary(address, pb_grpc.WorkerStub, "Drain", pb.Empty())
 
 
 async def set_worker_role(address: str, role: m.Role, *, drain_s: float = 0.0) -> None:
-    """`drain_s`: for what the worker holds, before it takes the role; it answers at once."""
-    request = pb.SetRoleRequest(role=codec.role_to_pb(role), drain_s=drain_s)
+    """The worker answers at once, and has `drain_s` to finish what it holds before it takes the role."""
+    request = mapping.role_request_to_pb(RoleRequest(role, drain_s))
     await unary(address, pb_grpc.WorkerStub, "SetRole", request)
 
 
 async def worker_status(address: str) -> WorkerStatusReply:
-    reply = await unary(address, pb_grpc.WorkerStub, "GetStatus", pb.StatusRequest())
-    return WorkerStatusReply(
-        worker_id=WorkerId(reply.worker_id),
-        role=codec.role_from_pb(reply.role),
-        is_draining=reply.is_draining,
-        fingerprint=reply.fingerprint,
-        accounts=dict(reply.accounts),
-        notes=tuple(reply.notes),
-    )
+    reply = await unary(address, pb_grpc.WorkerStub, "GetStatus", pb.Empty())
+    return mapping.worker_status_reply_from_pb(reply)
 
 
 class DirectoryClient:
-    """A member's or router's connection to the directory. Every call raises LinkBroken when the
-    directory can't be reached; the caller goes on with what it knows and tries again."""
+    """A member's or router's connection to the directory.
+
+    Every call raises LinkBroken when the directory can't be reached; the caller goes on with what it knows
+    and tries again.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -184,24 +172,26 @@ class DirectoryClient:
 
     async def renew(self, member: m.Member) -> None:
         try:
-            await self._standing.stub.Renew(codec.member_to_pb(member), timeout=CALL_S)
+            await self._standing.stub.Renew(mapping.member_to_pb(member), timeout=CALL_S)
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def leave(self, worker_id: WorkerId) -> None:
         try:
-            await self._standing.stub.Leave(pb.LeaveRequest(worker_id=worker_id), timeout=CALL_S)
+            await self._standing.stub.Leave(
+                mapping.worker_leaves_to_pb(WorkerLeaves(worker_id)), timeout=CALL_S
+            )
         except grpc.RpcError as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
-        """The view now, then after every change; at least one a second. The router is listed meanwhile."""
+        """The view now, after every change, and at least once a second. The router is listed meanwhile."""
         async with channel_to(self.address, Party.CONTROL) as channel:
-            call = pb_grpc.DirectoryStub(channel).Watch(router_member_to_pb(member))
+            call = pb_grpc.DirectoryStub(channel).Watch(mapping.router_member_to_pb(member))
             try:
                 async for view in call:
-                    yield codec.view_from_pb(view)
-            except (grpc.RpcError, codec.WireError) as error:
+                    yield mapping.membership_view_from_pb(view)
+            except (grpc.RpcError, WireError) as error:
                 raise LinkBroken(f"{self.address}: {describe(error)}") from None
             finally:
                 call.cancel()

@@ -1,22 +1,20 @@
-"""What routers tell the control plane of their requests, over gRPC: both sides."""
+"""Routers' reports on their requests to the control plane, over gRPC: both sides."""
 
 from typing import Any, Protocol
 
 import grpc
-import msgspec
 
 from baton.core.demand import DemandHeard, DemandReport
+from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.proto import mapping
+from baton.wire.serving import request_of
 from baton.wire.transport import Standing
 
 CALL_S = 5.0
-
-_encode = msgspec.msgpack.Encoder().encode
-_report = msgspec.msgpack.Decoder(DemandReport)
-_heard = msgspec.msgpack.Decoder(DemandHeard)
 
 
 class DemandHandler(Protocol):
@@ -27,13 +25,9 @@ class DemandServicer(pb_grpc.DemandServicer):
     def __init__(self, handler: DemandHandler) -> None:
         self._handler = handler
 
-    async def Report(self, request: Any, context: Any) -> pb.DemandFrame:
-        try:
-            report = _report.decode(request.payload)
-        except msgspec.MsgspecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise
-        return pb.DemandFrame(payload=_encode(self._handler.report(report)))
+    async def Report(self, request: Any, context: Any) -> pb.DemandHeard:
+        report = await request_of(context, mapping.demand_report_from_pb, request)
+        return mapping.demand_heard_to_pb(self._handler.report(report))
 
 
 class DemandClient:
@@ -45,10 +39,9 @@ class DemandClient:
 
     async def report(self, report: DemandReport) -> DemandHeard:
         try:
-            request = pb.DemandFrame(payload=_encode(report))
-            reply = await self._standing.stub.Report(request, timeout=CALL_S)
-            return _heard.decode(reply.payload)
-        except (grpc.RpcError, msgspec.MsgspecError) as error:
+            request = mapping.demand_report_to_pb(report)
+            return mapping.demand_heard_from_pb(await self._standing.stub.Report(request, timeout=CALL_S))
+        except (grpc.RpcError, WireError) as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 
     async def close(self) -> None:

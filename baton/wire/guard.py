@@ -1,4 +1,4 @@
-"""Who may call what, looked at when a call begins. What was admitted is not looked at again."""
+"""The check of who may call what. It is made when a call begins, and not again while it runs."""
 
 import contextlib
 import ipaddress
@@ -19,14 +19,17 @@ AuthContext = Mapping[str, Iterable[bytes]]
 
 
 def parties_in(auth_context: AuthContext, domain: str) -> frozenset[Party]:
-    """What the other side of a TLS connection has proved to be."""
+    """The parts of the cluster that the other side of a TLS connection has proved to be."""
     names = auth_context.get(ALTERNATIVE_NAMES, ())
     return parties_named((name.decode("ascii", "replace") for name in names), domain)
 
 
 def is_local(peer: str) -> bool:
-    """`peer` as gRPC has it: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:/path. Who calls from an address
-    of this machine's own is on it: what is answered never leaves it."""
+    """The caller is on this machine.
+
+    `peer` is gRPC's text, such as ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711 or unix:/path. A caller from one
+    of this machine's own addresses is on it: the answer never leaves it.
+    """
     kind, _, rest = peer.partition(":")
     if kind == "unix":
         return True
@@ -42,26 +45,26 @@ def _own_addresses() -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     found = set[ipaddress.IPv4Address | ipaddress.IPv6Address]()
     for of_interface in psutil.net_if_addrs().values():
         for one in of_interface:
-            with contextlib.suppress(ValueError):  # of another family
+            with contextlib.suppress(ValueError):  # the address is of another family
                 found.add(ipaddress.ip_address(one.address.partition("%")[0]))
     return found
 
 
 class Guard:
-    """Decides whether a caller may drain, clear, flip and scale."""
+    """Decides whether a caller may drain, clear, scale and switch roles."""
 
     def __init__(self, domain: str, tokens: LiveTokens | None) -> None:
-        """`domain` empty: no mutual TLS. `tokens` None: none are configured."""
+        """An empty `domain` means no mutual TLS, and None for `tokens` that none are configured."""
         self._domain, self._tokens = domain, tokens
 
     def refusal(self, peer: str, auth_context: AuthContext, token: str) -> str | None:
-        """None: it may."""
+        """The reason why the caller may not; None: it may."""
         if self._domain and parties_in(auth_context, self._domain) & OPERATING:
             return None
         if self._tokens is not None and self._tokens.holder_of(token, scope=Scope.OPERATE) is not None:
             return None
         if not self._domain and self._tokens is None:
-            # Nothing to prove oneself with: then who has an account on this very machine is trusted.
+            # There is nothing to prove oneself with, so an account on this very machine is trusted.
             if is_local(peer):
                 return None
             return (
@@ -75,7 +78,7 @@ class Guard:
 
 Handler = Callable[[Any, Any], Any]
 _ServerInterceptor: Any = grpc.aio.ServerInterceptor
-"""Generic in the stubs, and not in the library."""
+"""The class is generic in the stubs, and not in the library."""
 
 
 class PartyCheck(_ServerInterceptor):
@@ -119,7 +122,7 @@ class PartyCheck(_ServerInterceptor):
         return checked
 
     def _stream_to_stream(self, call: Handler, allowed: frozenset[Party]) -> Handler:
-        """Of handlers that read and write their context."""
+        """The handler reads and writes its context."""
 
         async def checked(requests: Any, context: Any) -> Any:
             await self._admit(context, allowed)

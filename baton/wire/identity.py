@@ -1,7 +1,7 @@
-"""Who this process is to the others: its certificate, its key, and the authorities it trusts, from files.
+"""The identity of this process: its certificate, its key, and the authorities it trusts, from files.
 
-Looked at again whenever a connection is made: replacing the files is all that a rotation needs. What is wrong
-with new files is logged, and the ones before go on being used.
+The files are looked at again whenever a connection is made, so replacing them is all that a rotation needs.
+If new files are wrong, the log says so and the ones before stay in use.
 """
 
 import logging
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 2**20
 WARN_SHARE = 0.1
-"""Of its life that a certificate has left when the log mentions it."""
+"""The fraction of its life that a certificate has left when the log mentions it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What the three files said at one moment, checked against one another."""
+    """The contents of the three files at one moment, checked against one another."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
     ends: datetime
-    """UTC; from then on every peer refuses us."""
+    """The instant, in UTC, from which on every peer refuses us."""
     ends_soon: datetime
-    """When it is time to say so."""
+    """The instant from which on the log warns of it."""
     parties: frozenset[Party]
 
     def for_channel(self) -> grpc.ChannelCredentials:
@@ -49,8 +49,11 @@ class Credentials:
 
 
 def read_credentials(config: TlsConfig, *, now: datetime) -> Credentials:
-    """Raises SetupError, naming the file and what to do: unreadable, expired, not of the authority, a key of
-    another certificate, or no name of a part of this cluster."""
+    """Read and check the three files.
+
+    Raises SetupError, which names the file and what to do, for a file that is unreadable, expired or not of
+    the authority, for a key of another certificate, and for names that are no part of this cluster.
+    """
     ca, cert, key = (_bytes_of(path) for path in (config.ca, config.cert, config.key))
     leaf = _leaf_of(config.cert, cert)
     _check_key(config, leaf, key)
@@ -101,7 +104,7 @@ def _check_key(config: TlsConfig, leaf: "Certificate", pem: bytes) -> None:
 def _check_authority(
     config: TlsConfig, roots: "Sequence[Certificate]", chain: "Sequence[Certificate]"
 ) -> None:
-    """Each is signed by the next, the last by an authority."""
+    """Each certificate must be signed by the next, and the last one by an authority."""
     signers = [*([c] for c in chain[1:]), roots]
     for certificate, candidates in zip(chain, signers, strict=True):
         if not any(is_signed_by(certificate, one) for one in candidates):
@@ -151,10 +154,10 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Identity:
-    """The credentials as they are now. Any thread may ask: gRPC's own does for each new connection."""
+    """The credentials as they are now. Any thread may ask; gRPC's own thread does for each new connection."""
 
     def __init__(self, config: TlsConfig) -> None:
-        """Raises SetupError, see `read_credentials`."""
+        """Raises SetupError like `read_credentials`."""
         self.config, self.domain = config, config.domain
         self._lock = threading.Lock()
         self._stamp = self._stamp_now()
@@ -163,7 +166,7 @@ class Identity:
         self._warned: Credentials | None = None
 
     def current(self) -> Credentials:
-        """Another object after each change of the files."""
+        """The credentials of the files, which are another object after each change."""
         with self._lock:
             stamp = self._stamp_now()
             if stamp != self._stamp:
@@ -182,7 +185,7 @@ class Identity:
         try:
             self._current = read_credentials(self.config, now=datetime.now(UTC))
         except SetupError as error:
-            # Not noted as seen: files that are being replaced one by one fit together in a moment.
+            # The stamp is not noted: files that are being replaced one by one fit together in a moment.
             if str(error) != self._trouble:
                 log.warning("certificates as before, because: %s", error)
             self._trouble = str(error)
@@ -191,7 +194,7 @@ class Identity:
         log.info("new certificates, valid until %s UTC", f"{self._current.ends:%Y-%m-%d %H:%M}")
 
     def _stamp_now(self) -> Stamp:
-        """() while a file is away."""
+        """What changes when a file does; () while a file is away."""
         try:
             stats = [Path(p).stat() for p in (self.config.ca, self.config.cert, self.config.key)]
         except OSError:
@@ -199,11 +202,11 @@ class Identity:
         return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in stats)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Of a port that refuses whoever has no certificate of our authorities."""
+        """Credentials of a port that refuses callers without a certificate of our authorities."""
         shown = self.current()
 
         def fetch() -> Any:
-            """Called for each new connection; None: as before."""
+            """gRPC calls this for each new connection; None: use those before."""
             nonlocal shown
             current = self.current()
             if current is shown:

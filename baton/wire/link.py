@@ -9,24 +9,24 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from baton.wire.codec import WireError
+from baton.wire.decoding import WireError
 from baton.wire.transport import explained
 
 Out = TypeVar("Out")
 In = TypeVar("In")
 
 END: Any = getattr(grpc.aio, "EOF")  # noqa: B009 - the stubs do not know it
-"""What reading returns when the peer has closed its side in good order."""
+"""The result of reading when the peer has closed its side in good order."""
 
 OUTBOX_MESSAGES_MAX = 4096
-"""Messages waiting to be written. A peer that reads this much slower than we speak is dropped."""
+"""The most messages that wait to be written. A peer that reads this much slower than we speak is dropped."""
 
 FLUSH_S = 1.0
-"""How long closing waits for messages already queued to be written."""
+"""The longest time that closing waits until queued messages are written."""
 
 
 _WHERE = re.compile(r"^failed to connect to all addresses; last error: \w+: (ipv4|ipv6|unix):\S+: ")
-"""gRPC's own preamble; whoever tells of the error names the address."""
+"""gRPC's own preamble is cut off, since our error text names the address already."""
 
 
 class LinkBroken(Exception):
@@ -75,8 +75,8 @@ class Link(Generic[Out, In]):
             try:
                 await self._write(self._encode(message))
             except Exception as error:
-                # Whatever it was, also a message that can't be encoded: nothing more will be written,
-                # and whoever sends must hear of it.
+                # Nothing more will be written, whatever the reason (a message that can't be encoded is one),
+                # and the sender must hear of it.
                 self._broken = self._broken or describe(error)
                 return
             finally:
@@ -96,7 +96,7 @@ class Link(Generic[Out, In]):
             raise LinkBroken(f"{self.peer}: {self._broken}") from error
 
     async def close(self) -> None:
-        """Write what is queued, for at most FLUSH_S, then stop. Idempotent."""
+        """Write what is queued, for at most FLUSH_S, then stop. A second call does nothing."""
         if self._broken is None:
             self._broken = "closed"
             with contextlib.suppress(TimeoutError):
@@ -106,7 +106,7 @@ class Link(Generic[Out, In]):
 
 
 def describe(error: BaseException) -> str:
-    """One line for logs and for a peer: gRPC's own text where there is one."""
+    """The error in one line, for logs and for a peer; gRPC's own text where there is one."""
     if isinstance(error, grpc.aio.AioRpcError):
         details, failed = _WHERE.subn("", error.details() or "")
         return f"{error.code().name}: {explained(details) if failed else details}"

@@ -14,18 +14,18 @@ from typing import Any
 
 from baton.core.store import StoreHello, StoreRefused, StoreToWorker, StoreWelcome, WorkerToStore
 from baton.core.store_admin import StoreReply, StoreRequest
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
 from baton.wire.store_codec import FROM_STORE, FROM_WORKER, OPENING, REPLY
-from baton.wire.vocabulary import WireError
 
 FRAME_BYTES_MAX = 16 * 2**20
 """A longer frame ends the session."""
 
 CONNECT_S = 2.0
-"""From connecting to the store's first answer."""
+"""The longest time from connecting to the store's first answer."""
 
 REQUEST_S = 10.0
-"""One request of an operator."""
+"""The longest time for one request of an operator."""
 
 _SIZE_BYTES = 4
 _RECEIVE_BYTES = 65_536
@@ -39,7 +39,7 @@ class StoreRefusal(Exception):
 
 
 class FrameSocket:
-    """Frames over one connected stream socket; one reader and one writer at a time.
+    """Frames over one connected stream socket, with one reader and one writer at a time.
 
     Reading raises WireError for a frame that is too long or cut off, OSError for a broken connection.
     """
@@ -50,7 +50,7 @@ class FrameSocket:
         self._buffer = bytearray()
 
     async def read(self) -> Any:
-        """One payload; END when the other side has closed in good order."""
+        """The next payload; END when the other side has closed in good order."""
         loop = asyncio.get_running_loop()
         while (payload := self._take()) is None:
             received = await loop.sock_recv(self._socket, _RECEIVE_BYTES)
@@ -81,33 +81,33 @@ class FrameSocket:
     async def write(self, payload: bytes, descriptor: int | None = None) -> None:
         frame = len(payload).to_bytes(_SIZE_BYTES, "little") + payload
         if descriptor is not None:
-            # Only as a connection's first frame: the socket's buffer is empty then, and takes it.
+            # This is a connection's first frame only: the socket's buffer is empty then, and takes it.
             sent = socket.send_fds(self._socket, [frame], [descriptor])
             frame = frame[sent:]
         await asyncio.get_running_loop().sock_sendall(self._socket, frame)
 
     async def read_to_end(self) -> None:
-        """Whatever comes is thrown away. Returns once the other side has closed, however it did."""
+        """Throw away what comes, until the other side has closed in whatever way."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while await loop.sock_recv(self._socket, _RECEIVE_BYTES):
                 pass
 
     def end_writing(self) -> None:
-        """The other side reads END after what was written before."""
+        """Let the other side read END after what was written before."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def keep_open(self) -> None:
-        """Until this process ends, whatever `close` is told."""
+        """Keep the connection until this process ends, even after `close`."""
         self._socket.dup().detach()
 
     def close(self) -> None:
-        """After reading and writing have ended."""
+        """Close the socket; reading and writing must have ended."""
         self._socket.close()
 
     def _take(self) -> bytes | None:
-        """The next payload if it is here as a whole."""
+        """The next payload if all of it is here."""
         if len(self._buffer) < _SIZE_BYTES:
             return None
         size = int.from_bytes(self._buffer[:_SIZE_BYTES], "little")
@@ -132,7 +132,7 @@ class FrameSocket:
 
 @asynccontextmanager
 async def _connected(path: str) -> AsyncGenerator[FrameSocket]:
-    """Raises LinkBroken."""
+    """A connection to the socket at `path`. Raises LinkBroken."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -149,20 +149,20 @@ async def _connected(path: str) -> AsyncGenerator[FrameSocket]:
 class StoreSession:
     welcome: StoreWelcome
     descriptor: int
-    """Of the arena; closed with the session, mappings stay."""
+    """The arena's descriptor. It is closed with the session; mappings stay."""
     link: WorkerSide
     keep_open: Callable[[], None]
-    """The store must not read our end of file before this process is gone."""
+    """After this call the store does not read our end of file before this process is gone."""
 
 
 @asynccontextmanager
 async def store_session(
     path: str, hello: StoreHello, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[StoreSession]:
-    """A worker's session with its host's store node. Leaving the context closes the socket, by which the
-    caller says that it touches no slot any more.
+    """A worker's session with its host's store node.
 
-    Raises LinkBroken if there is no store node that answers in time, StoreRefusal if it declines.
+    Leaving the context closes the socket, by which the caller says that it touches no slot any more. Raises
+    LinkBroken if there is no store node that answers in time, StoreRefusal if it declines.
     """
     async with _connected(path) as frames:
         welcome, descriptor = await _welcome(path, frames, hello, connect_timeout_s)
@@ -211,7 +211,7 @@ async def _welcome(
 
 
 async def ask_store(path: str, request: StoreRequest, *, timeout_s: float = REQUEST_S) -> StoreReply:
-    """An operator's request over the local socket. Raises LinkBroken."""
+    """Send an operator's request over the local socket. Raises LinkBroken."""
     async with _connected(path) as frames:
         try:
             async with asyncio.timeout(timeout_s):

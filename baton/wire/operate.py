@@ -1,4 +1,4 @@
-"""Orders to the control plane, and what it says of its cluster, over gRPC: both sides."""
+"""Orders to the control plane, and its reports on the cluster, over gRPC: both sides."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -6,27 +6,25 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
-import msgspec
 
 from baton.core.operate import ClusterState, Decision, Order
+from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, LinkRefused, describe
 from baton.wire.parties import PACKAGE, Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.proto import mapping
+from baton.wire.serving import request_of
 from baton.wire.transport import Standing, chosen, require_operator
 
 CALL_S = 10.0
-"""One order, or the first state."""
+"""The longest time for one order, or for the first state."""
 
 _ACT = f"{PACKAGE}Operate/Act"
-_encode = msgspec.msgpack.Encoder().encode
-_order = msgspec.msgpack.Decoder(Order)
-_decision = msgspec.msgpack.Decoder(Decision)
-_state = msgspec.msgpack.Decoder(ClusterState)
 
 
 class OperateHandler(Protocol):
-    """What `control_plane.desired.Operations` says."""
+    """The control plane's side, which is `control_plane.desired.Operations`."""
 
     def order(self, order: Order) -> Decision: ...
 
@@ -39,18 +37,14 @@ class OperateServicer(pb_grpc.OperateServicer):
     def __init__(self, handler: OperateHandler) -> None:
         self._handler = handler
 
-    async def Act(self, request: Any, context: Any) -> pb.OperateFrame:
+    async def Act(self, request: Any, context: Any) -> pb.Decision:
         await require_operator(context)
-        try:
-            order = _order.decode(request.payload)
-        except msgspec.MsgspecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise
-        return pb.OperateFrame(payload=_encode(self._handler.order(order)))
+        order = await request_of(context, mapping.order_from_pb, request)
+        return mapping.decision_to_pb(self._handler.order(order))
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.OperateFrame]:
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.ClusterState]:
         async for state in self._handler.changes():
-            yield pb.OperateFrame(payload=_encode(state))
+            yield mapping.cluster_state_to_pb(state)
 
 
 class OperateClient:
@@ -62,10 +56,10 @@ class OperateClient:
 
     async def order(self, order: Order) -> Decision:
         try:
-            request, metadata = pb.OperateFrame(payload=_encode(order)), chosen().metadata(_ACT)
+            request, metadata = mapping.order_to_pb(order), chosen().metadata(_ACT)
             reply = await self._standing.stub.Act(request, timeout=CALL_S, metadata=metadata)
-            return _decision.decode(reply.payload)
-        except (grpc.RpcError, msgspec.MsgspecError) as error:
+            return mapping.decision_from_pb(reply)
+        except (grpc.RpcError, WireError) as error:
             raise _broken(self.address, error) from None
 
     async def state(self) -> ClusterState:
@@ -80,11 +74,11 @@ class OperateClient:
 
     async def changes(self) -> AsyncGenerator[ClusterState]:
         """The state now, after every change, and at least once a second."""
-        call = self._standing.stub.Watch(pb.OperateFrame())
+        call = self._standing.stub.Watch(pb.Empty())
         try:
-            async for frame in call:
-                yield _state.decode(frame.payload)
-        except (grpc.RpcError, msgspec.MsgspecError) as error:
+            async for state in call:
+                yield mapping.cluster_state_from_pb(state)
+        except (grpc.RpcError, WireError) as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
         finally:
             call.cancel()

@@ -4,7 +4,7 @@ KEEPALIVE_S = 2.0
 KEEPALIVE_TIMEOUT_S = 3.0
 RECONNECT_FIRST_S, RECONNECT_MAX_S = 0.1, 1.0
 CONNECT_MAX_S = 3.0
-"""One attempt at a host that does not answer at all."""
+"""The longest attempt at a host that does not answer at all."""
 MESSAGE_BYTES_MAX = 64 * 2**20
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -21,8 +21,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # Retries are decided above (placement), and a restarted peer must not inherit a backoff.
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own wait before it dials again would grow to two minutes, for as long as a peer is away; a
-    # directory that is back must be heard within seconds.
+    # gRPC's own wait before it dials again would grow to two minutes while a peer is away; a directory that
+    # is back must be heard within seconds.
     ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_FIRST_S * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_MAX_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", int(RECONNECT_MAX_S * 1000)),

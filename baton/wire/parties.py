@@ -1,6 +1,6 @@
-"""Which part of a cluster may call what. Pure.
+"""The table of which part of a cluster may call what. This module is pure.
 
-With mutual TLS a certificate's DNS names say which parts its holder is: `worker.baton.internal`. The caller
+A certificate's DNS names say which parts its holder is under mutual TLS: `worker.baton.internal`. The caller
 demands the name of the part that it wants to speak to, and the server looks its caller's names up here.
 """
 
@@ -20,7 +20,7 @@ class Party(StrEnum):
 
 
 OPERATING = frozenset({Party.CONTROL, Party.OPERATOR})
-"""May drain, clear, flip and scale."""
+"""Parts that may drain, clear, scale and switch roles."""
 
 _EVERYBODY = frozenset(Party)
 _ROUTERS = frozenset({Party.ROUTER})
@@ -48,18 +48,18 @@ CALLERS: dict[str, frozenset[Party]] = {
     "Budgets/Settle": _ROUTERS,
     "Demand/Report": _ROUTERS,
 }
-"""By Service/Method. What is not listed is for OPERATING."""
+"""The callers of each method, by Service/Method. A method that is not listed is for OPERATING."""
 
 _SERVERS = {"Worker": Party.WORKER, "Peer": Party.WORKER, "StoreNode": Party.STORE, "Router": Party.ROUTER}
 
 
 def server_of(service: str) -> Party:
-    """Who serves it, by the service's name in the .proto file."""
+    """The part that serves a service, by the service's name in the .proto file."""
     return _SERVERS.get(service, Party.CONTROL)
 
 
 def callers_of(method: str) -> frozenset[Party]:
-    """`method` as gRPC has it: /baton.v1.Service/Method."""
+    """The parts that may call `method`, which is gRPC's text: /baton.v1.Service/Method."""
     return CALLERS.get(method.removeprefix(PACKAGE), OPERATING)
 
 
@@ -68,6 +68,6 @@ def name_of(party: Party, domain: str) -> str:
 
 
 def parties_named(names: Iterable[str], domain: str) -> frozenset[Party]:
-    """What the holder of a certificate with these DNS names is."""
+    """The parts that the holder of a certificate with these DNS names is."""
     ours = {name_of(party, domain): party for party in Party}
     return frozenset(ours[name.lower()] for name in names if name.lower() in ours)

@@ -10,17 +10,17 @@ from baton.core import messages as m
 from baton.core.budgets import Ledger
 from baton.core.ids import RouterId, WorkerId
 from baton.core.sharing import RouterMember
-from baton.wire import codec
 from baton.wire.budgets import BudgetsServicer
-from baton.wire.client import WorkerStatusReply, disagreement
+from baton.wire.client import disagreement
 from baton.wire.demand import DemandHandler, DemandServicer
 from baton.wire.link import END, Link
 from baton.wire.operate import OperateHandler, OperateServicer
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.proto import mapping
 from baton.wire.routers import RouterHandler, add_router
+from baton.wire.services import WorkerStatusReply
 from baton.wire.serving import first_message, until_end
-from baton.wire.sharing_codec import router_member_from_pb
 from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServicer
 from baton.wire.store_nodes import StoreHandler, add_store_node
 from baton.wire.transport import listen, new_server, require_operator
@@ -33,7 +33,7 @@ class WorkerHandler(Protocol):
     async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
         """Runs until the router's stream ends; the first message sent must be WorkerHello.
 
-        LinkBroken may escape. Cancelled when the connection is lost.
+        LinkBroken may escape. A loss of the connection cancels it.
         """
         ...
 
@@ -48,7 +48,7 @@ class PeerHandler(Protocol):
     def hello(self) -> m.PeerHello: ...
 
     async def serve_reader(self, theirs: m.PeerHello, link: SourceEnd) -> None:
-        """Runs until the reader's stream ends. LinkBroken may escape. Cancelled on loss."""
+        """Runs until the reader's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
 
@@ -58,7 +58,7 @@ class DirectoryHandler(Protocol):
     def leave(self, worker_id: WorkerId) -> None: ...
 
     def watch(self, member: RouterMember) -> AsyncIterator[m.MembershipView]:
-        """The router is listed, if it has an address, until this is closed."""
+        """Views of the membership. A router that has an address is listed until this is closed."""
         ...
 
 
@@ -68,40 +68,34 @@ class _WorkerServicer(pb_grpc.WorkerServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
         first = await first_message(context)
-        if first is END or first.WhichOneof("message") != "hello":
+        if first is END or first.WhichOneof("message") != "router_hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
-        if first.hello.wire_version != m.WIRE_VERSION:
-            theirs = f"wire version {first.hello.wire_version}, ours is {m.WIRE_VERSION}"
+        hello = mapping.router_hello_from_pb(first.router_hello)
+        if hello.wire_version != m.WIRE_VERSION:
+            theirs = f"wire version {hello.wire_version}, ours is {m.WIRE_VERSION}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, theirs)
         link: WorkerEnd = Link(
-            peer=first.hello.router_id,
+            peer=hello.router_id,
             read=context.read,
             write=context.write,
-            encode=codec.worker_to_pb,
-            decode=codec.router_from_pb,
+            encode=mapping.worker_envelope_to_pb,
+            decode=mapping.router_envelope_from_pb,
         )
-        await until_end(self._handler.serve_router(RouterId(first.hello.router_id), link), link)
+        await until_end(self._handler.serve_router(hello.router_id, link), link)
 
-    async def Drain(self, request: Any, context: Any) -> pb.DrainReply:
+    async def Drain(self, request: Any, context: Any) -> pb.Empty:
         await require_operator(context)
         await self._handler.drain()
-        return pb.DrainReply()
+        return pb.Empty()
 
-    async def SetRole(self, request: Any, context: Any) -> pb.SetRoleReply:
+    async def SetRole(self, request: Any, context: Any) -> pb.Empty:
         await require_operator(context)
-        await self._handler.set_role(codec.role_from_pb(request.role), request.drain_s)
-        return pb.SetRoleReply()
+        wanted = mapping.role_request_from_pb(request)
+        await self._handler.set_role(wanted.role, wanted.drain_s)
+        return pb.Empty()
 
-    async def GetStatus(self, request: Any, context: Any) -> pb.StatusReply:
-        status = self._handler.status()
-        return pb.StatusReply(
-            worker_id=status.worker_id,
-            role=codec.role_to_pb(status.role),
-            is_draining=status.is_draining,
-            fingerprint=status.fingerprint,
-            accounts=status.accounts,
-            notes=status.notes,
-        )
+    async def GetStatus(self, request: Any, context: Any) -> pb.WorkerStatusReply:
+        return mapping.worker_status_reply_to_pb(self._handler.status())
 
 
 class _PeerServicer(pb_grpc.PeerServicer):
@@ -110,18 +104,18 @@ class _PeerServicer(pb_grpc.PeerServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
         first = await first_message(context)
-        if first is END or first.WhichOneof("message") != "hello":
+        if first is END or first.WhichOneof("message") != "peer_hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say hello first")
-        ours, theirs = self._handler.hello(), codec.peer_hello_from_pb(first.hello)
+        ours, theirs = self._handler.hello(), mapping.peer_hello_from_pb(first.peer_hello)
         if mismatch := disagreement(ours, theirs):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
-        await context.write(pb.SourceEnvelope(hello=codec.peer_hello_to_pb(ours)))
+        await context.write(mapping.source_envelope_to_pb(ours))
         link: SourceEnd = Link(
             peer=theirs.worker_id,
             read=context.read,
             write=context.write,
-            encode=codec.source_to_pb,
-            decode=codec.reader_from_pb,
+            encode=mapping.source_envelope_to_pb,
+            decode=mapping.reader_envelope_from_pb,
         )
         await until_end(self._handler.serve_reader(theirs, link), link)
 
@@ -130,17 +124,17 @@ class _DirectoryServicer(pb_grpc.DirectoryServicer):
     def __init__(self, handler: DirectoryHandler) -> None:
         self._handler = handler
 
-    async def Renew(self, request: Any, context: Any) -> pb.RenewReply:
-        self._handler.renew(codec.member_from_pb(request))
-        return pb.RenewReply()
+    async def Renew(self, request: Any, context: Any) -> pb.Empty:
+        self._handler.renew(mapping.member_from_pb(request))
+        return pb.Empty()
 
-    async def Leave(self, request: Any, context: Any) -> pb.LeaveReply:
-        self._handler.leave(WorkerId(request.worker_id))
-        return pb.LeaveReply()
+    async def Leave(self, request: Any, context: Any) -> pb.Empty:
+        self._handler.leave(mapping.worker_leaves_from_pb(request).worker_id)
+        return pb.Empty()
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[pb.MembershipView]:
-        async for view in self._handler.watch(router_member_from_pb(request)):
-            yield codec.view_to_pb(view)
+        async for view in self._handler.watch(mapping.router_member_from_pb(request)):
+            yield mapping.membership_view_to_pb(view)
 
 
 async def start_server(
@@ -157,8 +151,10 @@ async def start_server(
     operate: OperateHandler | None = None,
     demand: DemandHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve the given handlers; returns the server (stop it with `await server.stop(grace)`) and
-    the bound port. Raises SetupError if the port is taken."""
+    """Serve the given handlers and return the server and the bound port.
+
+    `await server.stop(grace)` stops it. Raises SetupError if the port is taken.
+    """
     server = new_server()
     if worker is not None:
         pb_grpc.add_WorkerServicer_to_server(_WorkerServicer(worker), server)

@@ -1,22 +1,36 @@
-"""Beginning and ending a served stream from this side."""
+"""The beginning and the end of a call on the answering side."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
+import grpc
+
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
 
+T = TypeVar("T")
+
 HELLO_S = 5.0
-"""From opening a session to the caller's first message."""
+"""The longest time from opening a session to the caller's first message."""
 
 
 async def first_message(context: Any) -> Any:
-    """END too for one that opens a session and then says nothing."""
+    """The first message; END also stands for a caller that opens a session and says nothing."""
     try:
         async with asyncio.timeout(HELLO_S):
             return await context.read()
     except TimeoutError:
         return END
+
+
+async def request_of(context: Any, decode: Callable[[Any], T], message: Any) -> T:
+    """What the caller asks for; a call that makes no sense ends with INVALID_ARGUMENT."""
+    try:
+        return decode(message)
+    except WireError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
 
 
 async def until_end(serving: Coroutine[Any, Any, None], link: Link[Any, Any]) -> None:

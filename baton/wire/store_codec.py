@@ -1,5 +1,7 @@
-"""Messages of the store in MessagePack and back. Each codec is of one closed union; what it lets through has
-block hashes of the right size."""
+"""Messages of the store in MessagePack and back.
+
+Each codec is for one closed union, and lets through only block hashes of the right size.
+"""
 
 from typing import Any, Generic, TypeVar
 
@@ -23,12 +25,12 @@ from baton.core.store import (
     WorkerToStore,
 )
 from baton.core.store_admin import StoreReply, StoreRequest
-from baton.wire.vocabulary import WireError
+from baton.wire.decoding import WireError
 
 T = TypeVar("T")
 
 Opening = StoreHello | StoreRequest
-"""What may come first on a local connection."""
+"""The messages that may come first on a local connection."""
 
 
 class Codec(Generic[T]):
@@ -40,7 +42,7 @@ class Codec(Generic[T]):
         return self._encoder.encode(message)
 
     def decode(self, payload: bytes) -> T:
-        """Raises WireError for what is no message of the union, or names a block by no block hash."""
+        """Read a message. Raises WireError if it is none of the union, or has no proper block hash."""
         try:
             message = self._decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:

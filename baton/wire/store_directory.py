@@ -8,23 +8,26 @@ import grpc
 
 from baton.core.ids import BlockHash, NodeId
 from baton.core.store import Holding, StoreChanges, StoreMember
-from baton.wire import directory_codec as codec
+from baton.wire import holdings
+from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.proto import baton_pb2_grpc as pb_grpc
+from baton.wire.proto import mapping
+from baton.wire.services import LookUpRequest, RenewStoreRequest, StoreKnown, StoreLeaves, StoreMembers
+from baton.wire.serving import request_of
 from baton.wire.transport import Standing
-from baton.wire.vocabulary import WireError
 
 LEASE_S_MAX = 86_400.0
 LOOK_UP_HASHES_MAX = 4096
-"""Of one call; the client splits what is more."""
+"""The most hashes of one call; the client splits longer lists."""
 
 T = TypeVar("T")
 
 
 class StoreDirectoryHandler(Protocol):
-    """As `kv_store.directory.interface.Directory`."""
+    """The answering side, which is a `kv_store.directory.interface.Directory`."""
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool: ...
 
@@ -41,38 +44,34 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
     def __init__(self, handler: StoreDirectoryHandler) -> None:
         self._handler = handler
 
-    async def Renew(self, request: Any, context: Any) -> pb.RenewStoreReply:
-        member = await _read(context, codec.store_member_from_pb, request.member)
-        if not (math.isfinite(request.lease_s) and 0 < request.lease_s <= LEASE_S_MAX):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a lease of {request.lease_s} s")
-        return pb.RenewStoreReply(is_known=await self._handler.renew(member, lease_s=request.lease_s))
+    async def Renew(self, request: Any, context: Any) -> pb.StoreKnown:
+        renewal = await request_of(context, mapping.renew_store_request_from_pb, request)
+        if not (math.isfinite(renewal.lease_s) and 0 < renewal.lease_s <= LEASE_S_MAX):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a lease of {renewal.lease_s} s")
+        is_known = await self._handler.renew(renewal.member, lease_s=renewal.lease_s)
+        return mapping.store_known_to_pb(StoreKnown(is_known))
 
-    async def Leave(self, request: Any, context: Any) -> pb.LeaveStoreReply:
-        await self._handler.leave(NodeId(request.node_id))
-        return pb.LeaveStoreReply()
+    async def Leave(self, request: Any, context: Any) -> pb.Empty:
+        await self._handler.leave(mapping.store_leaves_from_pb(request).node_id)
+        return pb.Empty()
 
-    async def GetMembers(self, request: Any, context: Any) -> pb.StoreMembersReply:
-        members = await self._handler.members()
-        return pb.StoreMembersReply(members=map(codec.store_member_to_pb, members))
+    async def GetMembers(self, request: Any, context: Any) -> pb.StoreMembers:
+        return mapping.store_members_to_pb(StoreMembers(await self._handler.members()))
 
-    async def Publish(self, request: Any, context: Any) -> pb.PublishBlocksReply:
-        changes = await _read(context, codec.store_changes_from_pb, request)
-        return pb.PublishBlocksReply(is_known=await self._handler.publish(changes))
+    async def Publish(self, request: Any, context: Any) -> pb.StoreKnown:
+        changes = await request_of(context, mapping.store_changes_from_pb, request)
+        return mapping.store_known_to_pb(StoreKnown(await self._handler.publish(changes)))
 
-    async def LookUp(self, request: Any, context: Any) -> pb.LookUpBlocksReply:
-        hashes = await _read(context, codec.hashes_from_pb, request)
+    async def LookUp(self, request: Any, context: Any) -> pb.LookUpReply:
+        hashes = (await request_of(context, mapping.look_up_request_from_pb, request)).hashes
         if len(hashes) > LOOK_UP_HASHES_MAX:
             text = f"{len(hashes)} hashes, at most {LOOK_UP_HASHES_MAX}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        return codec.holdings_to_pb(await self._handler.look_up(hashes))
+        return mapping.look_up_reply_to_pb(holdings.pack(await self._handler.look_up(hashes)))
 
 
-async def _read(context: Any, decode: Callable[[Any], T], message: Any) -> T:
-    try:
-        return decode(message)
-    except WireError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise
+def _holdings(reply: pb.LookUpReply) -> list[tuple[Holding, ...]]:
+    return holdings.unpack(mapping.look_up_reply_from_pb(reply))
 
 
 class StoreDirectoryClient:
@@ -83,27 +82,30 @@ class StoreDirectoryClient:
         self._standing = Standing(address, Party.CONTROL, pb_grpc.StoreDirectoryStub)
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
-        request = pb.RenewStoreRequest(member=codec.store_member_to_pb(member), lease_s=lease_s)
-        return (await self._answer(self._standing.stub.Renew, request)).is_known
+        request = mapping.renew_store_request_to_pb(RenewStoreRequest(member, lease_s))
+        reply = await self._answer(self._standing.stub.Renew, request)
+        return mapping.store_known_from_pb(reply).is_known
 
     async def leave(self, node_id: NodeId) -> None:
-        await self._answer(self._standing.stub.Leave, pb.LeaveStoreRequest(node_id=node_id))
+        await self._answer(self._standing.stub.Leave, mapping.store_leaves_to_pb(StoreLeaves(node_id)))
 
     async def members(self) -> tuple[StoreMember, ...]:
-        reply = await self._answer(self._standing.stub.GetMembers, pb.StoreMembersRequest())
-        return tuple(self._decoded(codec.store_member_from_pb, x) for x in reply.members)
+        reply = await self._answer(self._standing.stub.GetMembers, pb.Empty())
+        return self._decoded(mapping.store_members_from_pb, reply).members
 
     async def publish(self, changes: StoreChanges) -> bool:
-        return (await self._answer(self._standing.stub.Publish, codec.store_changes_to_pb(changes))).is_known
+        reply = await self._answer(self._standing.stub.Publish, mapping.store_changes_to_pb(changes))
+        return mapping.store_known_from_pb(reply).is_known
 
     async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
         found: list[tuple[Holding, ...]] = []
         for start in range(0, len(hashes), LOOK_UP_HASHES_MAX):
-            part = hashes[start : start + LOOK_UP_HASHES_MAX]
-            reply = await self._answer(self._standing.stub.LookUp, codec.hashes_to_pb(part))
+            part = tuple(hashes[start : start + LOOK_UP_HASHES_MAX])
+            request = mapping.look_up_request_to_pb(LookUpRequest(part))
+            reply = await self._answer(self._standing.stub.LookUp, request)
             if reply.count != len(part):
                 raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {reply.count}")
-            found += self._decoded(codec.holdings_from_pb, reply)
+            found += self._decoded(_holdings, reply)
         return found
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Sessions between store nodes, and an operator's requests, over gRPC. Messages are MessagePack in frames.
+"""Sessions between store nodes, and an operator's requests, over gRPC, as MessagePack in frames.
 
-A session is about blocks of one size and has a direction: who opens it reads from the other's arena.
+A session is about blocks of one size. The node that opens it reads from the other's arena.
 """
 
 from collections.abc import AsyncGenerator
@@ -14,6 +14,7 @@ from baton.core.errors import IncompatiblePeer
 from baton.core.store import NodeHello, NodeToNode
 from baton.core.store_admin import AskStatus, StoreReply, StoreRequest
 from baton.wire.client import CONNECT_S, first_answer, hung_up, unary
+from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
@@ -21,7 +22,6 @@ from baton.wire.proto import baton_pb2_grpc as pb_grpc
 from baton.wire.serving import first_message, until_end
 from baton.wire.store_codec import BETWEEN_NODES, REPLY, REQUEST
 from baton.wire.transport import channel_to, require_operator
-from baton.wire.vocabulary import WireError
 
 NodeEnd = Link[NodeToNode, NodeToNode]
 
@@ -32,7 +32,7 @@ class StoreHandler(Protocol):
         ...
 
     async def serve_peer(self, theirs: NodeHello, link: NodeEnd) -> None:
-        """Runs until the peer's stream ends. LinkBroken may escape. Cancelled on loss."""
+        """Runs until the peer's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
     async def answer(self, request: StoreRequest) -> StoreReply: ...
@@ -47,7 +47,7 @@ def _decode(frame: pb.StoreFrame) -> NodeToNode:
 
 
 def disagreement(ours: NodeHello, theirs: NodeHello) -> str | None:
-    """Why blocks must not move between the two; None if they may."""
+    """The reason why blocks must not move between the two; None if they may."""
     if ours.wire_version != theirs.wire_version:
         return f"store version {theirs.wire_version}, ours is {ours.wire_version}"
     if (ours.block_bytes, ours.slot_bytes) != (theirs.block_bytes, theirs.slot_bytes):
@@ -109,8 +109,10 @@ def _hello_in(frame: Any) -> NodeHello | None:
 async def node_session(
     address: str, hello: NodeHello, *, connect_timeout_s: float = CONNECT_S
 ) -> AsyncGenerator[tuple[NodeHello, NodeEnd]]:
-    """A session with the node whose arena is to be read. Raises LinkBroken, or IncompatiblePeer if the two do
-    not agree."""
+    """A session with the node whose arena is to be read.
+
+    Raises LinkBroken, or IncompatiblePeer if the two do not agree.
+    """
     async with channel_to(address, Party.STORE) as channel:
         call = pb_grpc.StoreNodeStub(channel).Session()
         async with hung_up(call):
@@ -130,7 +132,7 @@ async def node_session(
 
 
 async def ask_node(address: str, request: StoreRequest) -> StoreReply:
-    """Raises LinkBroken."""
+    """The node's reply to an operator's request. Raises LinkBroken."""
     frame = pb.StoreFrame(payload=REQUEST.encode(request))
     reply = await unary(address, pb_grpc.StoreNodeStub, "Ask", frame)
     try:

@@ -1,5 +1,8 @@
-"""How this process listens and dials. One process has one identity: it is chosen once, when the process
-begins, and every server and channel has it. Nobody can forget it: without a choice there is neither."""
+"""How this process listens and dials.
+
+One process has one identity: it is chosen once, when the process begins, and every server and channel has it.
+Nobody can forget it: without a choice there is neither.
+"""
 
 import asyncio
 import contextlib
@@ -22,22 +25,24 @@ from baton.wire.options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.wire.parties import OPERATING, Party, callers_of, name_of
 
 OLD_CALLS_S = 10.0
-"""For calls under way on a channel that was replaced."""
+"""The time that calls under way have on a channel that was replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What `secure` was told."""
+    """The choice that `secure` was given."""
 
     identity: Identity | None
-    """None: nothing is encrypted, and nobody asked for a certificate."""
+    """This process's certificate; None: nothing is encrypted, and nobody is asked for a certificate."""
     tokens: LiveTokens | None
     token_place: str
-    """Of the token to show; empty: none."""
+    """The file or variable with the token to show; empty: none."""
 
     def metadata(self, method: str) -> tuple[tuple[str, str], ...]:
-        """Of a call: the token goes with those that drain, clear, flip or scale, and with no others. `method`
-        as /baton.v1.Service/Method. Raises SetupError."""
+        """The metadata of a call of `method`, which is /baton.v1.Service/Method. Raises SetupError.
+
+        The token goes with calls that drain, clear, scale or switch roles, and with no others.
+        """
         if not self.token_place or callers_of(method) != OPERATING:
             return ()
         return (("authorization", f"Bearer {token_at(self.token_place)}"),)
@@ -47,7 +52,7 @@ _chosen: Security | None = None
 
 
 def secure(tls: TlsConfig, access: AccessConfig | None = None) -> Security:
-    """Of this process, from now on; of tests, and of nobody else, more than once. Raises SetupError."""
+    """Choose this process's identity. Only tests call it more than once. Raises SetupError."""
     global _chosen
     access = access or AccessConfig()
     _chosen = Security(
@@ -65,20 +70,23 @@ def chosen() -> Security:
 
 
 def channel_to(address: str, party: Party) -> grpc.aio.Channel:
-    """To one who can prove that it is a `party` of this cluster, if this process has mutual TLS."""
+    """A channel to a `party` of this cluster, which must prove it if this process has mutual TLS."""
     identity = chosen().identity
     if identity is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    # Hosts come and go, and have addresses that no certificate knows beforehand. What counts is which part
-    # of which cluster answers.
+    # Hosts come and go, and have addresses that no certificate knows beforehand. The part of the cluster that
+    # answers is what counts.
     name = ("grpc.ssl_target_name_override", name_of(party, identity.domain))
     credentials = identity.current().for_channel()
     return grpc.aio.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, name])
 
 
 class Standing:
-    """A stub on a channel that lasts, and is replaced when this process has new certificates: a channel goes
-    on dialling with those that it was made with."""
+    """A stub on a channel that lasts.
+
+    It is replaced when this process has new certificates, since a channel goes on dialling with those that it
+    was made with.
+    """
 
     def __init__(self, address: str, party: Party, make_stub: Callable[[Any], Any]) -> None:
         self._address, self._party, self._make_stub = address, party, make_stub
@@ -119,7 +127,7 @@ def new_server() -> grpc.aio.Server:
 
 
 def listen(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Returns the bound port. Raises SetupError if it is taken."""
+    """Listen on `port` and return the bound port. Raises SetupError if it is taken."""
     identity = chosen().identity
     try:
         if identity is None:
@@ -130,8 +138,10 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 async def require_operator(context: Any) -> None:
-    """In a servicer, before it does what only the control plane and operators may. Ends the call if the
-    caller has proved to be neither."""
+    """End the call unless the caller has proved to be an operator or the control plane.
+
+    A servicer awaits it before it does what only those may do.
+    """
     security = chosen()
     guard = Guard(security.identity.domain if security.identity is not None else "", security.tokens)
     metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
@@ -151,7 +161,7 @@ _HINTS = {
 
 
 def explained(details: str) -> str:
-    """Why no connection was made, from gRPC's own text, in words that say what to look at."""
+    """The reason why no connection was made, from gRPC's own text, in words that say what to look at."""
     for sign, meaning in _HINTS.items():
         if sign in details:
             return f"TLS: {meaning}"

@@ -21,10 +21,11 @@ from baton.core.operate import ClusterState, Decision, Order, ReplicaState
 from baton.core.recent_requests import RecentRequest, RecentRequestsQuery
 from baton.core.store import StoreMember
 from baton.telemetry import catalogue as c
-from baton.wire.client import WorkerStatusReply, worker_status
+from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
 from baton.wire.routers import recent_requests_of
+from baton.wire.services import WorkerStatusReply
 from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
 from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, Reader, Table, frame_of

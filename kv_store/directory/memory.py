@@ -32,11 +32,11 @@ class MemoryDirectory:
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
         is_known, changes = self.book.renew(member, lease_s=lease_s, now_s=self._clock())
-        self._tell(changes)
+        self._report(changes)
         return is_known
 
     async def leave(self, node_id: NodeId) -> None:
-        self._tell(self.book.leave(node_id, now_s=self._clock()))
+        self._report(self.book.leave(node_id, now_s=self._clock()))
 
     async def members(self) -> tuple[StoreMember, ...]:
         return self.book.members
@@ -52,9 +52,9 @@ class MemoryDirectory:
 
     def tick(self) -> None:
         """End the leases that are over. The directory's own timer calls it."""
-        self._tell(self.book.tick(now_s=self._clock()))
+        self._report(self.book.tick(now_s=self._clock()))
 
-    def _tell(self, changes: Sequence[BookChange]) -> None:
+    def _report(self, changes: Sequence[BookChange]) -> None:
         for change in changes:
             self._on_change(change)
         self._timer.need(self.book.next_tick_s)

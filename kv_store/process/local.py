@@ -14,10 +14,10 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.store import StoreHello, StoreRefused, StoreToWorker, StoreWelcome, WorkerToStore
 from baton.core.store_admin import Declined, StoreReply, StoreRequest
+from baton.wire.decoding import WireError
 from baton.wire.link import END, LinkBroken
 from baton.wire.local import FrameSocket, StoreSide
 from baton.wire.store_codec import FROM_STORE, FROM_WORKER, OPENING, REPLY
-from baton.wire.vocabulary import WireError
 
 log = logging.getLogger(__name__)
 

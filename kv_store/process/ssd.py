@@ -15,14 +15,14 @@ from kv_store.arena import Arena, slot_bytes_for
 from kv_store.node import events as e
 from kv_store.ssd.block_file import BlockFile
 from kv_store.ssd.errors import CorruptBlock, DiskError, DiskFull
-from kv_store.ssd.folder import own_folder, spaces_in
+from kv_store.ssd.folder import files_in, own_folder
 from kv_store.ssd.folder_lock import FolderLock
 from kv_store.ssd.layout import PAGE_BYTES, slot_disk_bytes
 from kv_transfer.peers import Spawn
 
 log = logging.getLogger(__name__)
 
-SPACES_MAX = 16
+SIZE_CLASSES_MAX = 16
 """The core's limit of size classes: for the first page of each file, room is kept within the configured disk
 space."""
 
@@ -33,7 +33,7 @@ Slot = tuple[int, int]
 
 def within_disk(config: StoreConfig) -> StoreConfig:
     """The configuration as the core shall count: without the first pages of the files."""
-    room = max(0, config.ssd_bytes - SPACES_MAX * PAGE_BYTES)
+    room = max(0, config.ssd_bytes - SIZE_CLASSES_MAX * PAGE_BYTES)
     return config.model_copy(update={"ssd_bytes": room})
 
 
@@ -72,7 +72,7 @@ class Disks:
             with contextlib.suppress(SetupError):
                 self._lock = own_folder(self._config.ssd_dir)
         found: list[tuple[int, int, int]] = []
-        for space in sorted(spaces_in(self._config.ssd_dir) if self._config.ssd_dir else ()):
+        for space in sorted(files_in(self._config.ssd_dir) if self._config.ssd_dir else ()):
             slot_bytes = slot_bytes_for(space)
             if slot_count := self._config.ssd_bytes // slot_disk_bytes(slot_bytes):
                 self._opening.add(space)
@@ -104,7 +104,7 @@ class Disks:
         def work() -> tuple[BlockFile, list[e.Recovered]]:
             return BlockFile.open(
                 self._config.ssd_dir,
-                space=space,
+                block_bytes=space,
                 slot_bytes=slot_bytes,
                 slot_count=slot_count,
                 io=self._config.ssd_io,

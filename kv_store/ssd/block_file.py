@@ -20,7 +20,7 @@ from kv_store.ssd import recovery
 from kv_store.ssd.device import AlignedBuffers, IoMode, is_aligned
 from kv_store.ssd.eraser import Eraser
 from kv_store.ssd.errors import CorruptBlock, DiskError
-from kv_store.ssd.folder import SpaceFile, open_space_file
+from kv_store.ssd.folder import SizeClassFile, open_size_class_file
 from kv_store.ssd.layout import (
     PAGE_BYTES,
     Label,
@@ -40,15 +40,15 @@ class BlockFile:
     """A file of blocks. It is thread-safe, but a slot's calls must not overlap: its read or write ends before
     the next begins. `forget` may be called at any time at which none of them is under way."""
 
-    def __init__(self, file: SpaceFile, slot_count: int) -> None:
+    def __init__(self, file: SizeClassFile, slot_count: int) -> None:
         """Use `open`."""
         self.path, self.notes, self.slot_count = file.device.path, file.notes, slot_count
         self.io: IoMode = file.device.mode
-        self.space, self.slot_bytes = file.title.space, file.title.slot_bytes
+        self.block_bytes, self.slot_bytes = file.title.block_bytes, file.title.slot_bytes
         self._file, self._device, self._title = file, file.device, file.title
         self._buffers = AlignedBuffers()
         self._sequence = itertools.count(1)
-        self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.space}")
+        self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.block_bytes}")
         self._calls = _CallsUnderWay()
         self._allocated_slots = 0
         """Slots below this one have disk space, or had."""
@@ -59,7 +59,7 @@ class BlockFile:
         cls,
         directory: str | Path,
         *,
-        space: int,
+        block_bytes: int,
         slot_bytes: int,
         slot_count: int,
         io: IoChoice = "auto",
@@ -70,10 +70,10 @@ class BlockFile:
         `block_bytes` are the payload bytes of a block. Raises SetupError if the folder cannot be used,
         another process uses it, or the file is not ours to write: nothing is changed then.
         """
-        assert 0 < space <= slot_bytes, f"blocks of {space} bytes in slots of {slot_bytes}"
+        assert 0 < block_bytes <= slot_bytes, f"blocks of {block_bytes} bytes in slots of {slot_bytes}"
         assert slot_bytes % PAGE_BYTES == 0, f"a slot of {slot_bytes} bytes is not of whole pages"
         assert slot_count > 0, "a file without slots"
-        file = open_space_file(Path(directory), space, slot_bytes, slot_count, io)
+        file = open_size_class_file(Path(directory), block_bytes, slot_bytes, slot_count, io)
         try:
             labels = recovery.read_labels(
                 file.device, file.title, slot_count, threads=SCAN_THREADS, progress=progress
@@ -101,12 +101,16 @@ class BlockFile:
             page = self._buffers.get(PAGE_BYTES)
             self._device.read([target, page], payload_offset(self._checked(ssd_slot), self.slot_bytes))
             label = decode_label(page, file_id=self._title.file_id, slot=ssd_slot)
-            if label is None or label.facts.block_hash != block_hash or label.payload_bytes != self.space:
+            if (
+                label is None
+                or label.facts.block_hash != block_hash
+                or label.payload_bytes != self.block_bytes
+            ):
                 raise CorruptBlock(f"{self.path}: slot {ssd_slot} does not hold the block that was written")
-            if checksum_of(target[: self.space]) != label.payload_checksum:
+            if checksum_of(target[: self.block_bytes]) != label.payload_checksum:
                 raise CorruptBlock(f"{self.path}: slot {ssd_slot}: the checksum does not hold")
             if is_copied:
-                into[: self.space] = target[: self.space]
+                into[: self.block_bytes] = target[: self.block_bytes]
             return label.payload_checksum
 
     def write(self, ssd_slot: int, source: memoryview, facts: BlockFacts, checksum: int = 0) -> int:
@@ -118,7 +122,7 @@ class BlockFile:
         """
         with self._calls:
             offset = payload_offset(self._checked(ssd_slot), self.slot_bytes)
-            checksum = checksum or checksum_of(source[: self.space])
+            checksum = checksum or checksum_of(source[: self.block_bytes])
             self._eraser.take_off(ssd_slot)
             self._allocate_ahead(ssd_slot)
             try:
@@ -177,14 +181,14 @@ class BlockFile:
     def _label_page(self, slot: int, facts: BlockFacts, checksum: int) -> bytes:
         try:
             return encode_label(
-                Label(slot, next(self._sequence), self.space, checksum, facts), self._title.file_id
+                Label(slot, next(self._sequence), self.block_bytes, checksum, facts), self._title.file_id
             )
         except ValueError as error:
             raise DiskError(str(error)) from error
 
     def _io_buffer(self, buffer: memoryview) -> tuple[memoryview, bool]:
         """The buffer itself if the device can use it as it is, else one of this thread's, to be copied."""
-        assert len(buffer) in (self.space, self.slot_bytes), f"{len(buffer)} bytes for a slot"
+        assert len(buffer) in (self.block_bytes, self.slot_bytes), f"{len(buffer)} bytes for a slot"
         if len(buffer) == self.slot_bytes and (self.io == "buffered" or is_aligned(buffer)):
             return buffer, False
         return self._buffers.get(self.slot_bytes), True

@@ -26,7 +26,7 @@ _NAME = re.compile(r"blocks-(\d+)\.kv")
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceFile:
+class SizeClassFile:
     """An open file whose title was read, in a folder that is ours."""
 
     device: Device
@@ -40,11 +40,11 @@ class SpaceFile:
         self.lock.release()
 
 
-def space_path(directory: Path, space: int) -> Path:
-    return directory / f"blocks-{space}.kv"
+def file_path(directory: Path, block_bytes: int) -> Path:
+    return directory / f"blocks-{block_bytes}.kv"
 
 
-def spaces_in(directory: str | Path) -> dict[int, int]:
+def files_in(directory: str | Path) -> dict[int, int]:
     """Files of earlier lives: their disk bytes by block size. They count towards what the node may use."""
     try:
         entries = list(os.scandir(directory))
@@ -64,13 +64,17 @@ def own_folder(directory: str | Path) -> FolderLock:
     return FolderLock(Path(directory))
 
 
-def open_space_file(
-    directory: Path, space: int, slot_bytes: int, slot_count: int, io: Literal["auto", "direct", "buffered"]
-) -> SpaceFile:
+def open_size_class_file(
+    directory: Path,
+    block_bytes: int,
+    slot_bytes: int,
+    slot_count: int,
+    io: Literal["auto", "direct", "buffered"],
+) -> SizeClassFile:
     """Open the file of a size class; make it if it is not there. Raises SetupError."""
     lock = own_folder(directory)
     try:
-        return _open(lock, space_path(directory, space), space, slot_bytes, slot_count, io)
+        return _open(lock, file_path(directory, block_bytes), block_bytes, slot_bytes, slot_count, io)
     except OSError as error:
         lock.release()
         raise SetupError(f"store.ssd_dir: {error.filename or directory}: {error.strerror}") from error
@@ -82,19 +86,21 @@ def open_space_file(
 def _open(
     lock: FolderLock,
     path: Path,
-    space: int,
+    block_bytes: int,
     slot_bytes: int,
     slot_count: int,
     io: Literal["auto", "direct", "buffered"],
-) -> SpaceFile:
+) -> SizeClassFile:
     size = file_bytes(slot_bytes, slot_count)
     notes: list[str] = []
     if path.exists():
         title = _read_title(path)
-        if (title.space, title.slot_bytes) != (space, slot_bytes):
-            raise SetupError(f"{path} holds blocks of {title.space} bytes, not {space}: {_WAY_OUT}")
+        if (title.block_bytes, title.slot_bytes) != (block_bytes, slot_bytes):
+            raise SetupError(
+                f"{path} holds blocks of {title.block_bytes} bytes, not {block_bytes}: {_WAY_OUT}"
+            )
     else:
-        title = _create(path, space, slot_bytes)
+        title = _create(path, block_bytes, slot_bytes)
     os.truncate(path, size)
     free = shutil.disk_usage(path.parent).free + path.stat().st_blocks * 512
     if free < size:
@@ -108,7 +114,7 @@ def _open(
     if mode == "direct" and not supports_direct(path):
         mode = "buffered"
         notes.append(f"{path}: its file system has no direct IO: buffered")
-    return SpaceFile(Device(path, mode), title, lock, tuple(notes))
+    return SizeClassFile(Device(path, mode), title, lock, tuple(notes))
 
 
 _WAY_OUT = "delete it or choose another store.ssd_dir"
@@ -129,9 +135,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _create(path: Path, space: int, slot_bytes: int) -> Title:
+def _create(path: Path, block_bytes: int, slot_bytes: int) -> Title:
     """Create a file. It gets its name only once its title is on the disk."""
-    title = Title(secrets.token_bytes(FILE_ID_BYTES), space, slot_bytes)
+    title = Title(secrets.token_bytes(FILE_ID_BYTES), block_bytes, slot_bytes)
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(draft, "wb", opener=_private) as file:

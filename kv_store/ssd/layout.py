@@ -36,7 +36,7 @@ _decoder = msgspec.msgpack.Decoder(BlockFacts)
 @dataclass(frozen=True, slots=True)
 class Title:
     file_id: bytes
-    space: int
+    block_bytes: int
     slot_bytes: int
     version: int = VERSION
 
@@ -69,16 +69,18 @@ def label_offset(slot: int, slot_bytes: int) -> int:
 
 
 def encode_title(title: Title) -> bytes:
-    return _sealed(_TITLE.pack(_TITLE_MAGIC, title.version, 0, title.file_id, title.space, title.slot_bytes))
+    return _with_checksum(
+        _TITLE.pack(_TITLE_MAGIC, title.version, 0, title.file_id, title.block_bytes, title.slot_bytes)
+    )
 
 
 def decode_title(page: bytes | bytearray | memoryview) -> Title | None:
     """The title, or None for a file that is not ours or is damaged. Only `version` means anything in a file
     of another version."""
-    if len(page) < PAGE_BYTES or not _is_sealed(page):
+    if len(page) < PAGE_BYTES or not _has_checksum(page):
         return None
-    magic, version, _, file_id, space, slot_bytes = _TITLE.unpack_from(page)
-    return Title(file_id, space, slot_bytes, version) if magic == _TITLE_MAGIC else None
+    magic, version, _, file_id, block_bytes, slot_bytes = _TITLE.unpack_from(page)
+    return Title(file_id, block_bytes, slot_bytes, version) if magic == _TITLE_MAGIC else None
 
 
 def encode_label(label: Label, file_id: bytes) -> bytes:
@@ -88,12 +90,12 @@ def encode_label(label: Label, file_id: bytes) -> bytes:
     if len(facts) > FACTS_BYTES_MAX:
         raise ValueError(f"what is told of a block takes {len(facts)} bytes, {FACTS_BYTES_MAX} at most")
     fields = (label.slot, label.sequence, label.payload_bytes, label.payload_checksum)
-    return _sealed(_LABEL.pack(_LABEL_MAGIC, VERSION, len(facts), file_id, *fields) + facts)
+    return _with_checksum(_LABEL.pack(_LABEL_MAGIC, VERSION, len(facts), file_id, *fields) + facts)
 
 
 def decode_label(page: bytes | bytearray | memoryview, *, file_id: bytes, slot: int) -> Label | None:
     """The label; None unless it was written whole, by this file, for this slot."""
-    if len(page) < PAGE_BYTES or bytes(page[: len(_LABEL_MAGIC)]) != _LABEL_MAGIC or not _is_sealed(page):
+    if len(page) < PAGE_BYTES or bytes(page[: len(_LABEL_MAGIC)]) != _LABEL_MAGIC or not _has_checksum(page):
         return None
     _, version, facts_bytes, owner, written_slot, *numbers = _LABEL.unpack_from(page)
     if (version, owner, written_slot) != (VERSION, file_id, slot) or facts_bytes > FACTS_BYTES_MAX:
@@ -106,11 +108,11 @@ def decode_label(page: bytes | bytearray | memoryview, *, file_id: bytes, slot: 
     return Label(slot, sequence, payload_bytes, payload_checksum, facts)
 
 
-def _sealed(content: bytes) -> bytes:
+def _with_checksum(content: bytes) -> bytes:
     page = content.ljust(_SUM_AT, b"\0")
     return page + _SUM.pack(checksum(page))
 
 
-def _is_sealed(page: bytes | bytearray | memoryview) -> bool:
+def _has_checksum(page: bytes | bytearray | memoryview) -> bool:
     (expected,) = _SUM.unpack_from(page, _SUM_AT)
     return checksum(memoryview(page)[:_SUM_AT]) == expected

@@ -67,7 +67,7 @@ def _labels_in(device: Device, title: Title, slots: range, page: memoryview) -> 
     while slot < slots.stop:
         device.read([page], label_offset(slot, slot_bytes))
         label = decode_label(page, file_id=title.file_id, slot=slot)
-        if label is not None and label.payload_bytes == title.space:
+        if label is not None and label.payload_bytes == title.block_bytes:
             yield label
         is_hole = label is None and not any(page[:_MAGIC_BYTES])
         slot = _next_with_data(device.fd, slot + 1, slot_bytes) if is_hole else slot + 1

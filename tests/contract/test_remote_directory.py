@@ -93,13 +93,13 @@ async def test_nonsense_is_refused_and_the_next_call_served():
         for call, requests in (
             (stub.Renew, renewals),
             (stub.Publish, [pb.StoreChanges(stored=b"short"), pb.StoreChanges(stored=h(1))]),
-            (stub.LookUp, [pb.LookUpBlocksRequest(hashes=h(1) * (LOOK_UP_HASHES_MAX + 1))]),
+            (stub.LookUp, [pb.LookUpRequest(hashes=h(1) * (LOOK_UP_HASHES_MAX + 1))]),
         ):
             for request in requests:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call(request)
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert (await stub.LookUp(pb.LookUpBlocksRequest(hashes=h(1)))).count == 1
+        assert (await stub.LookUp(pb.LookUpRequest(hashes=h(1)))).count == 1
 
 
 async def test_neither_a_control_plane_nor_a_redis_is_a_wrong_setup():

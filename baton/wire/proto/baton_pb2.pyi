@@ -7,19 +7,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ROLE_UNSPECIFIED: _ClassVar[Role]
-    ROLE_PREFILL: _ClassVar[Role]
-    ROLE_DECODE: _ClassVar[Role]
-    ROLE_AGGREGATED: _ClassVar[Role]
-
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PHASE_UNSPECIFIED: _ClassVar[Phase]
     PHASE_PREFILL: _ClassVar[Phase]
     PHASE_DECODE: _ClassVar[Phase]
     PHASE_AGGREGATED: _ClassVar[Phase]
+
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
+
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_UNSPECIFIED: _ClassVar[Task]
+    TASK_GENERATE: _ClassVar[Task]
+    TASK_EMBED: _ClassVar[Task]
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_AGGREGATED: _ClassVar[Role]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -46,35 +61,56 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_REASON_DRAINED: _ClassVar[FailureReason]
     FAILURE_REASON_INTERNAL: _ClassVar[FailureReason]
 
-class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    TASK_UNSPECIFIED: _ClassVar[Task]
-    TASK_GENERATE: _ClassVar[Task]
-    TASK_EMBED: _ClassVar[Task]
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_SSD: _ClassVar[Tier]
+    TIER_PEER: _ClassVar[Tier]
 
-class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Scarce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_EBNF: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
-    GRAMMAR_KIND_STRUCTURAL_TAG: _ClassVar[GrammarKind]
+    SCARCE_UNSPECIFIED: _ClassVar[Scarce]
+    SCARCE_REQUESTS: _ClassVar[Scarce]
+    SCARCE_TOKENS: _ClassVar[Scarce]
+    SCARCE_CONCURRENT: _ClassVar[Scarce]
 
-class StoreTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    STORE_TIER_UNSPECIFIED: _ClassVar[StoreTier]
-    STORE_TIER_HOST: _ClassVar[StoreTier]
-    STORE_TIER_SSD: _ClassVar[StoreTier]
-    STORE_TIER_PEER: _ClassVar[StoreTier]
-ROLE_UNSPECIFIED: Role
-ROLE_PREFILL: Role
-ROLE_DECODE: Role
-ROLE_AGGREGATED: Role
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_ACCEPTED: _ClassVar[Outcome]
+    OUTCOME_REFUSED: _ClassVar[Outcome]
+    OUTCOME_ADVISED: _ClassVar[Outcome]
+    OUTCOME_DONE: _ClassVar[Outcome]
+    OUTCOME_FAILED: _ClassVar[Outcome]
+
+class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLICA_STATE_UNSPECIFIED: _ClassVar[ReplicaState]
+    REPLICA_STATE_WAITING: _ClassVar[ReplicaState]
+    REPLICA_STATE_STARTING: _ClassVar[ReplicaState]
+    REPLICA_STATE_RUNNING: _ClassVar[ReplicaState]
+    REPLICA_STATE_SUSPECT: _ClassVar[ReplicaState]
+    REPLICA_STATE_SWITCHING: _ClassVar[ReplicaState]
+    REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
+    REPLICA_STATE_KILLING: _ClassVar[ReplicaState]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
 PHASE_AGGREGATED: Phase
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_EBNF: GrammarKind
+GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
+TASK_UNSPECIFIED: Task
+TASK_GENERATE: Task
+TASK_EMBED: Task
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_AGGREGATED: Role
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -91,107 +127,40 @@ FAILURE_REASON_SOURCE_REFUSED: FailureReason
 FAILURE_REASON_DEADLINE: FailureReason
 FAILURE_REASON_DRAINED: FailureReason
 FAILURE_REASON_INTERNAL: FailureReason
-TASK_UNSPECIFIED: Task
-TASK_GENERATE: Task
-TASK_EMBED: Task
-GRAMMAR_KIND_UNSPECIFIED: GrammarKind
-GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
-GRAMMAR_KIND_REGEX: GrammarKind
-GRAMMAR_KIND_EBNF: GrammarKind
-GRAMMAR_KIND_CHOICE: GrammarKind
-GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind
-STORE_TIER_UNSPECIFIED: StoreTier
-STORE_TIER_HOST: StoreTier
-STORE_TIER_SSD: StoreTier
-STORE_TIER_PEER: StoreTier
+TIER_UNSPECIFIED: Tier
+TIER_HOST: Tier
+TIER_SSD: Tier
+TIER_PEER: Tier
+SCARCE_UNSPECIFIED: Scarce
+SCARCE_REQUESTS: Scarce
+SCARCE_TOKENS: Scarce
+SCARCE_CONCURRENT: Scarce
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_ACCEPTED: Outcome
+OUTCOME_REFUSED: Outcome
+OUTCOME_ADVISED: Outcome
+OUTCOME_DONE: Outcome
+OUTCOME_FAILED: Outcome
+REPLICA_STATE_UNSPECIFIED: ReplicaState
+REPLICA_STATE_WAITING: ReplicaState
+REPLICA_STATE_STARTING: ReplicaState
+REPLICA_STATE_RUNNING: ReplicaState
+REPLICA_STATE_SUSPECT: ReplicaState
+REPLICA_STATE_SWITCHING: ReplicaState
+REPLICA_STATE_DRAINING: ReplicaState
+REPLICA_STATE_KILLING: ReplicaState
 
-class PeerRef(_message.Message):
-    __slots__ = ("worker_id", "address")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    address: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
-
-class AdapterRef(_message.Message):
-    __slots__ = ("name", "path", "digest")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    path: str
-    digest: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
-
-class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "after_token_ids")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    kind: GrammarKind
-    text: str
-    after_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    MIN_P_FIELD_NUMBER: _ClassVar[int]
-    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias_ids: _containers.RepeatedScalarFieldContainer[int]
-    logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
-    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    min_tokens: int
-    logprobs: int
-    prompt_logprobs: int
-    grammar: Grammar
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
-
-class TokenLogprobs(_message.Message):
-    __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    logprob: float
-    rank: int
-    top_ids: _containers.RepeatedScalarFieldContainer[int]
-    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class PromptLogprobs(_message.Message):
-    __slots__ = ("positions",)
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    positions: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, positions: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+class RouterEnvelope(_message.Message):
+    __slots__ = ("router_hello", "start_sequence", "cancel_sequence", "resync_blocks")
+    ROUTER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    START_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    router_hello: RouterHello
+    start_sequence: StartSequence
+    cancel_sequence: CancelSequence
+    resync_blocks: ResyncBlocks
+    def __init__(self, router_hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start_sequence: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel_sequence: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync_blocks: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
 
 class RouterHello(_message.Message):
     __slots__ = ("router_id", "wire_version")
@@ -235,6 +204,74 @@ class StartSequence(_message.Message):
     fairness_key: str
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_token_count: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., time_left_s: _Optional[float] = ..., source: _Optional[_Union[PeerRef, _Mapping]] = ..., traceparent: _Optional[str] = ..., task: _Optional[_Union[Task, str]] = ..., adapter: _Optional[_Union[AdapterRef, _Mapping]] = ..., priority: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., fairness_key: _Optional[str] = ...) -> None: ...
 
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "min_tokens", "logprobs", "prompt_logprobs", "grammar")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    min_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "after_token_ids")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    after_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., after_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PeerRef(_message.Message):
+    __slots__ = ("worker_id", "address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class AdapterRef(_message.Message):
+    __slots__ = ("name", "path", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class CancelSequence(_message.Message):
     __slots__ = ("seq_id", "epoch")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
@@ -247,17 +284,57 @@ class ResyncBlocks(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class RouterEnvelope(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "resync")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
-    RESYNC_FIELD_NUMBER: _ClassVar[int]
-    hello: RouterHello
-    start: StartSequence
-    cancel: CancelSequence
-    resync: ResyncBlocks
-    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., start: _Optional[_Union[StartSequence, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequence, _Mapping]] = ..., resync: _Optional[_Union[ResyncBlocks, _Mapping]] = ...) -> None: ...
+class WorkerEnvelope(_message.Message):
+    __slots__ = ("worker_hello", "step_columns", "sequence_joined", "sequence_refused", "sequence_failed", "block_events", "load_report")
+    WORKER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    STEP_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_JOINED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
+    worker_hello: WorkerHello
+    step_columns: StepColumns
+    sequence_joined: SequenceJoined
+    sequence_refused: SequenceRefused
+    sequence_failed: SequenceFailed
+    block_events: BlockEvents
+    load_report: LoadReport
+    def __init__(self, worker_hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step_columns: _Optional[_Union[StepColumns, _Mapping]] = ..., sequence_joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., sequence_refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., sequence_failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "tpot_slo_s", "chunk_tokens_min", "host")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    fingerprint: str
+    model: str
+    block_tokens: int
+    block_count: int
+    max_model_tokens: int
+    wire_version: int
+    costs: StepCosts
+    block_bytes: int
+    step_tokens_max: int
+    batch_sequences_max: int
+    tpot_slo_s: float
+    chunk_tokens_min: int
+    host: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("base_s", "prompt_token_s", "decode_s", "context_token_s", "pair_s")
@@ -273,49 +350,13 @@ class StepCosts(_message.Message):
     pair_s: float
     def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...
 
-class PhaseTimings(_message.Message):
-    __slots__ = ("wait_s", "load_s", "compute_s")
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    LOAD_S_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
-    wait_s: float
-    load_s: float
-    compute_s: float
-    def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
-
-class WorkerHello(_message.Message):
-    __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "host", "tpot_slo_s", "chunk_tokens_min")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
-    MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    COSTS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_TOKENS_MIN_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    role: Role
-    fingerprint: str
-    model: str
-    block_tokens: int
-    block_count: int
-    max_model_tokens: int
-    wire_version: int
-    costs: StepCosts
-    block_bytes: int
-    step_tokens_max: int
-    batch_sequences_max: int
-    host: str
-    tpot_slo_s: float
-    chunk_tokens_min: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., host: _Optional[str] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ...) -> None: ...
+class StepColumns(_message.Message):
+    __slots__ = ("outputs", "plain")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
+    plain: PlainOutputs
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., plain: _Optional[_Union[PlainOutputs, _Mapping]] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_index", "tokens", "finish", "cached_token_count", "logprobs", "prompt_logprobs", "embedding", "timings")
@@ -336,10 +377,40 @@ class SequenceOutput(_message.Message):
     finish: FinishReason
     cached_token_count: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: TokenLogprobsList
     embedding: _containers.RepeatedScalarFieldContainer[float]
     timings: PhaseTimings
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[PhaseTimings, _Mapping]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., cached_token_count: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., embedding: _Optional[_Iterable[float]] = ..., timings: _Optional[_Union[PhaseTimings, _Mapping]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("token", "logprob", "rank", "top_ids", "top_logprobs")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    rank: int
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class TokenLogprobsList(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, items: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class PhaseTimings(_message.Message):
+    __slots__ = ("wait_s", "load_s", "compute_s")
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    load_s: float
+    compute_s: float
+    def __init__(self, wait_s: _Optional[float] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class PlainOutputs(_message.Message):
     __slots__ = ("seq_ids", "epochs", "first_indices", "token_counts", "tokens")
@@ -354,14 +425,6 @@ class PlainOutputs(_message.Message):
     token_counts: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, seq_ids: _Optional[_Iterable[str]] = ..., epochs: _Optional[_Iterable[int]] = ..., first_indices: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class StepOutput(_message.Message):
-    __slots__ = ("outputs", "plain")
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_FIELD_NUMBER: _ClassVar[int]
-    outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
-    plain: PlainOutputs
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., plain: _Optional[_Union[PlainOutputs, _Mapping]] = ...) -> None: ...
 
 class SequenceJoined(_message.Message):
     __slots__ = ("seq_id", "epoch", "transferred_bytes", "transfer_s", "handover_s")
@@ -408,10 +471,10 @@ class BlockEvents(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
-    stored: _containers.RepeatedScalarFieldContainer[bytes]
-    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    stored: bytes
+    removed: bytes
     is_snapshot: bool
-    def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
     __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count")
@@ -441,33 +504,11 @@ class LoadReport(_message.Message):
     incoming_count: int
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
 
-class WorkerEnvelope(_message.Message):
-    __slots__ = ("hello", "step", "joined", "refused", "failed", "blocks", "load")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    JOINED_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    hello: WorkerHello
-    step: StepOutput
-    joined: SequenceJoined
-    refused: SequenceRefused
-    failed: SequenceFailed
-    blocks: BlockEvents
-    load: LoadReport
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step: _Optional[_Union[StepOutput, _Mapping]] = ..., joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
-
-class DrainRequest(_message.Message):
+class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class DrainReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class SetRoleRequest(_message.Message):
+class RoleRequest(_message.Message):
     __slots__ = ("role", "drain_s")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
@@ -475,15 +516,7 @@ class SetRoleRequest(_message.Message):
     drain_s: float
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., drain_s: _Optional[float] = ...) -> None: ...
 
-class SetRoleReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StatusReply(_message.Message):
+class WorkerStatusReply(_message.Message):
     __slots__ = ("worker_id", "role", "is_draining", "fingerprint", "accounts", "notes")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -505,6 +538,16 @@ class StatusReply(_message.Message):
     accounts: _containers.ScalarMap[str, float]
     notes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., accounts: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReaderEnvelope(_message.Message):
+    __slots__ = ("peer_hello", "kv_request", "kv_released")
+    PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    KV_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    KV_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    peer_hello: PeerHello
+    kv_request: KVRequest
+    kv_released: KVReleased
+    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_request: _Optional[_Union[KVRequest, _Mapping]] = ..., kv_released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
@@ -547,15 +590,15 @@ class KVReleased(_message.Message):
     taken: bool
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
 
-class ReaderEnvelope(_message.Message):
-    __slots__ = ("hello", "ask", "released")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    hello: PeerHello
-    ask: KVRequest
-    released: KVReleased
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., ask: _Optional[_Union[KVRequest, _Mapping]] = ..., released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
+class SourceEnvelope(_message.Message):
+    __slots__ = ("peer_hello", "kv_grant", "kv_refused")
+    PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    KV_GRANT_FIELD_NUMBER: _ClassVar[int]
+    KV_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    peer_hello: PeerHello
+    kv_grant: KVGrant
+    kv_refused: KVRefused
+    def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_grant: _Optional[_Union[KVGrant, _Mapping]] = ..., kv_refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
 class KVGrant(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_block", "source_blocks", "generations", "lease_s", "answers_request", "is_last", "first_token", "cached_token_count", "first_logprobs", "prompt_logprobs", "checksums")
@@ -583,9 +626,9 @@ class KVGrant(_message.Message):
     first_token: int
     cached_token_count: int
     first_logprobs: TokenLogprobs
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: TokenLogprobsList
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_request: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_block: _Optional[int] = ..., source_blocks: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., lease_s: _Optional[float] = ..., answers_request: _Optional[int] = ..., is_last: _Optional[bool] = ..., first_token: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., first_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[TokenLogprobsList, _Mapping]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVRefused(_message.Message):
     __slots__ = ("seq_id", "epoch", "message")
@@ -596,16 +639,6 @@ class KVRefused(_message.Message):
     epoch: int
     message: str
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
-
-class SourceEnvelope(_message.Message):
-    __slots__ = ("hello", "grant", "refused")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    GRANT_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    hello: PeerHello
-    grant: KVGrant
-    refused: KVRefused
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., grant: _Optional[_Union[KVGrant, _Mapping]] = ..., refused: _Optional[_Union[KVRefused, _Mapping]] = ...) -> None: ...
 
 class StoreFrame(_message.Message):
     __slots__ = ("payload",)
@@ -643,21 +676,13 @@ class Member(_message.Message):
     is_suspect: bool
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., version: _Optional[str] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
 
-class RenewReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class LeaveRequest(_message.Message):
+class WorkerLeaves(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
-class LeaveReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class WatchRequest(_message.Message):
+class RouterMember(_message.Message):
     __slots__ = ("router_id", "address", "metrics_address", "host", "pid")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -680,8 +705,8 @@ class MembershipView(_message.Message):
     directory_life: str
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    routers: _containers.RepeatedCompositeFieldContainer[WatchRequest]
-    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[WatchRequest, _Mapping]]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[RouterMember]
+    def __init__(self, directory_life: _Optional[str] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("router_id", "wire_version")
@@ -690,6 +715,18 @@ class FollowRequest(_message.Message):
     router_id: str
     wire_version: int
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class RouterUpdate(_message.Message):
+    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    is_snapshot: bool
+    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
+    expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
+    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
 
 class WorkerShare(_message.Message):
     __slots__ = ("worker_id", "sequences", "tokens", "blocks")
@@ -711,57 +748,98 @@ class ExpectedBlocks(_message.Message):
     hashes: bytes
     def __init__(self, worker_id: _Optional[str] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
-class RouterUpdate(_message.Message):
-    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
+class RecentRequestsQuery(_message.Message):
+    __slots__ = ("request_id", "limit")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    limit: int
+    def __init__(self, request_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class RecentRequestsReply(_message.Message):
+    __slots__ = ("router_id", "recent_requests")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    RECENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    is_snapshot: bool
-    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
-    expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
-    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
+    recent_requests: _containers.RepeatedCompositeFieldContainer[RecentRequest]
+    def __init__(self, router_id: _Optional[str] = ..., recent_requests: _Optional[_Iterable[_Union[RecentRequest, _Mapping]]] = ...) -> None: ...
 
-class BudgetFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+class RecentRequest(_message.Message):
+    __slots__ = ("request_id", "arrived_s", "took_s", "outcome", "verdict", "error", "model", "slo_class", "tenant", "ttft_slo_s", "tpot_slo_s", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_s", "tpot_s", "parts", "prefill_worker", "decode_worker", "predicted_ttft_s", "predicted_tpot_s", "attempts", "moments", "client_request_id")
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_S_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SLO_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_SLO_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    arrived_s: float
+    took_s: float
+    outcome: str
+    verdict: str
+    error: str
+    model: str
+    slo_class: str
+    tenant: str
+    ttft_slo_s: float
+    tpot_slo_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_s: float
+    tpot_s: float
+    parts: _containers.ScalarMap[str, float]
+    prefill_worker: str
+    decode_worker: str
+    predicted_ttft_s: float
+    predicted_tpot_s: float
+    attempts: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    client_request_id: str
+    def __init__(self, request_id: _Optional[str] = ..., arrived_s: _Optional[float] = ..., took_s: _Optional[float] = ..., outcome: _Optional[str] = ..., verdict: _Optional[str] = ..., error: _Optional[str] = ..., model: _Optional[str] = ..., slo_class: _Optional[str] = ..., tenant: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ..., tpot_slo_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., parts: _Optional[_Mapping[str, float]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_tpot_s: _Optional[float] = ..., attempts: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., client_request_id: _Optional[str] = ...) -> None: ...
 
-class DemandFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
-class OperateFrame(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
-class StoreMember(_message.Message):
-    __slots__ = ("node_id", "address", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
-    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
-    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    address: str
-    host: str
-    pid: int
-    is_draining: bool
-    host_bytes: int
-    ssd_bytes: int
-    metrics_address: str
-    notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., metrics_address: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+class Moment(_message.Message):
+    __slots__ = ("after_s", "what", "reason", "sequence", "workers", "seconds", "bytes")
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    after_s: float
+    what: str
+    reason: str
+    sequence: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    seconds: float
+    bytes: int
+    def __init__(self, after_s: _Optional[float] = ..., what: _Optional[str] = ..., reason: _Optional[str] = ..., sequence: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RenewStoreRequest(_message.Message):
     __slots__ = ("member", "lease_s")
@@ -771,27 +849,47 @@ class RenewStoreRequest(_message.Message):
     lease_s: float
     def __init__(self, member: _Optional[_Union[StoreMember, _Mapping]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
-class RenewStoreReply(_message.Message):
+class StoreMember(_message.Message):
+    __slots__ = ("node", "host", "pid", "is_draining", "host_bytes", "ssd_bytes", "metrics_address", "notes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    node: NodeRef
+    host: str
+    pid: int
+    is_draining: bool
+    host_bytes: int
+    ssd_bytes: int
+    metrics_address: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[_Union[NodeRef, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., is_draining: _Optional[bool] = ..., host_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., metrics_address: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeRef(_message.Message):
+    __slots__ = ("node_id", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class StoreKnown(_message.Message):
     __slots__ = ("is_known",)
     IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     is_known: bool
     def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
 
-class LeaveStoreRequest(_message.Message):
+class StoreLeaves(_message.Message):
     __slots__ = ("node_id",)
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
-class LeaveStoreReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StoreMembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class StoreMembersReply(_message.Message):
+class StoreMembers(_message.Message):
     __slots__ = ("members",)
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[StoreMember]
@@ -810,39 +908,429 @@ class StoreChanges(_message.Message):
     node_id: str
     sequence_number: int
     stored: bytes
-    stored_tiers: bytes
+    stored_tiers: _containers.RepeatedScalarFieldContainer[Tier]
     removed: bytes
     is_snapshot: bool
     is_first: bool
     is_last: bool
-    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., stored_tiers: _Optional[_Iterable[_Union[Tier, str]]] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ..., is_first: _Optional[bool] = ..., is_last: _Optional[bool] = ...) -> None: ...
 
-class PublishBlocksReply(_message.Message):
-    __slots__ = ("is_known",)
-    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
-    is_known: bool
-    def __init__(self, is_known: _Optional[bool] = ...) -> None: ...
-
-class LookUpBlocksRequest(_message.Message):
+class LookUpRequest(_message.Message):
     __slots__ = ("hashes",)
     HASHES_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
     def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
-class NodeHoldings(_message.Message):
-    __slots__ = ("node_id", "address", "tiers")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TIERS_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    address: str
-    tiers: bytes
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., tiers: _Optional[bytes] = ...) -> None: ...
-
-class LookUpBlocksReply(_message.Message):
+class LookUpReply(_message.Message):
     __slots__ = ("count", "nodes")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     count: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeHoldings]
     def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeHoldings, _Mapping]]] = ...) -> None: ...
+
+class NodeHoldings(_message.Message):
+    __slots__ = ("node", "tiers")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    node: NodeRef
+    tiers: _containers.RepeatedScalarFieldContainer[Tier]
+    def __init__(self, node: _Optional[_Union[NodeRef, _Mapping]] = ..., tiers: _Optional[_Iterable[_Union[Tier, str]]] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("tenant", "lease", "lease_s", "tokens", "requests_per_minute", "tokens_per_minute", "concurrent_max", "router_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_MAX_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lease: str
+    lease_s: float
+    tokens: int
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrent_max: int
+    router_id: str
+    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ..., lease_s: _Optional[float] = ..., tokens: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrent_max: _Optional[int] = ..., router_id: _Optional[str] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("scarce", "retry_after_s", "requests_left_s", "tokens_left_s", "router_count")
+    SCARCE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    scarce: Scarce
+    retry_after_s: float
+    requests_left_s: float
+    tokens_left_s: float
+    router_count: int
+    def __init__(self, scarce: _Optional[_Union[Scarce, str]] = ..., retry_after_s: _Optional[float] = ..., requests_left_s: _Optional[float] = ..., tokens_left_s: _Optional[float] = ..., router_count: _Optional[int] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("tenant", "lease", "refund_tokens", "tokens_per_minute")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    REFUND_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lease: str
+    refund_tokens: int
+    tokens_per_minute: int
+    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ..., refund_tokens: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
+
+class DemandReport(_message.Message):
+    __slots__ = ("router_id", "up_s", "classes", "queued", "queued_prompt_tokens", "workers", "model")
+    class ClassesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ClassLoad
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ClassLoad, _Mapping]] = ...) -> None: ...
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    up_s: float
+    classes: _containers.MessageMap[str, ClassLoad]
+    queued: int
+    queued_prompt_tokens: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
+    model: str
+    def __init__(self, router_id: _Optional[str] = ..., up_s: _Optional[float] = ..., classes: _Optional[_Mapping[str, ClassLoad]] = ..., queued: _Optional[int] = ..., queued_prompt_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class ClassLoad(_message.Message):
+    __slots__ = ("arrived", "started", "started_prompt_tokens", "cached_tokens", "ttft_missed", "ended", "output_tokens", "context_tokens", "tpot_missed")
+    class ArrivedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Bin
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Bin, _Mapping]] = ...) -> None: ...
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    arrived: _containers.MessageMap[int, Bin]
+    started: int
+    started_prompt_tokens: int
+    cached_tokens: int
+    ttft_missed: int
+    ended: int
+    output_tokens: int
+    context_tokens: int
+    tpot_missed: int
+    def __init__(self, arrived: _Optional[_Mapping[int, Bin]] = ..., started: _Optional[int] = ..., started_prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_missed: _Optional[int] = ..., ended: _Optional[int] = ..., output_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tpot_missed: _Optional[int] = ...) -> None: ...
+
+class Bin(_message.Message):
+    __slots__ = ("requests", "prompt_tokens")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    prompt_tokens: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("worker_id", "role", "age_s", "waiting_tokens", "decoding", "context_tokens", "held_share", "traits")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_SHARE_FIELD_NUMBER: _ClassVar[int]
+    TRAITS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    age_s: float
+    waiting_tokens: int
+    decoding: int
+    context_tokens: int
+    held_share: float
+    traits: Traits
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., age_s: _Optional[float] = ..., waiting_tokens: _Optional[int] = ..., decoding: _Optional[int] = ..., context_tokens: _Optional[int] = ..., held_share: _Optional[float] = ..., traits: _Optional[_Union[Traits, _Mapping]] = ...) -> None: ...
+
+class Traits(_message.Message):
+    __slots__ = ("costs", "chunk_tokens", "batch_max", "pool_tokens")
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_MAX_FIELD_NUMBER: _ClassVar[int]
+    POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    costs: StepCosts
+    chunk_tokens: int
+    batch_max: int
+    pool_tokens: int
+    def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chunk_tokens: _Optional[int] = ..., batch_max: _Optional[int] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
+
+class DemandHeard(_message.Message):
+    __slots__ = ("every_s",)
+    EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    every_s: float
+    def __init__(self, every_s: _Optional[float] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("action", "who", "reason", "is_advice")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    action: Action
+    who: str
+    reason: str
+    is_advice: bool
+    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("scale", "resize", "switch_role", "drain", "drain_node", "roll_out")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_OUT_FIELD_NUMBER: _ClassVar[int]
+    scale: Scale
+    resize: Resize
+    switch_role: SwitchRole
+    drain: Drain
+    drain_node: DrainNode
+    roll_out: RollOut
+    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
+
+class Scale(_message.Message):
+    __slots__ = ("role", "count", "model")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    count: int
+    model: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., count: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+
+class Resize(_message.Message):
+    __slots__ = ("counts", "model")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.ScalarMap[str, int]
+    model: str
+    def __init__(self, counts: _Optional[_Mapping[str, int]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class SwitchRole(_message.Message):
+    __slots__ = ("worker", "role")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    role: Role
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("worker", "is_replaced")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    is_replaced: bool
+    def __init__(self, worker: _Optional[str] = ..., is_replaced: _Optional[bool] = ...) -> None: ...
+
+class DrainNode(_message.Message):
+    __slots__ = ("node", "is_undone")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDONE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    is_undone: bool
+    def __init__(self, node: _Optional[str] = ..., is_undone: _Optional[bool] = ...) -> None: ...
+
+class RollOut(_message.Message):
+    __slots__ = ("version", "model", "surge_max", "unavailable_max")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SURGE_MAX_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_MAX_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    model: str
+    surge_max: int
+    unavailable_max: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., model: _Optional[str] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("name", "sets")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., sets: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("number", "at_s", "who", "reason", "action", "outcome", "text", "done_after_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DONE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    who: str
+    reason: str
+    action: Action
+    outcome: Outcome
+    text: str
+    done_after_s: float
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[str] = ..., done_after_s: _Optional[float] = ...) -> None: ...
+
+class ClusterState(_message.Message):
+    __slots__ = ("life", "pools", "replicas", "nodes", "decisions", "is_settled", "autoscale", "routers")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_SETTLED_FIELD_NUMBER: _ClassVar[int]
+    AUTOSCALE_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    life: str
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeState]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    is_settled: bool
+    autoscale: _containers.RepeatedCompositeFieldContainer[AutoscaleState]
+    routers: _containers.RepeatedCompositeFieldContainer[RouterState]
+    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("model", "counts", "version", "surge_max", "unavailable_max")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SURGE_MAX_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_MAX_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    counts: _containers.ScalarMap[str, int]
+    version: Version
+    surge_max: int
+    unavailable_max: int
+    def __init__(self, model: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
+
+class ReplicaStatus(_message.Message):
+    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_IN_A_ROW_FIELD_NUMBER: _ClassVar[int]
+    LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    role: Role
+    state: ReplicaState
+    for_s: float
+    version: str
+    worker_id: str
+    node: str
+    deaths_in_a_row: int
+    last_exit: str
+    reason: str
+    address: str
+    metrics_address: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class NodeState(_message.Message):
+    __slots__ = ("node", "host", "is_alive", "is_drained", "cpus", "gpus")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    IS_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    is_alive: bool
+    is_drained: bool
+    cpus: float
+    gpus: float
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., is_alive: _Optional[bool] = ..., is_drained: _Optional[bool] = ..., cpus: _Optional[float] = ..., gpus: _Optional[float] = ...) -> None: ...
+
+class AutoscaleState(_message.Message):
+    __slots__ = ("mode", "text", "roles", "start_s", "drain_s", "switch_s", "model")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    text: str
+    roles: _containers.RepeatedCompositeFieldContainer[RoleOutlook]
+    start_s: float
+    drain_s: float
+    switch_s: float
+    model: str
+    def __init__(self, mode: _Optional[str] = ..., text: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[RoleOutlook, _Mapping]]] = ..., start_s: _Optional[float] = ..., drain_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RoleOutlook(_message.Message):
+    __slots__ = ("role", "demand", "forecast", "unit", "correction", "needed", "wanted")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    demand: float
+    forecast: float
+    unit: str
+    correction: float
+    needed: int
+    wanted: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., demand: _Optional[float] = ..., forecast: _Optional[float] = ..., unit: _Optional[str] = ..., correction: _Optional[float] = ..., needed: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class RouterState(_message.Message):
+    __slots__ = ("router_id", "address", "metrics_address", "host")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    address: str
+    metrics_address: str
+    host: str
+    def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class WorkerStub:
-    """--- router <-> worker ------------------------------------------------------------------------------
-
+    """Router and worker.
     """
 
     def __init__(self, channel):
@@ -43,42 +42,44 @@ class WorkerStub:
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/baton.v1.Worker/Drain',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DrainRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DrainReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
         self.SetRole = channel.unary_unary(
                 '/baton.v1.Worker/SetRole',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RoleRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/baton.v1.Worker/GetStatus',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StatusRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StatusReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.WorkerStatusReply.FromString,
                 _registered_method=True)
 
 
 class WorkerServicer:
-    """--- router <-> worker ------------------------------------------------------------------------------
-
+    """Router and worker.
     """
 
     def Session(self, request_iterator, context):
-        """One stream per router and worker; it carries every sequence of that router. The stream's end is
-        the loss of the other side.
+        """One stream per router and worker carries every sequence of that router. The stream's end is the loss of the
+        other side.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The worker takes nothing new and finishes or hands over what it has.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The worker takes nothing new, finishes or hands over what it has within drain_s, takes the role and serves
+        again. It answers at once; a later request replaces this one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -99,18 +100,18 @@ def add_WorkerServicer_to_server(servicer, server):
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DrainRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DrainReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
             'SetRole': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRole,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RoleRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StatusRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StatusReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.WorkerStatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -121,8 +122,7 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """--- router <-> worker ------------------------------------------------------------------------------
-
+    """Router and worker.
     """
 
     @staticmethod
@@ -167,8 +167,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/Drain',
-            baton_dot_wire_dot_proto_dot_baton__pb2.DrainRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.DrainReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -194,8 +194,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/SetRole',
-            baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.SetRoleReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RoleRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -221,8 +221,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/GetStatus',
-            baton_dot_wire_dot_proto_dot_baton__pb2.StatusRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.StatusReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.WorkerStatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -235,8 +235,7 @@ class Worker:
 
 
 class PeerStub:
-    """--- decode worker <-> prefill worker -----------------------------------------------------------------
-
+    """Decode worker and prefill worker.
     """
 
     def __init__(self, channel):
@@ -253,13 +252,12 @@ class PeerStub:
 
 
 class PeerServicer:
-    """--- decode worker <-> prefill worker -----------------------------------------------------------------
-
+    """Decode worker and prefill worker.
     """
 
     def Session(self, request_iterator, context):
-        """Opened by the decode worker. Both sides say PeerHello first; a fingerprint or wire version that
-        differs ends the call with FAILED_PRECONDITION.
+        """The decode worker opens it. Both sides say PeerHello first; a fingerprint or wire version that differs ends
+        the call with FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,8 +280,7 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer:
-    """--- decode worker <-> prefill worker -----------------------------------------------------------------
-
+    """Decode worker and prefill worker.
     """
 
     @staticmethod
@@ -315,8 +312,7 @@ class Peer:
 
 
 class StoreNodeStub:
-    """--- store node <-> store node, and its operator ----------------------------------------------------------
-
+    """Two store nodes, and a store node and its operator.
     """
 
     def __init__(self, channel):
@@ -338,20 +334,19 @@ class StoreNodeStub:
 
 
 class StoreNodeServicer:
-    """--- store node <-> store node, and its operator ----------------------------------------------------------
-
+    """Two store nodes, and a store node and its operator.
     """
 
     def Session(self, request_iterator, context):
-        """Opened by the node that wants to read. Both sides say NodeHello first; what they do not agree on ends
-        the call with FAILED_PRECONDITION.
+        """Frames hold a NodeToNode of baton/core/store.py. The node that wants to read opens the session. Both sides
+        say NodeHello first; what they do not agree on ends the call with FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ask(self, request, context):
-        """One StoreRequest, one StoreReply.
+        """The request is a StoreRequest of baton/core/store_admin.py, and the reply a StoreReply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,8 +374,7 @@ def add_StoreNodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StoreNode:
-    """--- store node <-> store node, and its operator ----------------------------------------------------------
-
+    """Two store nodes, and a store node and its operator.
     """
 
     @staticmethod
@@ -439,8 +433,7 @@ class StoreNode:
 
 
 class DirectoryStub:
-    """--- membership ---------------------------------------------------------------------------------------
-
+    """Membership of workers and routers.
     """
 
     def __init__(self, channel):
@@ -452,23 +445,22 @@ class DirectoryStub:
         self.Renew = channel.unary_unary(
                 '/baton.v1.Directory/Renew',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Member.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewReply.FromString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/baton.v1.Directory/Leave',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.WorkerLeaves.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/baton.v1.Directory/Watch',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.WatchRequest.SerializeToString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterMember.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.MembershipView.FromString,
                 _registered_method=True)
 
 
 class DirectoryServicer:
-    """--- membership ---------------------------------------------------------------------------------------
-
+    """Membership of workers and routers.
     """
 
     def Renew(self, request, context):
@@ -485,7 +477,8 @@ class DirectoryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The whole view at once, again after every change, and at least once a second.
+        """The whole view at once, again after every change, and at least once a second. A router that names an address
+        is listed while it watches.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -497,16 +490,16 @@ def add_DirectoryServicer_to_server(servicer, server):
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Member.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewReply.SerializeToString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.WorkerLeaves.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.WatchRequest.FromString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RouterMember.FromString,
                     response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.MembershipView.SerializeToString,
             ),
     }
@@ -518,8 +511,7 @@ def add_DirectoryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Directory:
-    """--- membership ---------------------------------------------------------------------------------------
-
+    """Membership of workers and routers.
     """
 
     @staticmethod
@@ -538,7 +530,7 @@ class Directory:
             target,
             '/baton.v1.Directory/Renew',
             baton_dot_wire_dot_proto_dot_baton__pb2.Member.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.RenewReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -564,8 +556,8 @@ class Directory:
             request,
             target,
             '/baton.v1.Directory/Leave',
-            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.WorkerLeaves.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -591,7 +583,7 @@ class Directory:
             request,
             target,
             '/baton.v1.Directory/Watch',
-            baton_dot_wire_dot_proto_dot_baton__pb2.WatchRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RouterMember.SerializeToString,
             baton_dot_wire_dot_proto_dot_baton__pb2.MembershipView.FromString,
             options,
             channel_credentials,
@@ -605,9 +597,7 @@ class Directory:
 
 
 class RouterStub:
-    """--- routers among themselves -------------------------------------------------------------------------
-
-    Counterparts in baton/core/sharing.py.
+    """Routers among themselves.
     """
 
     def __init__(self, channel):
@@ -623,15 +613,13 @@ class RouterStub:
                 _registered_method=True)
         self.RecentRequests = channel.unary_unary(
                 '/baton.v1.Router/RecentRequests',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.FromString,
                 _registered_method=True)
 
 
 class RouterServicer:
-    """--- routers among themselves -------------------------------------------------------------------------
-
-    Counterparts in baton/core/sharing.py.
+    """Routers among themselves.
     """
 
     def Follow(self, request, context):
@@ -642,7 +630,7 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RecentRequests(self, request, context):
-        """RecentRequestsQuery, answered by RecentRequestsReply: what became of single requests. For operators.
+        """What became of single requests, for operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -658,8 +646,8 @@ def add_RouterServicer_to_server(servicer, server):
             ),
             'RecentRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.RecentRequests,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -670,9 +658,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """--- routers among themselves -------------------------------------------------------------------------
-
-    Counterparts in baton/core/sharing.py.
+    """Routers among themselves.
     """
 
     @staticmethod
@@ -717,8 +703,8 @@ class Router:
             request,
             target,
             '/baton.v1.Router/RecentRequests',
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsQuery.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.RecentRequestsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -731,10 +717,7 @@ class Router:
 
 
 class StoreDirectoryStub:
-    """--- store directory ----------------------------------------------------------------------------------
-
-    Which store node holds which block. Counterparts in baton/core/store.py and
-    kv_store/directory/interface.py.
+    """Which store node holds which block.
     """
 
     def __init__(self, channel):
@@ -746,35 +729,32 @@ class StoreDirectoryStub:
         self.Renew = channel.unary_unary(
                 '/baton.v1.StoreDirectory/Renew',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/baton.v1.StoreDirectory/Leave',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreLeaves.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
         self.GetMembers = channel.unary_unary(
                 '/baton.v1.StoreDirectory/GetMembers',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembers.FromString,
                 _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/baton.v1.StoreDirectory/Publish',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.FromString,
                 _registered_method=True)
         self.LookUp = channel.unary_unary(
                 '/baton.v1.StoreDirectory/LookUp',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpReply.FromString,
                 _registered_method=True)
 
 
 class StoreDirectoryServicer:
-    """--- store directory ----------------------------------------------------------------------------------
-
-    Which store node holds which block. Counterparts in baton/core/store.py and
-    kv_store/directory/interface.py.
+    """Which store node holds which block.
     """
 
     def Renew(self, request, context):
@@ -813,27 +793,27 @@ def add_StoreDirectoryServicer_to_server(servicer, server):
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.SerializeToString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreLeaves.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
             'GetMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMembers,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembers.SerializeToString,
             ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.SerializeToString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.SerializeToString,
             ),
             'LookUp': grpc.unary_unary_rpc_method_handler(
                     servicer.LookUp,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.LookUpReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -844,10 +824,7 @@ def add_StoreDirectoryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StoreDirectory:
-    """--- store directory ----------------------------------------------------------------------------------
-
-    Which store node holds which block. Counterparts in baton/core/store.py and
-    kv_store/directory/interface.py.
+    """Which store node holds which block.
     """
 
     @staticmethod
@@ -866,7 +843,7 @@ class StoreDirectory:
             target,
             '/baton.v1.StoreDirectory/Renew',
             baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.RenewStoreReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.FromString,
             options,
             channel_credentials,
             insecure,
@@ -892,8 +869,8 @@ class StoreDirectory:
             request,
             target,
             '/baton.v1.StoreDirectory/Leave',
-            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.LeaveStoreReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreLeaves.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -919,8 +896,8 @@ class StoreDirectory:
             request,
             target,
             '/baton.v1.StoreDirectory/GetMembers',
-            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembersReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreMembers.FromString,
             options,
             channel_credentials,
             insecure,
@@ -947,7 +924,7 @@ class StoreDirectory:
             target,
             '/baton.v1.StoreDirectory/Publish',
             baton_dot_wire_dot_proto_dot_baton__pb2.StoreChanges.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.PublishBlocksReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.StoreKnown.FromString,
             options,
             channel_credentials,
             insecure,
@@ -973,8 +950,8 @@ class StoreDirectory:
             request,
             target,
             '/baton.v1.StoreDirectory/LookUp',
-            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksRequest.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpBlocksReply.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpRequest.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.LookUpReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -987,7 +964,8 @@ class StoreDirectory:
 
 
 class BudgetsStub:
-    """Missing associated documentation comment in .proto file."""
+    """What tenants may spend, counted for all routers.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -997,18 +975,19 @@ class BudgetsStub:
         """
         self.Take = channel.unary_unary(
                 '/baton.v1.Budgets/Take',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Ask.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Grant.FromString,
                 _registered_method=True)
         self.Settle = channel.unary_unary(
                 '/baton.v1.Budgets/Settle',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Settle.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
                 _registered_method=True)
 
 
 class BudgetsServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What tenants may spend, counted for all routers.
+    """
 
     def Take(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -1027,13 +1006,13 @@ def add_BudgetsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Take': grpc.unary_unary_rpc_method_handler(
                     servicer.Take,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Ask.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Grant.SerializeToString,
             ),
             'Settle': grpc.unary_unary_rpc_method_handler(
                     servicer.Settle,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Settle.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1044,7 +1023,8 @@ def add_BudgetsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Budgets:
-    """Missing associated documentation comment in .proto file."""
+    """What tenants may spend, counted for all routers.
+    """
 
     @staticmethod
     def Take(request,
@@ -1061,8 +1041,8 @@ class Budgets:
             request,
             target,
             '/baton.v1.Budgets/Take',
-            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Ask.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Grant.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1088,8 +1068,8 @@ class Budgets:
             request,
             target,
             '/baton.v1.Budgets/Settle',
-            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.BudgetFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Settle.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1102,7 +1082,8 @@ class Budgets:
 
 
 class DemandStub:
-    """Missing associated documentation comment in .proto file."""
+    """What routers count and see, for the autoscaler.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -1112,17 +1093,17 @@ class DemandStub:
         """
         self.Report = channel.unary_unary(
                 '/baton.v1.Demand/Report',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
                 _registered_method=True)
 
 
 class DemandServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What routers count and see, for the autoscaler.
+    """
 
     def Report(self, request, context):
-        """A DemandReport; answered by a DemandHeard.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -1132,8 +1113,8 @@ def add_DemandServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1144,7 +1125,8 @@ def add_DemandServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Demand:
-    """Missing associated documentation comment in .proto file."""
+    """What routers count and see, for the autoscaler.
+    """
 
     @staticmethod
     def Report(request,
@@ -1161,8 +1143,8 @@ class Demand:
             request,
             target,
             '/baton.v1.Demand/Report',
-            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.DemandFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1175,7 +1157,8 @@ class Demand:
 
 
 class OperateStub:
-    """Missing associated documentation comment in .proto file."""
+    """Operators, autoscaler and dashboard to the control plane.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -1185,28 +1168,28 @@ class OperateStub:
         """
         self.Act = channel.unary_unary(
                 '/baton.v1.Operate/Act',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Order.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Decision.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/baton.v1.Operate/Watch',
-                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.FromString,
                 _registered_method=True)
 
 
 class OperateServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Operators, autoscaler and dashboard to the control plane.
+    """
 
     def Act(self, request, context):
-        """An Order; answered by a Decision.
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """A ClusterState at once, after every change, and at least once a second.
+        """The state at once, again after every change, and at least once a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1217,13 +1200,13 @@ def add_OperateServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Act': grpc.unary_unary_rpc_method_handler(
                     servicer.Act,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Order.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.Decision.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.Empty.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1234,7 +1217,8 @@ def add_OperateServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Operate:
-    """Missing associated documentation comment in .proto file."""
+    """Operators, autoscaler and dashboard to the control plane.
+    """
 
     @staticmethod
     def Act(request,
@@ -1251,8 +1235,8 @@ class Operate:
             request,
             target,
             '/baton.v1.Operate/Act',
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Order.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Decision.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1278,8 +1262,8 @@ class Operate:
             request,
             target,
             '/baton.v1.Operate/Watch',
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.OperateFrame.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.Empty.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ClusterState.FromString,
             options,
             channel_credentials,
             insecure,

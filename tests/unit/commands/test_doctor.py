@@ -3,7 +3,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
-from baton.wire.client import WorkerStatusReply
+from baton.wire.services import WorkerStatusReply
 from commands.doctor import KnownWorker, diagnose, examine
 
 HEALTH = {"status": "ok", "model": "m", "directory": "current"}

@@ -50,7 +50,7 @@ def test_large_blocks_side_by_side(block_bytes):
 
 
 def test_others_run_while_it_copies():
-    """With a switch interval beyond the test's patience, another thread only runs if the GIL is let go."""
+    """Another thread runs only if the GIL is let go: the switch interval is beyond the test's patience."""
     size = 16 * 2**20
     source, target = ctypes.create_string_buffer(size), ctypes.create_string_buffer(size)
     go, ran, copier = threading.Event(), [], BlockCopier()

@@ -20,7 +20,7 @@ def prompt(blocks, *, held=0, token_s=1e-3, context_s=0.0, step_s=0.0, queue_s=0
 
 
 def seconds(spans, ask, times, first, end):
-    """Of one way, in the words of the module's docstring."""
+    """The duration of one way, by the formula in the module's docstring."""
     at, slowest = ask.held_count, {}
     for span in spans:
         count = len(range(max(first, at), min(end, at + span.block_count)))
@@ -31,9 +31,9 @@ def seconds(spans, ask, times, first, end):
     rest_s = ask.compute_s(end * BLOCK_TOKENS, ask.token_count)
     if first == end:
         return computed_s + rest_s
-    brought_s = times.answer_s + max(slowest.values()) + times.copy_block_s
+    loaded_s = times.answer_s + max(slowest.values()) + times.copy_block_s
     copied_s = ask.queue_s + times.copy_block_s * (end - first)
-    return max(computed_s, brought_s, copied_s) + rest_s
+    return max(computed_s, loaded_s, copied_s) + rest_s
 
 
 WAITS_S = st.sampled_from([0.0, 0.001, 0.02, 0.3])
@@ -117,13 +117,13 @@ def test_what_a_path_took_is_believed_more_than_what_was_said():
     assert isinstance(plan_load(spans, prompt(30, token_s=1e-4), times), Plan)
     paths = Paths(spans)
     for _ in range(30):
-        times.brought(paths, 0, 30, seconds=30 * 0.015)
-    assert times.bring_s(paths, 0, 30) > 0.4
+        times.loaded(paths, 0, 30, seconds=30 * 0.015)
+    assert times.load_s(paths, 0, 30) > 0.4
     assert isinstance(plan_load(spans, prompt(30, token_s=1e-5), times), Recompute)
     assert times.actual_s > times.predicted_s
     for _ in range(60):
-        times.brought(paths, 0, 30, seconds=0.03)
-    assert times.bring_s(paths, 0, 30) < 0.04
+        times.loaded(paths, 0, 30, seconds=0.03)
+    assert times.load_s(paths, 0, 30) < 0.04
 
 
 def test_many_changes_of_path_cost_little_of_the_best():
@@ -145,7 +145,7 @@ def test_a_path_that_was_slow_is_tried_again():
     times = PathTimes()
     spans = (FoundSpan(Tier.SSD, 50, 0.05, 0.01),)
     for _ in range(50):
-        times.brought(Paths(spans), 0, 50, 30.0)
+        times.loaded(Paths(spans), 0, 50, 30.0)
     prompt = Prompt(
         held_count=0, block_tokens=32, token_count=50 * 32 + 1, compute_s=lambda a, b: (b - a) / 1600
     )

@@ -51,7 +51,7 @@ async def test_a_report_arrives_as_it_was_sent_and_is_answered(control):
 async def test_what_is_no_report_is_refused(control):
     client = DemandClient(control.address)
     with pytest.raises(grpc.RpcError) as caught:
-        await client._standing.stub.Report(pb.DemandFrame(payload=b"x"))
+        await client._standing.stub.Report(pb.DemandReport(workers=[pb.WorkerLoad(role=9)]))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await client.close()
 

@@ -11,18 +11,19 @@ from baton.core.sharing import RouterMember
 from baton.wire import client, serving
 from baton.wire.client import (
     DirectoryClient,
-    WorkerStatusReply,
     drain_worker,
     peer_session,
     set_worker_role,
     worker_session,
     worker_status,
 )
+from baton.wire.decoding import WireError
 from baton.wire.link import Link, LinkBroken
 from baton.wire.options import CHANNEL_OPTIONS
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.server import start_server
+from baton.wire.services import WorkerStatusReply
 
 HELLO = m.WorkerHello(WorkerId("w.1"), m.Role.AGGREGATED, "f", "model", 16, 8, 128)
 R = RouterId("r-1")
@@ -230,10 +231,10 @@ async def test_a_view_that_makes_no_sense_is_a_directory_that_is_away(monkeypatc
             await asyncio.Event().wait()
 
     def odd(_):
-        raise client.codec.WireError("role 9")
+        raise WireError("role 9")
 
     served, port = await start_server("127.0.0.1", 0, directory=Directory())
-    monkeypatch.setattr(client.codec, "view_from_pb", odd)
+    monkeypatch.setattr(client.mapping, "membership_view_from_pb", odd)
     directory = DirectoryClient(f"127.0.0.1:{port}")
     with pytest.raises(LinkBroken, match="role 9"):
         async for _ in directory.watch(RouterMember(R)):

@@ -81,7 +81,7 @@ def bytes_of(*paths):
 
 async def status_over(channel):
     async with channel:
-        return await pb_grpc.WorkerStub(channel).GetStatus(pb.StatusRequest(), timeout=5)
+        return await pb_grpc.WorkerStub(channel).GetStatus(pb.Empty(), timeout=5)
 
 
 def raw(address, root, key=None, cert=None):
@@ -244,7 +244,7 @@ async def test_a_new_certificate_is_shown_without_a_restart(tmp_path):
     folder = make_folder(tmp_path / "c")
     async with serving(tls_of(folder)) as (_, address):
         standing = Standing(address, Party.WORKER, pb_grpc.WorkerStub)
-        assert await standing.stub.GetStatus(pb.StatusRequest(), timeout=5)
+        assert await standing.stub.GetStatus(pb.Empty(), timeout=5)
         before = standing.stub
         now = datetime.now(UTC)
         Authority(folder).rotate(days=30, now=now)
@@ -254,7 +254,7 @@ async def test_a_new_certificate_is_shown_without_a_restart(tmp_path):
         key, cert = bytes_of(folder / "operator.key", folder / "operator.pem")
         assert await status_over(raw(address, b"-----BEGIN" + only_new, key, cert))
         assert standing.stub is not before
-        assert await standing.stub.GetStatus(pb.StatusRequest(), timeout=5)
+        assert await standing.stub.GetStatus(pb.Empty(), timeout=5)
         await standing.close()
 
 

@@ -162,7 +162,7 @@ def test_chaos_ends_with_right_tokens_and_all_blocks_back(seed, machine_count, b
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), step_tokens=st.integers(1, 20), count=st.integers(1, 6))
 def test_two_workers_say_what_one_says(seed, step_tokens, count):
-    """Without faults, in any order of messages, steps and reads."""
+    """Messages, steps and reads come in any order, without faults."""
     engine = EngineConfig(step_tokens_max=step_tokens, batch_sequences_max=4)
     rng = random.Random(seed)
     pair = Cluster(Machine("p", engine=engine), Machine("d", engine=engine), seed=seed)

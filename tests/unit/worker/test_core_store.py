@@ -37,7 +37,7 @@ def compute(machine, node):
 
 
 def settle(machine, node):
-    """Until nothing can happen without time passing."""
+    """Run until nothing can happen without time passing."""
     while machine.plan is not None or node.choices():
         compute(machine, node)
         node.run()

@@ -28,7 +28,7 @@ class Looked(dict):
 
 
 def looked_at(waiting_count):
-    """Of loads, in one round, where so many wait for others to make room."""
+    """The loads that one round looks at, where so many wait for others to make room."""
     machine, node = pair(block_count=64)
     loads = machine.core._store._loads
     loads._prefetch_max = 5

@@ -1,4 +1,4 @@
-"""From counts of the engine to what a worker says of its experts."""
+"""Counts of the engine become what a worker shows of its experts."""
 
 import asyncio
 import threading

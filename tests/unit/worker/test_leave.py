@@ -1,7 +1,7 @@
 import pytest
 
-from baton.wire.client import WorkerStatusReply
 from baton.wire.link import LinkBroken
+from baton.wire.services import WorkerStatusReply
 from worker import leave as module
 from worker.core_status import WorkerStatus
 from worker.leave import arguments, leave, still_held

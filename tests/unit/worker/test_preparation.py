@@ -1,4 +1,4 @@
-"""Until a sequence's grammar and adapter are ready the core hears nothing of it; whatever ends the
+"""The core gets nothing of a sequence until its grammar and adapter are ready; whatever ends the
 sequence meanwhile is honoured."""
 
 import asyncio
@@ -241,7 +241,7 @@ async def test_a_grammar_that_does_not_compile_is_unsupported_with_the_compilers
 
 
 class Stuck(Store):
-    """Until the test lets go."""
+    """Blocks until the test lets go."""
 
     def __init__(self):
         super().__init__()

@@ -18,9 +18,10 @@ from baton.core.messages import (
     Role,
     WorkerHello,
 )
-from baton.wire.client import WorkerStatusReply, drain_worker, set_worker_role, worker_session, worker_status
+from baton.wire.client import drain_worker, set_worker_role, worker_session, worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.server import start_server
+from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.service import ReaderSessions

@@ -252,7 +252,7 @@ class Cluster:
         self.post()
 
     def run(self, *, events_max=5000):
-        """Until nothing can happen without time passing."""
+        """Run until nothing can happen without time passing."""
         for _ in range(events_max):
             choices = self.choices()
             if not choices:

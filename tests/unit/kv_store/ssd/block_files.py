@@ -20,8 +20,8 @@ def payload_of(index, size):
     return hashlib.shake_128(b"payload %d" % index).digest(size)
 
 
-def slot_bytes_of(space):
-    return -(-space // PAGE) * PAGE
+def slot_bytes_of(block_bytes):
+    return -(-block_bytes // PAGE) * PAGE
 
 
 def aligned(payload):
@@ -31,18 +31,23 @@ def aligned(payload):
     return view
 
 
-def open_file(directory, space, slot_count=8, io="direct", **options):
+def open_file(directory, block_bytes, slot_count=8, io="direct", **options):
     return BlockFile.open(
-        directory, space=space, slot_bytes=slot_bytes_of(space), slot_count=slot_count, io=io, **options
+        directory,
+        block_bytes=block_bytes,
+        slot_bytes=slot_bytes_of(block_bytes),
+        slot_count=slot_count,
+        io=io,
+        **options,
     )
 
 
 def write(file, slot, index):
-    return file.write(slot, aligned(payload_of(index, file.space)), facts_of(index))
+    return file.write(slot, aligned(payload_of(index, file.block_bytes)), facts_of(index))
 
 
 def read(file, slot, index):
     """The payload's bytes. Raises CorruptBlock."""
     view = memoryview(mmap.mmap(-1, file.slot_bytes))
     file.read(slot, view, facts_of(index).block_hash)
-    return bytes(view[: file.space])
+    return bytes(view[: file.block_bytes])

@@ -14,7 +14,7 @@ from kv_store.ssd import block_file as block_file_module
 from kv_store.ssd import folder as folder_module
 from kv_store.ssd.block_file import BlockFile
 from kv_store.ssd.errors import CorruptBlock, DiskError, DiskFull
-from kv_store.ssd.folder import space_path, spaces_in
+from kv_store.ssd.folder import file_path, files_in
 from kv_store.ssd.layout import Title, encode_title, file_bytes, slot_disk_bytes
 from tests.unit.kv_store.ssd.block_files import (
     PAGE,
@@ -29,23 +29,23 @@ from tests.unit.kv_store.ssd.block_files import (
 
 
 @pytest.mark.parametrize("io", ["direct", "buffered"])
-@pytest.mark.parametrize("space", [100, 4096, 4097, 196_608, 3 * 2**20 + 12])
-def test_blocks_come_back_as_they_were_after_a_restart(tmp_path, space, io):
-    file, recovered = open_file(tmp_path, space, io=io)
+@pytest.mark.parametrize("block_bytes", [100, 4096, 4097, 196_608, 3 * 2**20 + 12])
+def test_blocks_come_back_as_they_were_after_a_restart(tmp_path, block_bytes, io):
+    file, recovered = open_file(tmp_path, block_bytes, io=io)
     assert recovered == []
     checksums = {slot: write(file, slot, index) for slot, index in ((0, 10), (7, 11), (3, 12))}
-    assert read(file, 7, 11) == payload_of(11, space)
+    assert read(file, 7, 11) == payload_of(11, block_bytes)
     file.close()
 
-    file, recovered = open_file(tmp_path, space, io=io)
+    file, recovered = open_file(tmp_path, block_bytes, io=io)
     assert {(r.ssd_slot, r.facts, r.checksum) for r in recovered} == {
         (0, facts_of(10), checksums[0]),
         (7, facts_of(11), checksums[7]),
         (3, facts_of(12), checksums[3]),
     }
     for slot, index in ((0, 10), (7, 11), (3, 12)):
-        assert read(file, slot, index) == payload_of(index, space)
-        assert checksums[slot] == xxhash.xxh3_64_intdigest(payload_of(index, space))
+        assert read(file, slot, index) == payload_of(index, block_bytes)
+        assert checksums[slot] == xxhash.xxh3_64_intdigest(payload_of(index, block_bytes))
     assert file.io == io
     file.close()
 
@@ -79,22 +79,22 @@ def test_a_wrong_checksum_given_by_the_writer_makes_a_block_that_is_never_given_
 
 @pytest.mark.parametrize("is_flushed", [False, True])
 def test_a_forgotten_block_is_not_found_again_and_its_disk_space_comes_back(tmp_path, is_flushed):
-    space = 2**20
-    file, _ = open_file(tmp_path, space)
+    block_bytes = 2**20
+    file, _ = open_file(tmp_path, block_bytes)
     for slot in range(8):
         write(file, slot, slot)
-    taken = spaces_in(tmp_path)[space]
+    taken = files_in(tmp_path)[block_bytes]
     for slot in range(6):
         file.forget(slot)
     if is_flushed:
         file.flush()
-        assert spaces_in(tmp_path)[space] <= taken - 6 * space
+        assert files_in(tmp_path)[block_bytes] <= taken - 6 * block_bytes
         with pytest.raises(CorruptBlock):
             read(file, 2, 2)
     file.close()
-    file, recovered = open_file(tmp_path, space)
+    file, recovered = open_file(tmp_path, block_bytes)
     assert sorted(r.ssd_slot for r in recovered) == [6, 7]
-    assert read(file, 6, 6) == payload_of(6, space)
+    assert read(file, 6, 6) == payload_of(6, block_bytes)
     file.close()
 
 
@@ -153,16 +153,16 @@ def test_blocks_written_after_a_restart_are_newer_than_those_before(tmp_path):
 
 
 def test_the_file_never_takes_more_disk_than_was_configured(tmp_path):
-    space, disk_bytes = 300_000, 5 * 2**20
-    slot_count = (disk_bytes - PAGE) // slot_disk_bytes(slot_bytes_of(space))
-    assert file_bytes(slot_bytes_of(space), slot_count) <= disk_bytes
-    assert file_bytes(slot_bytes_of(space), slot_count + 1) > disk_bytes
-    file, _ = open_file(tmp_path, space, slot_count)
+    block_bytes, disk_bytes = 300_000, 5 * 2**20
+    slot_count = (disk_bytes - PAGE) // slot_disk_bytes(slot_bytes_of(block_bytes))
+    assert file_bytes(slot_bytes_of(block_bytes), slot_count) <= disk_bytes
+    assert file_bytes(slot_bytes_of(block_bytes), slot_count + 1) > disk_bytes
+    file, _ = open_file(tmp_path, block_bytes, slot_count)
     for _ in range(2):
         for slot in range(slot_count):
             write(file, slot, slot)
         file.flush()
-        assert spaces_in(tmp_path)[space] <= disk_bytes
+        assert files_in(tmp_path)[block_bytes] <= disk_bytes
     file.close()
 
 
@@ -239,12 +239,12 @@ def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch):
 
 def test_two_processes_never_share_a_folder(tmp_path):
     file, _ = open_file(tmp_path, PAGE)
-    other, _ = open_file(tmp_path, 2 * PAGE)  # another space of the same node is welcome
+    other, _ = open_file(tmp_path, 2 * PAGE)  # another size class of the same node is welcome
     file.close()
     code = (
         "import sys\nfrom kv_store.ssd.block_file import BlockFile\n"
         "from baton.core.errors import SetupError\n"
-        "try:\n    BlockFile.open(sys.argv[1], space=4096, slot_bytes=4096, slot_count=8)\n"
+        "try:\n    BlockFile.open(sys.argv[1], block_bytes=4096, slot_bytes=4096, slot_count=8)\n"
         "except SetupError as error:\n    print(error)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -255,7 +255,7 @@ def test_two_processes_never_share_a_folder(tmp_path):
 
 
 def test_files_that_are_not_ours_are_refused_and_stay_as_they_are(tmp_path):
-    path = space_path(tmp_path, PAGE)
+    path = file_path(tmp_path, PAGE)
     for content, words in (
         (b"a letter to my aunt", "not a file of a Baton store"),
         (b"", "not a file of a Baton store"),
@@ -273,8 +273,8 @@ def test_slots_of_another_file_are_not_recovered(tmp_path):
         file, _ = open_file(tmp_path / name, PAGE)
         write(file, 1, 1)
         file.close()
-    pages = space_path(tmp_path / "a", PAGE).read_bytes()
-    with space_path(tmp_path / "b", PAGE).open("r+b") as file:
+    pages = file_path(tmp_path / "a", PAGE).read_bytes()
+    with file_path(tmp_path / "b", PAGE).open("r+b") as file:
         file.seek(PAGE)
         file.write(pages[PAGE:])
     file, recovered = open_file(tmp_path / "b", PAGE)
@@ -361,7 +361,7 @@ def test_recovery_tells_its_progress_and_finds_blocks_among_many_empty_slots(tmp
 def test_only_the_owner_may_read_the_file(tmp_path):
     before = os.umask(0o000)
     try:
-        file, _ = BlockFile.open(tmp_path, space=4096, slot_bytes=4096, slot_count=2, io="buffered")
+        file, _ = BlockFile.open(tmp_path, block_bytes=4096, slot_bytes=4096, slot_count=2, io="buffered")
     finally:
         os.umask(before)
     file.close()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kv_store.ssd.errors import CorruptBlock
-from kv_store.ssd.folder import space_path
+from kv_store.ssd.folder import file_path
 from kv_store.ssd.layout import PAGE_BYTES, payload_offset
 from tests.unit.kv_store.ssd.block_files import facts_of, open_file, payload_of, read, slot_bytes_of, write
 
@@ -37,7 +37,7 @@ def images(tmp_path_factory):
     """What a slot holds: never written, an older block, a newer block."""
     directory = tmp_path_factory.mktemp("images")
     file, _ = open_file(directory, SPACE, 2)
-    path = space_path(directory, SPACE)
+    path = file_path(directory, SPACE)
     found = [bytes(AGGREGATED)]
     for index in (1, 2):
         write(file, 0, index)
