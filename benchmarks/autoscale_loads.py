@@ -12,7 +12,7 @@ import msgspec
 from baton.core.errors import SetupError
 from loadgen.lengths import Plan, Scaling, make_plan
 from loadgen.traces import read_trace
-from simulator.fleet.workload import Demand, of_plan
+from simulator.fleet.workload import FleetRequest, of_plan
 
 Profile = Callable[[float], float]
 """Seconds -> factor on the rate."""
@@ -68,7 +68,7 @@ SCATTER = 0.7
 """Of lengths: standard deviation of their logarithm."""
 
 
-def drawn(load: Load) -> Iterator[Demand]:
+def drawn(load: Load) -> Iterator[FleetRequest]:
     """Poisson arrivals at the profile's rate, thinned from its highest."""
     rng = Random(f"{load.seed}/{load.name}")
     profile = profile_of(load.profile, load.duration_s)
@@ -86,11 +86,11 @@ def drawn(load: Load) -> Iterator[Demand]:
             max(2, int(tokens * math.exp(rng.gauss(-(SCATTER**2) / 2, SCATTER))))
             for tokens in (mean.prompt, mean.output)
         )
-        yield Demand(number, at_s, prompt, output, ())
+        yield FleetRequest(number, at_s, prompt, output, ())
         number += 1
 
 
-def of_trace(load: Load) -> tuple[list[Demand], Plan]:
+def of_trace(load: Load) -> tuple[list[FleetRequest], Plan]:
     """The trace's requests in their order, with its gaps divided by the profile; begun again, sharing nothing
     with before, until the time is over. Raises SetupError when none is kept."""
     scale = Fraction(load.length_scale).limit_denominator(64)
@@ -102,7 +102,7 @@ def of_trace(load: Load) -> tuple[list[Demand], Plan]:
     own = (len(requests) - 1) / span_s
     factor = load.rate / own if load.rate else 1.0
     profile = profile_of(load.profile, load.duration_s)
-    found: list[Demand] = []
+    found: list[FleetRequest] = []
     at_s, number = 0.0, 0
     while True:
         copy, index = divmod(number, len(requests))
@@ -115,7 +115,7 @@ def of_trace(load: Load) -> tuple[list[Demand], Plan]:
         number += 1
 
 
-def _is_kept(request: Demand, keep: int) -> bool:
+def _is_kept(request: FleetRequest, keep: int) -> bool:
     """Turns of one conversation share their second block."""
     ids = request.hash_ids
     return crc32(f"{ids[1] if len(ids) > 1 else request.number}".encode()) % keep == 0

@@ -18,7 +18,7 @@ from simulator.fleet.scaling import FleetScaling, Rule, ScalingSpec
 from simulator.fleet.scaling_rules import RuleName, make_rule
 from simulator.fleet.setup import STEP_TOKENS, Pools, fleet_spec, machine_of
 from simulator.fleet.spec import FleetSpec
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 from simulator.hardware import Node, find_gpu, find_model
 
 BLOCK_TOKENS = 512
@@ -73,7 +73,7 @@ class Stage:
     """A case made ready."""
 
     case: Case
-    demands: list[Demand]
+    demands: list[FleetRequest]
     trace_block_tokens: float
     cached: list[int]
     """Prompt tokens of each that came before, with a cache that forgets nothing."""
@@ -123,17 +123,17 @@ class Stage:
         scaling = FleetScaling(fleet, spec, rule)
         scaling.begin()
         missed_max = (1 - goal) * len(self.demands)
-        fleet.run(iter(self.demands), observer=lambda f: len(f.tally) - f.met <= missed_max)
+        fleet.run(iter(self.demands), observer=lambda f: len(f.stats) - f.met <= missed_max)
         return self._told(fleet, scaling, name, pools)
 
     def _told(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: Pools) -> Run:
         case = self.case
         ttft_missed = tpot_missed = refused = 0
-        for record in fleet.tally:
+        for record in fleet.stats:
             refused += record.ttft_s is None
             ttft_missed += record.ttft_s is not None and record.ttft_s > case.ttft_slo_s
             tpot_missed += record.tpot_s is not None and record.tpot_s > case.tpot_slo_s
-        count = max(1, len(self.demands) if not fleet.is_stopped else len(fleet.tally))
+        count = max(1, len(self.demands) if not fleet.is_stopped else len(fleet.stats))
         journal = scaling.rule.journal
         return Run(
             load=case.load.name,
@@ -150,7 +150,7 @@ class Stage:
             turns_per_hour=self._turns(journal),
             drain_s_max=scaling.drain_s_max,
             replicas=str(pools) if rule == "static" else "",
-            requests=len(fleet.tally),
+            requests=len(fleet.stats),
         )
 
     def _turns(self, journal: Journal) -> dict[str, float]:
@@ -169,7 +169,7 @@ def stage(case: Case) -> Stage:
     return Stage(case, demands, 0.0, [0] * len(demands))
 
 
-def cached_tokens(demands: list[Demand], block_tokens: float) -> list[int]:
+def cached_tokens(demands: list[FleetRequest], block_tokens: float) -> list[int]:
     """Of each prompt, in blocks that earlier ones of the same copy of the trace have had. Its last block is
     partial and its last token always computed."""
     seen: set[tuple[int, int]] = set()

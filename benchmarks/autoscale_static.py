@@ -11,14 +11,14 @@ from control_plane.autoscaler.values import Observation, Settings, Traits
 from simulator.fleet.scaling import traits_of
 from simulator.fleet.scaling_rules import Counting
 from simulator.fleet.setup import Pools
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 
 SEARCH_STEPS_MAX = 14
 PEAK_WINDOW_S = 300.0
 FIRST_S = 600.0
 
 
-def _at_s(demand: Demand) -> float:
+def _at_s(demand: FleetRequest) -> float:
     return demand.at_s
 
 

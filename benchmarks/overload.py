@@ -15,7 +15,7 @@ from loadgen.records import Outcome
 from simulator.fleet.fleet import PoolSample
 from simulator.fleet.pools import anti_phase, wasted_share
 from simulator.fleet.simulate import faster, simulate
-from simulator.fleet.workload import Demand, merged, of_plan
+from simulator.fleet.workload import FleetRequest, merged, of_plan
 
 OVERLOAD = 2.0
 """Times the capacity."""
@@ -115,17 +115,17 @@ def run_overload(ready: Stage, variant: Variant, rate: float) -> tuple[Overload,
 
 def floods(
     ready: Stage, capacity_per_s: float, *, quiet_requests: int
-) -> dict[str, Callable[[], Iterator[Demand]]]:
+) -> dict[str, Callable[[], Iterator[FleetRequest]]]:
     """What is sent, by the kind of flood. The flood's prompts are the trace's too, and share nothing with the
     quiet tenant's."""
     quiet_rate, flood_rate = QUIET_SHARE * capacity_per_s, OVERLOAD * capacity_per_s
     quiet_s = quiet_requests / quiet_rate
 
-    def quiet() -> Iterator[Demand]:
+    def quiet() -> Iterator[FleetRequest]:
         demands = islice(of_plan(ready.plan), quiet_requests)
         return (d._replace(tenant=QUIET) for d in faster(demands, quiet_rate / ready.own_rate))
 
-    def flood(begin_s: float, count: int) -> Iterator[Demand]:
+    def flood(begin_s: float, count: int) -> Iterator[FleetRequest]:
         for number, demand in enumerate(islice(cycle(of_plan(ready.plan)), count)):
             copy = 1 + number // len(ready.plan.requests)
             yield demand._replace(tenant=FLOOD, copy=copy, at_s=begin_s + number / flood_rate)
@@ -138,7 +138,7 @@ def floods(
     }
 
 
-def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[Demand]) -> Fairness:
+def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[FleetRequest]) -> Fairness:
     """`late`: serve or refuse, see `slo.late`."""
     done = simulate(
         ready.spec(REFERENCE, refuses_late=late == "refuse"),
@@ -149,7 +149,7 @@ def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[Demand])
     tenants = {group.name: group for group in done.report.tenants}
     flooding = tenants.get(FLOOD)
     case = ready.case
-    served = [r for r in done.fleet.tally if r.tenant != FLOOD and r.outcome is Outcome.COMPLETED]
+    served = [r for r in done.fleet.stats if r.tenant != FLOOD and r.outcome is Outcome.COMPLETED]
     timely = [r for r in served if r.ttft_s is not None and r.ttft_s <= case.ttft_slo_s]
     quiet_requests = tenants[QUIET].offered if QUIET in tenants else done.report.offered
     return Fairness(

@@ -273,14 +273,14 @@ _mount(
     "sim",
     "simulator.faults.cli",
     "",
-    "The production decisions under virtual time with seeded faults.",
+    "Fault simulator: production decisions under virtual time with seeded faults.",
     "baton sim --seeds 100",
 )
 _mount(
     "simulate",
     "commands.simulate",
     "worker",
-    "A production trace on a modelled cluster of GPUs, with the production router.",
+    "Fleet simulator: a production trace on a large cluster of modelled GPUs.",
     "baton simulate trace.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8",
 )
 _mount(

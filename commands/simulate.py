@@ -1,4 +1,4 @@
-"""`baton simulate`: a production trace on a modelled cluster, with the production router."""
+"""`baton simulate` runs the fleet simulator: a production trace and router on a modelled cluster."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -216,10 +216,10 @@ def simulate(
     plot: _Plot = None,
     records: _Records = None,
 ) -> None:
-    """Simulate a production trace on a cluster of GPUs known by their data sheets.
+    """Fleet simulator: run a production trace on a cluster of GPUs known by their data sheets.
 
-    Router, placement, admission and block accounts are the production code under virtual time; what a step,
-    a transfer and a load take is modelled (docs/simulation.md).
+    Router, placement, admission and block accounts are the production code under virtual time; steps,
+    transfers and loads are modelled (docs/simulation.md). The fault simulator is `baton sim`.
 
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """

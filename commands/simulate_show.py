@@ -56,14 +56,14 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
             if now_s - shown_s < 0.25:
                 return True
             shown_s = now_s
-            ended = len(fleet.tally)
+            ended = len(fleet.stats)
             bar.update(
                 task,
                 completed=ended,
                 live=fleet.live_count,
-                virtual=fleet.agenda.now_s,
+                virtual=fleet.clock.now_s,
                 goodput=fleet.met / ended if ended else 1.0,
-                speed=fleet.agenda.now_s / max(1e-9, now_s - begun_s),
+                speed=fleet.clock.now_s / max(1e-9, now_s - begun_s),
                 refresh=True,
             )
             return True
@@ -86,7 +86,7 @@ def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> N
         (
             lambda: _show(console, done),
             lambda: None if figures is None else show_scaling(console, figures),
-            lambda: None if not to.records else write_records(to.records, done.fleet.tally, settings),
+            lambda: None if not to.records else write_records(to.records, done.fleet.stats, settings),
             lambda: write_to(to.plot, lambda: pool_chart(done.fleet.samples).encode()),
             lambda: write_to(to.html, lambda: render([done.report], more=more).encode()),
             lambda: write_to(to.json_to, json),
@@ -98,7 +98,7 @@ def _show(console: Console, done: Simulated) -> None:
     show_report(console, done.report)
     fleet = done.fleet
     console.print(
-        f"{fleet.agenda.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
+        f"{fleet.clock.event_count} events, {done.virtual_s:.0f} s virtual in {done.wall_s:.1f} s "
         f"({done.virtual_s / done.wall_s:.3g}× real time); prompt tokens computed "
         f"{fleet.prompt_tokens_computed}, of these {wasted_share(done.report, fleet):.1%} for requests that "
         "missed their targets; correlation of the pools' loads, at its lowest, "

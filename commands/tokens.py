@@ -8,9 +8,10 @@ from rich.table import Table
 
 from baton.config import Config
 from baton.core.errors import SetupError
-from baton.core.tokens import NAME, Scope, TokenBook, TokenRecord, digest_of, new_token, read_book, write_book
+from baton.core.tokens import NAME, Scope, TokenBook, TokenRecord, digest_of, read_book, write_book
 from baton.files.outputs import write_whole
 from baton.files.terminal import new_console
+from baton.files.token_places import new_token
 
 app = typer.Typer(
     help="Tokens of the people and programs that operate a cluster.",

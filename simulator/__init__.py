@@ -1,1 +1,2 @@
-"""Two simulators over production decisions: `faults` finds bugs, `fleet` predicts large clusters."""
+"""Two simulators over production decisions and one virtual clock: the fault simulator (`faults`) finds bugs,
+the fleet simulator (`fleet`) predicts large clusters."""

@@ -4,8 +4,8 @@ A step takes the longer of computing and of reading the weights, plus attention,
 (Williams, Waterman, Patterson, "Roofline", CACM 2009). `StepCosts` is linear, so it is laid through the two
 points that matter: a step that only decodes, and one full chunk of a prompt.
 
-What a data sheet promises is not what kernels reach: `Efficiency` says what share is assumed, and is the
-first thing to replace by a measurement (`baton bench engine`, or the costs that a running worker reports).
+Kernels do not reach what a data sheet promises: `Efficiency` says what share is assumed, and is the first
+thing to replace by a measurement (`baton bench engine`, or the costs that a running worker reports).
 """
 
 import json
@@ -22,19 +22,20 @@ GB, TERA = 1e9, 1e12
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device. Dense figures, without structured sparsity; links per direction."""
+    """One device. Figures are dense, without structured sparsity; links are per direction."""
 
     name: str
     bf16_flops: float
-    """Per second."""
+    """Bytes of memory bandwidth per second."""
     fp8_flops: float
-    """0: none."""
+    """Dense operations per second in FP8; 0 when there are none."""
     memory_bytes: float
     memory_bytes_s: float
     peer_bytes_s: float
-    """To the other GPUs of its node (NVLink, Infinity Fabric; PCIe where there is neither)."""
+    """Bytes per second to the other GPUs of its node (NVLink, Infinity Fabric; PCIe where there is
+    neither)."""
     host_bytes_s: float
-    """To host memory."""
+    """Bytes per second to host memory."""
 
 
 def _gpu(
@@ -61,7 +62,7 @@ GPUS = {
         # The export versions: H800 is an H100 with less NVLink, H20 one with less arithmetic.
         _gpu("h800", bf16=989, fp8=1979, memory_gb=80, memory_gb_s=3350, peer_gb_s=200, host_gb_s=64),
         _gpu("h20", bf16=148, fp8=296, memory_gb=96, memory_gb_s=4000, peer_gb_s=450, host_gb_s=64),
-        # NVIDIA HGX B200 data sheet, a eighth of the eight.
+        # NVIDIA HGX B200 data sheet, an eighth of the eight.
         _gpu("b200", bf16=2250, fp8=4500, memory_gb=180, memory_gb_s=8000, peer_gb_s=900, host_gb_s=64),
         # AMD Instinct MI300X data sheet.
         _gpu("mi300x", bf16=1307, fp8=2615, memory_gb=192, memory_gb_s=5300, peer_gb_s=448, host_gb_s=64),
@@ -70,7 +71,7 @@ GPUS = {
 
 
 NIC_BYTES_S = 50 * GB
-"""400 Gbit/s, one per GPU."""
+"""One network card of 400 Gbit/s per GPU, in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,14 @@ class Efficiency:
     """Shares of what the data sheet says, and fixed times."""
 
     flops: float = 0.55
-    """Of dense matrix products in prompts of a thousand tokens and more."""
+    """Share reached by dense matrix products in prompts of a thousand tokens and more."""
     attention_flops: float = 0.4
     memory: float = 0.75
     link: float = 0.85
     step_s: float = 0.002
-    """Of any step: planning, launching, sampling."""
+    """Fixed time of any step: planning, launching, sampling."""
     all_reduce_s: float = 1.2e-5
-    """Latency of one all-reduce within a node; two per layer with tensor parallelism."""
+    """Latency of one all-reduce within a node; there are two per layer with tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,12 @@ class ModelShape:
     vocab: int
     experts: int = 0
     experts_used: int = 0
-    """Per token."""
+    """Experts that each token is sent to."""
     is_tied: bool = False
 
     @property
     def attention_weights(self) -> int:
-        """Of one layer."""
+        """Parameters of one layer."""
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     @property
@@ -142,7 +143,7 @@ MODELS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Raises SetupError: unknown."""
+    """Find a GPU by its name. Raises SetupError when it is unknown."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise SetupError(f"no data sheet of a GPU called {name!r}; there are: {', '.join(sorted(GPUS))}")
@@ -150,7 +151,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def find_model(name_or_folder: str) -> ModelShape:
-    """A name of `MODELS`, or a Hugging Face folder or config.json. Raises SetupError."""
+    """Read a model by a name of `MODELS`, or from a Hugging Face folder or config.json. Raises SetupError."""
     known = MODELS.get(name_or_folder.lower())
     if known is not None:
         return known
@@ -206,11 +207,11 @@ class Node:
     tensor: int = 1
     pipeline: int = 1
     weight_bytes: float = 2.0
-    """Per parameter: 2 for bf16, 1 for fp8 or int8."""
+    """Bytes per parameter: 2 for bf16, 1 for fp8 or int8."""
     kv_element_bytes: float = 2.0
     efficiency: Efficiency = Efficiency()
     nic_bytes_s: float = NIC_BYTES_S
-    """Per GPU."""
+    """Bytes of weights per GPU."""
 
     @property
     def gpu_count(self) -> int:
@@ -222,12 +223,12 @@ class Node:
 
     @property
     def weights_in_memory(self) -> float:
-        """Bytes, over all its GPUs."""
+        """Bytes of weights over all its GPUs."""
         return self.model.weights * self.weight_bytes
 
     def kv_pool_bytes(self, *, use: float = 0.9, activations: float = 2 * GB) -> float:
-        """What is left for KV over all its GPUs: `use` of the memory, less weights and `activations` bytes on
-        each. Raises SetupError when the model does not fit."""
+        """Return what is left for KV over all its GPUs: `use` of the memory, less weights and `activations`
+        bytes on each. Raises SetupError when the model does not fit."""
         left = self.gpu_count * (self.gpu.memory_bytes * use - activations) - self.weights_in_memory
         if left < 1024 * self.kv_bytes_per_token:
             raise SetupError(
@@ -239,16 +240,16 @@ class Node:
 
     @property
     def transfer_bytes_s(self) -> float:
-        """Between two workers of different hosts."""
+        """Bytes per second between two workers of different hosts."""
         return self.gpu_count * self.nic_bytes_s * self.efficiency.link
 
     @property
     def host_bytes_s(self) -> float:
-        """Between its pool and host memory."""
+        """Bytes per second between its pool and host memory."""
         return self.gpu_count * self.gpu.host_bytes_s * self.efficiency.link
 
     def step_s(self, *, prompt_tokens: int, decodes: int, context_tokens: int, pairs: int) -> float:
-        """By the roofline, at pipeline 1; seconds."""
+        """Return the seconds of a step by the roofline, at pipeline 1."""
         tokens = prompt_tokens + decodes
         if tokens == 0:
             return 0.0
@@ -263,10 +264,11 @@ class Node:
         return max(compute_s, weights_s) + kv_s + attention_s + self._overhead_s(tokens)
 
     def costs(self, role: Role, *, chunk_tokens: int = 2048) -> StepCosts:
-        """Linear through a step of few decodes, one of many, and one full chunk of a prompt.
+        """Return costs that are linear through a step of few decodes, one of many, and one full chunk of a
+        prompt.
 
         A pipeline computes as many batches at once as it has stages: chunks of prompts leave it that much
-        faster, and each decode step carries only its share of the batch, past all the weights.
+        faster, and each decode step carries only its part of the batch, past all the weights.
         """
         few, many = 1, 128
         few_s = self.step_s(prompt_tokens=0, decodes=few, context_tokens=0, pairs=0)
@@ -296,7 +298,7 @@ class Node:
         return self.gpu.fp8_flops if is_small else self.gpu.bf16_flops
 
     def _weights_read(self, tokens: int) -> float:
-        """Parameters that a step reads: of experts, those that at least one token is sent to."""
+        """Return the parameters that a step reads; of experts, those that at least one token is sent to."""
         model = self.model
         if not model.experts:
             return model.weights_used

@@ -23,7 +23,7 @@ import psutil
 from baton.config import AccessConfig, Config
 from baton.core.messages import Role
 from baton.core.operate import ReplicaState, Scale
-from baton.core.tokens import new_token
+from baton.files.token_places import new_token
 from baton.wire.transport import secure
 from tests.integration.browser import chromium, sign_in
 from tests.integration.cluster import ROOT, Cluster, eventually

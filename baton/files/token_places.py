@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 from pathlib import Path
 
 from baton.core.errors import SetupError
@@ -11,6 +12,13 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENT = "env:"
 FILE_BYTES_MAX = 2**20
+PREFIX = "bt-"
+TOKEN_BYTES = 32
+
+
+def new_token() -> str:
+    """Draw a token from the kernel's random bits."""
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 class LiveTokens:

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from baton.config import Config
 from baton.core.errors import SetupError
-from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
-from baton.files.token_places import LiveTokens, token_at
+from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
+from baton.files.token_places import LiveTokens, new_token, token_at
 from baton.wire.address import host_port
 from control_plane.dashboard.authentication import Authentication
 from control_plane.dashboard.collector import Collector

@@ -1,15 +1,12 @@
 """The workers of this host: who has a session, and what each has open."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from baton.core.ids import WorkerId
+from baton.core.store import BlockFacts
+from kv_store.node.promotion import Demand
 from kv_store.node.quotas import Holder
 from kv_store.node.size_classes import Space
-
-if TYPE_CHECKING:
-    from kv_store.node.promotion import Demand
-    from kv_store.node.writes import Write
 
 
 class ProtocolError(Exception):
@@ -17,13 +14,21 @@ class ProtocolError(Exception):
 
 
 @dataclass(slots=True, eq=False)
+class Write:
+    """A slot that a worker writes a block into."""
+
+    facts: BlockFacts
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
 class Worker:
     worker_id: WorkerId
     space: Space
     holder: Holder
-    offers: dict[int, "list[Write]"] = field(default_factory=dict[int, "list[Write]"])
+    offers: dict[int, list[Write]] = field(default_factory=dict[int, list[Write]])
     """Slots of each open offer, in the order of its places."""
-    loads: dict[int, "Demand"] = field(default_factory=dict[int, "Demand"])
+    loads: dict[int, Demand] = field(default_factory=dict[int, Demand])
     """Open loads, until EndLoad."""
     is_dropped: bool = False
     """The worker broke the protocol: nothing it says counts, and what it writes is kept aside until its

@@ -1,7 +1,6 @@
 """Full blocks come in from the workers of this host."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, StoreToWorker, TakeBlocks
@@ -11,15 +10,7 @@ from kv_store.node.index import Index
 from kv_store.node.promotion import Bringer
 from kv_store.node.quotas import Shares
 from kv_store.node.size_classes import HostCopy, is_checksum
-from kv_store.node.workers import ProtocolError, Worker
-
-
-@dataclass(slots=True, eq=False)
-class Write:
-    """A slot that a worker writes into."""
-
-    facts: BlockFacts
-    slot: int
+from kv_store.node.workers import ProtocolError, Worker, Write
 
 
 class Writes:

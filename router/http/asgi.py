@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from baton.core.errors import BodyTooLarge, ClientError
-from baton.core.ids import new_id
+from router.http.request_ids import new_id
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -7,7 +7,7 @@ from functools import partial
 from xxhash import xxh3_128_hexdigest
 
 from baton.core.errors import BatonError, BodyTooLarge, ClientError
-from baton.core.ids import RequestId, new_id
+from baton.core.ids import RequestId
 from router.http.asgi import (
     JSON,
     REQUEST_ID,
@@ -25,6 +25,7 @@ from router.http.asgi import (
 from router.http.client import ANYBODY, client_of
 from router.http.observe import Observer, Outcome, outcome_of
 from router.http.prepare import Preparation
+from router.http.request_ids import new_id
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.call import Call

@@ -1,1 +1,2 @@
-"""The production decisions under virtual time, on a modelled GPU and network, with seeded faults."""
+"""The fault simulator: production decisions under virtual time, on a modelled GPU and network, with seeded
+faults."""

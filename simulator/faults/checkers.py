@@ -1,10 +1,10 @@
 """Independent checks of what must always hold. Each names its number in docs/invariants.md.
 
-They see the world from outside: what clients received, what lies in the blocks, what went over the
-wire. They never ask the decision objects for anything but their own accounts.
+The checks look from outside: at what clients received, at what lies in the blocks, at what went over the
+wire. They ask the decision objects for nothing but their own accounts.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.messages import (
@@ -26,15 +26,11 @@ from router.decisions.hedging import submitted_name
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.failure_checks import FailureChecker
 from simulator.faults.model import fake_logprob
+from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
+from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import DELAYING, Scenario
-from simulator.faults.starvation import Turns
-from simulator.faults.world import Violation, World
+from simulator.faults.starvation import StarvationChecker
 from worker.events import CopyFromStore, CopyToStore
-
-if TYPE_CHECKING:
-    from simulator.faults.node import SimWorker
-    from simulator.faults.router_node import SimRouter
-    from simulator.faults.store_node import SimStoreNode
 
 AUDIT_EVERY = 8
 """Events of one worker between two audits of its accounts."""
@@ -54,31 +50,31 @@ class Checkers:
         "_turns",
         "clients",
         "is_calm",
-        "world",
+        "run",
     )
 
-    def __init__(self, world: World, clients: list[SimClient], scenario: Scenario) -> None:
-        self.world, self._scenario = world, scenario
+    def __init__(self, run: RunContext, clients: list[SimClient], scenario: Scenario) -> None:
+        self.run, self._scenario = run, scenario
         self.clients: dict[str, SimClient] = {client.seq_id: client for client in clients}
         self.is_calm = not scenario.faults
-        """No faults in this run: then nothing may fail for want of a worker."""
+        """The run has no faults, so nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
         self._granted: dict[tuple[WorkerId, WorkerId, int, int], set[tuple[WorkerId, str, int]]] = {}
-        """Attempts under which (source, reader, block, generation) was granted."""
+        """Attempts under which a (KV owner, reader, block, generation) was granted."""
         self._lease_ends: dict[tuple[WorkerId, str, int], float] = {}
         self._leases: dict[tuple[WorkerId, str, int], float] = {}
         self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
-        """Who began to fill a block, and its generation then."""
+        """The sequence that began to fill a block, and the block's generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
-        self._turns: dict[WorkerId, Turns] = {}
+        self._turns: dict[WorkerId, StarvationChecker] = {}
         self._failures: dict[str, FailureChecker] = {}
-        """By router."""
+        """One failure checker per router."""
         self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
 
     # --- what clients see ---------------------------------------------------------------------------
 
     def delivered(self, action: Deliver) -> None:
-        """Invariant 2: in order, none twice, none missing, none wrong."""
+        """Check invariant 2: tokens come in order, none twice, none missing, none wrong."""
         client = self._living(action.seq_id, action)
         if action.first_index != len(client.received):
             raise Violation(
@@ -95,7 +91,7 @@ class Checkers:
             raise Violation(2, f"received {client.received}, undisturbed {want}", seq_id=client.seq_id)
 
     def _logprobs_came(self, client: SimClient, action: Deliver) -> None:
-        """With every token, and the prompt's once, with the first."""
+        """Check that log probabilities come with every token, and the prompt's once, with the first token."""
         sampling = client.sampling
         want = tuple(map(fake_logprob, action.tokens)) if sampling.logprobs is not None else ()
         of_prompt = None
@@ -130,7 +126,7 @@ class Checkers:
                 seq_id=client.seq_id,
             )
         if action.cached_token_count:
-            self.world.counts["prompts with cache hits"] += 1
+            self.run.counts["prompts with cache hits"] += 1
         self.ended(client, Ending.FINISHED)
 
     def failed(self, action: Failed) -> None:
@@ -142,7 +138,7 @@ class Checkers:
         excused = {FailureKind.TOO_LONG, FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY}
         if self.is_calm and patient and action.kind not in excused:
             raise Violation(6, f"no fault in this run, but {client.failure}", seq_id=client.seq_id)
-        self.world.counts[f"failed: {action.kind}"] += 1
+        self.run.counts[f"failed: {action.kind}"] += 1
         self.ended(client, Ending.FAILED)
 
     def _living(self, seq_id: str, action: object) -> SimClient:
@@ -152,30 +148,30 @@ class Checkers:
         return client
 
     def ended(self, client: SimClient, ending: Ending) -> None:
-        """Invariant 1: once."""
+        """Check invariant 1: a request ends once."""
         if client.ending is not None:
             raise Violation(1, f"{ending} after {client.ending}", seq_id=client.seq_id)
-        client.ending, client.ended_s = ending, self.world.now_s
-        self.world.counts[f"ended: {ending}"] += 1
+        client.ending, client.ended_s = ending, self.run.clock.now_s
+        self.run.counts[f"ended: {ending}"] += 1
 
     def noted(self, router: str, note: Note) -> None:
-        """Coverage: what the router says it did; and that it keeps to its budgets."""
+        """Count what the router says it did, and check that it keeps to its budgets."""
         client = self.clients[note.seq_id]
         self._failures_of(router).noted(note, is_begun=bool(client.received))
-        self.world.counts[f"note: {note.what}"] += 1
+        self.run.counts[f"note: {note.what}"] += 1
         match note.what:
             case "placed" | "fallback":
                 client.placements += 1
                 client.state = "prefilling"
                 if client.placements > 1 and client.received:
-                    self.world.counts["resumes"] += 1
+                    self.run.counts["resumes"] += 1
             case "first_token":
                 client.state = "handing over"
             case "joined":
                 client.state = "decoding"
             case "retried":
                 client.state = "queued"
-                self.world.counts[f"retried: {note.cause}"] += 1
+                self.run.counts[f"retried: {note.cause}"] += 1
                 if self.is_calm:
                     raise Violation(
                         6, f"no fault in this run, but retried: {note.reason}", seq_id=note.seq_id
@@ -185,15 +181,15 @@ class Checkers:
 
     # --- what workers do ----------------------------------------------------------------------------
 
-    def after_worker_event(self, worker: "SimWorker") -> None:
-        """Invariant 3, every few events: free + held = all."""
+    def after_worker_event(self, worker: ObservedWorker) -> None:
+        """Check invariant 3 every few events: free + held = all."""
         count = self._audits.get(worker.worker_id, 0) + 1
         self._audits[worker.worker_id] = count
         if count % AUDIT_EVERY == 0:
             self.audit(worker)
 
-    def after_router_event(self, router: "SimRouter") -> None:
-        """Invariant 8 while it runs, every few events: its accounts agree with its sequences."""
+    def after_router_event(self, router: ObservedRouter) -> None:
+        """Check invariant 8 every few events: the router's accounts agree with its sequences."""
         self._failures_of(router.name).looked(router)
         count = self._audits.get(router.name, 0) + 1
         self._audits[router.name] = count
@@ -202,23 +198,23 @@ class Checkers:
 
     def _failures_of(self, router: str) -> FailureChecker:
         if router not in self._failures:
-            self._failures[router] = FailureChecker(self.world, self._scenario.router)
+            self._failures[router] = FailureChecker(self.run, self._scenario.router)
         return self._failures[router]
 
-    def audit_router(self, router: "SimRouter") -> None:
+    def audit_router(self, router: ObservedRouter) -> None:
         try:
             router.core.check()
         except AssertionError as error:
             raise Violation(8, f"{router.name}'s accounts: {error}") from error
 
-    def audit(self, worker: "SimWorker") -> None:
+    def audit(self, worker: ObservedWorker) -> None:
         try:
             worker.core.check()
         except AssertionError as error:
             raise Violation(3, f"{worker.name}'s accounts: {error}") from error
 
-    def worker_says(self, worker: "SimWorker", message: WorkerMessage) -> None:
-        counts = self.world.counts
+    def worker_says(self, worker: ObservedWorker, message: WorkerMessage) -> None:
+        counts = self.run.counts
         match message:
             case SequenceJoined():
                 counts["decode phases joined"] += 1
@@ -233,35 +229,35 @@ class Checkers:
                 return
             case _:
                 return
-        self.world.note(worker.name, message)
+        self.run.note(worker.name, message)
 
-    def _is_not_late(self, worker: "SimWorker", output: SequenceOutput) -> None:
-        """Invariant 1: what a step planned ahead computes of a sequence that has ended is never heard."""
+    def _is_not_late(self, worker: ObservedWorker, output: SequenceOutput) -> None:
+        """Check invariant 1: what a step planned ahead computes of an ended sequence is never heard."""
         key = (worker.worker_id, output.seq_id, output.epoch)
         if key in self._ended_outputs:
             raise Violation(1, f"{worker.name} says {output} after the end", seq_id=output.seq_id)
         if output.finish is not None:
             self._ended_outputs.add(key)
 
-    def source_says(self, worker: "SimWorker", reader: WorkerId, message: SourceMessage) -> None:
-        """Remembers until when what is held, and counts leases that nobody releases or renews."""
+    def source_says(self, worker: ObservedWorker, reader: WorkerId, message: SourceMessage) -> None:
+        """Remember until when what is held, and count leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
-            self.world.counts["asks refused by the source"] += 1
+            self.run.counts["asks refused by the source"] += 1
             return
         if message.source_blocks:
-            self.world.counts["grants of blocks"] += 1
+            self.run.counts["grants of blocks"] += 1
         key = (worker.worker_id, message.seq_id, message.epoch)
-        ends_s = self.world.now_s + message.lease_s
+        ends_s = self.run.clock.now_s + message.lease_s
         self._leases[key] = self._lease_ends[key] = ends_s
         for block, generation in zip(message.source_blocks, message.generations, strict=True):
             self._granted.setdefault((worker.worker_id, reader, block, generation), set()).add(key)
-        self.world.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
+        self.run.clock.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
 
-    def read_starts(self, worker: "SimWorker", read: BlockRead) -> None:
-        """Invariant 5, the reader's half: the time a read is given lies within the source's lease."""
-        if self.world.now_s < worker.clock_trusted_from_s:
+    def read_starts(self, worker: ObservedWorker, read: BlockRead) -> None:
+        """Check invariant 5 at the reader: the time that a read is given lies within the owner's lease."""
+        if self.run.clock.now_s < worker.clock_trusted_from_s:
             return
-        until_s = self.world.now_s + read.timeout_s
+        until_s = self.run.clock.now_s + read.timeout_s
         for block, generation in zip(read.source_blocks, read.generations, strict=True):
             keys = self._granted.get((read.owner, worker.worker_id, block, generation))
             if keys is None:
@@ -275,42 +271,42 @@ class Checkers:
                     seq_id=min(keys)[1],
                 )
 
-    def source_hears(self, worker: "SimWorker", message: object) -> None:
+    def source_hears(self, worker: ObservedWorker, message: object) -> None:
         if isinstance(message, KVReleased):
             self._leases.pop((worker.worker_id, message.seq_id, message.epoch), None)
-            self.world.counts["leases released" if message.taken else "leases given back unread"] += 1
+            self.run.counts["leases released" if message.taken else "leases given back unread"] += 1
 
-    def _lease_over(self, worker: "SimWorker", key: tuple[WorkerId, str, int], ends_s: float) -> None:
+    def _lease_over(self, worker: ObservedWorker, key: tuple[WorkerId, str, int], ends_s: float) -> None:
         if self._leases.get(key) == ends_s:
             del self._leases[key]
             if worker.is_alive:
-                self.world.counts["leases expired"] += 1
+                self.run.counts["leases expired"] += 1
 
-    def copy_starts(self, worker: "SimWorker", copy: CopyToStore | CopyFromStore) -> None:
-        """Invariant 3: whatever is copied is held meanwhile."""
+    def copy_starts(self, worker: ObservedWorker, copy: CopyToStore | CopyFromStore) -> None:
+        """Check invariant 3: whatever is copied is held meanwhile."""
         if not copy.blocks or len(copy.blocks) != len(copy.slots) or len(set(copy.slots)) != len(copy.slots):
             raise Violation(0, f"{worker.name}: malformed {copy}")
 
-    def worker_heard(self, worker: "SimWorker", start: StartSequence) -> None:
-        self._turns.setdefault(worker.worker_id, Turns()).heard(worker, start)
+    def worker_heard(self, worker: ObservedWorker, start: StartSequence) -> None:
+        self._turns.setdefault(worker.worker_id, StarvationChecker()).heard(worker, start)
 
-    def step_planned(self, worker: "SimWorker", plan: StepPlan) -> None:
+    def step_planned(self, worker: ObservedWorker, plan: StepPlan) -> None:
         if not plan.items:
             raise Violation(0, f"{worker.name}: an empty step")
         self._count_features(worker, plan)
-        self._turns.setdefault(worker.worker_id, Turns()).planned(worker, plan)
+        self._turns.setdefault(worker.worker_id, StarvationChecker()).planned(worker, plan)
         for item in plan.items:
             self._is_still_wanted(worker, item)
             self._is_new_content(worker, item)
             key = (worker.worker_id, item.key.seq_id, item.key.epoch)
             # Coverage: an item that starts before what was computed has been preempted meanwhile.
             if item.first_position < self._progress.get(key, 0):
-                self.world.counts["preemptions"] += 1
+                self.run.counts["preemptions"] += 1
             self._progress[key] = item.first_position + len(item.tokens)
 
-    def _count_features(self, worker: "SimWorker", plan: StepPlan) -> None:
-        """Coverage."""
-        counts = self.world.counts
+    def _count_features(self, worker: ObservedWorker, plan: StepPlan) -> None:
+        """Count which features a step used, for coverage."""
+        counts = self.run.counts
         counts["steps"] += 1
         counts["steps planned ahead"] += worker.is_computing
         counts["tails copied"] += len(plan.copies)
@@ -321,12 +317,12 @@ class Checkers:
             counts["histories given"] += item.history is not None
             counts["embeddings"] += item.wants_embedding
 
-    def _is_still_wanted(self, worker: "SimWorker", item: StepItem) -> None:
-        """Invariant 6: a worker hears within a bounded time that a client or a router is gone."""
+    def _is_still_wanted(self, worker: ObservedWorker, item: StepItem) -> None:
+        """Check invariant 6: a worker hears within a bounded time that a client or a router is gone."""
         client = self.clients[submitted_name(item.key.seq_id)]
         if client.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
             return
-        late_s = self.world.now_s - client.ended_s - self._scenario.network_latency_s * 50
+        late_s = self.run.clock.now_s - client.ended_s - self._scenario.network_latency_s * 50
         if late_s > (self._scenario.router_grace_s * 1.01 if client.ending is Ending.BROKEN else 0.0) + 0.1:
             raise Violation(
                 6,
@@ -334,8 +330,8 @@ class Checkers:
                 seq_id=client.seq_id,
             )
 
-    def _is_new_content(self, worker: "SimWorker", item: StepItem) -> None:
-        """Invariant 4: the generation of a block rises before somebody else's content is written."""
+    def _is_new_content(self, worker: ObservedWorker, item: StepItem) -> None:
+        """Check invariant 4: the generation of a block rises before somebody else's content is written."""
         tokens = self._scenario.block_tokens
         first = -(-item.first_position // tokens)
         last = (item.first_position + len(item.tokens) - 1) // tokens
@@ -352,8 +348,8 @@ class Checkers:
                 )
             self._contents[worker.worker_id, block] = (who, generation)
 
-    def step_used(self, worker: "SimWorker", plan: StepPlan, generations: list[list[int]]) -> None:
-        """Invariant 3: no block is given out while a step uses it."""
+    def step_used(self, worker: ObservedWorker, plan: StepPlan, generations: list[list[int]]) -> None:
+        """Check invariant 3: no block is given out while a step uses it."""
         for item, before in zip(plan.items, generations, strict=True):
             if before != [worker.generations[block] for block in item.block_ids]:
                 raise Violation(
@@ -368,7 +364,7 @@ class Checkers:
         return all(client.ending is not None for client in self.clients.values())
 
     def liveness(self, within_s: float) -> None:
-        """Invariant 6."""
+        """Check invariant 6: every request has ended."""
         late = [client for client in self.clients.values() if client.ending is None]
         if late:
             raise Violation(
@@ -379,9 +375,12 @@ class Checkers:
             )
 
     def rest(
-        self, workers: "list[SimWorker]", routers: "list[SimRouter]", nodes: "list[SimStoreNode]"
+        self,
+        workers: Sequence[ObservedWorker],
+        routers: Sequence[ObservedRouter],
+        nodes: Sequence[ObservedStoreNode],
     ) -> None:
-        """Invariants 3 and 8: idle means that nothing is held and every counter is zero."""
+        """Check invariants 3 and 8: idle means that nothing is held and every counter is zero."""
         for node in nodes:
             node.audit()
             if not node.core.is_idle:
@@ -397,5 +396,5 @@ class Checkers:
 
 
 def client_of(key: str) -> str:
-    """The sequence id of a printed (sequence, epoch)."""
+    """Return the sequence id of a printed (sequence, epoch)."""
     return key.split("@", 1)[0]

@@ -1,4 +1,5 @@
-"""`baton sim`: the cluster's decisions under virtual time, with faults, seed by seed."""
+"""`baton sim` runs the fault simulator: the cluster's decisions under virtual time, with faults, seed by
+seed."""
 
 import os
 import sys
@@ -23,8 +24,9 @@ def sim(
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
-    """Run the production decisions (router, scheduler, leases, receiver) under virtual time with seeded
-    faults, and check what must always hold. Exit status 1 if it did not."""
+    """Fault simulator: run the production decisions (router, scheduler, leases, KV receiver) under virtual
+    time with seeded faults, and check what must always hold. The exit status is 1 if it did not. `baton
+    simulate` is the other one, the fleet simulator: large clusters with modelled GPUs."""
     console = Console(stderr=json)
     if seed is not None:
         report = summarise([run_seed(seed)])
@@ -62,7 +64,7 @@ def _with_progress(reports: Iterator[SeedReport], count: int, console: Console) 
 
 
 def show(report: RunReport, console: Console) -> None:
-    """The counts, then the failures with their stories."""
+    """Print the counts, then the failures with their histories."""
     table = Table(
         title=f"{report.seed_count} seeds, {report.event_count} events, {report.virtual_s:.0f} s virtual"
     )

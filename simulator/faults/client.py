@@ -1,4 +1,5 @@
-"""Clients: open-loop arrivals with shared prefixes, some impatient. Each knows what it must receive."""
+"""Clients with open-loop arrivals and shared prefixes, some of them impatient. Each knows what it must
+receive."""
 
 import random
 from enum import StrEnum, auto
@@ -13,20 +14,20 @@ from simulator.faults.scenario import Scenario
 
 
 class Ending(StrEnum):
-    """How a client's request ended."""
+    """The way in which a client's request ended."""
 
     FINISHED = auto()
     FAILED = auto()
     GONE = auto()
-    """It left."""
+    """The client left."""
     BROKEN = auto()
-    """Its router died."""
+    """The client's router died."""
     REFUSED = auto()
-    """No router listened when it came."""
+    """No router listened when the client came."""
 
 
 class SimClient:
-    """One request and what its client has seen of it."""
+    """One request, and what its client has seen of it."""
 
     __slots__ = (
         "arrives_s",
@@ -87,7 +88,7 @@ class SimClient:
 
 
 def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
-    """In order of arrival."""
+    """Draw all clients, in order of arrival."""
     prefixes = [_draw_tokens(rng, rng.randint(4, 32)) for _ in range(scenario.prefix_count)]
     arrivals = sorted(_draw_arrival(rng, scenario.arrivals_s) for _ in range(scenario.request_count))
     clients: list[SimClient] = []
@@ -115,7 +116,7 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
 
 
 def _sibling(number: int, of: SimClient, scenario: Scenario) -> SimClient:
-    """Another choice of the same request: the same prompt at the same moment, another seed."""
+    """Make another choice of the same request: the same prompt at the same moment, with another seed."""
     sampling = msgspec.structs.replace(of.sampling, seed=number, temperature=0.8)
     client = SimClient(
         number,
@@ -132,7 +133,7 @@ def _sibling(number: int, of: SimClient, scenario: Scenario) -> SimClient:
 
 
 def _draw_arrival(rng: random.Random, span_s: float) -> float:
-    """Half of them in bursts, so that siblings of a prefix meet."""
+    """Draw an instant. Half of the arrivals come in bursts, so that siblings of a prefix meet."""
     moment_s = rng.uniform(0.4, span_s)
     return round(moment_s) + rng.uniform(0, 0.02) if rng.random() < 0.5 else moment_s
 

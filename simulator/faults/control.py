@@ -30,21 +30,21 @@ from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.network import Network
 from simulator.faults.node import FINGERPRINTS, MODEL_NAME, SimWorker
-from simulator.faults.reads import Reads
+from simulator.faults.reads import SimReads
 from simulator.faults.router_node import SimRouter
+from simulator.faults.run_context import RunContext
 from simulator.faults.scenario import Scenario
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_node import SimHost, SimStoreNode
-from simulator.faults.world import World
 from worker.events import Drain, SetRole, WorkerEvent
 
 RECONCILE_S = 0.1
 SWITCH_LOOK_S = 0.05
-"""Between two looks of a flipping worker whether it is idle."""
+"""Time between two looks at a worker that switches roles, to see whether it is idle."""
 
 
 class Slot:
-    """One replica: the worker that fills it now, and what only the truth knows of it."""
+    """One replica: the worker that fills it now, and what only the simulator knows of it."""
 
     __slots__ = (
         "drain_since_s",
@@ -52,7 +52,7 @@ class Slot:
         "frozen_since_s",
         "incarnation",
         "name",
-        "switch_role",
+        "switch_count",
         "worker",
     )
 
@@ -62,8 +62,8 @@ class Slot:
         self.worker: SimWorker | None = None
         self.frozen_since_s: float | None = None
         self.drain_since_s: float | None = None
-        self.switch_role = 0
-        """Of the worker: counts the roles it was told to take."""
+        self.switch_count = 0
+        """Count of the roles that the worker was told to take."""
 
     @property
     def role(self) -> Role:
@@ -90,39 +90,40 @@ class Cluster:
         "network",
         "reads",
         "routers",
+        "run",
         "scenario",
         "slots",
         "store_reads",
-        "world",
     )
 
     def __init__(
         self,
-        world: World,
+        run: RunContext,
         scenario: Scenario,
         *,
         network: Network,
-        reads: Reads,
-        store_reads: Reads,
+        reads: SimReads,
+        store_reads: SimReads,
         model: Model,
         checkers: Checkers,
     ) -> None:
-        """`reads`: between workers' pools. `store_reads`: between store nodes' arenas."""
-        self.world, self.scenario = world, scenario
+        """Start everything. `reads` go between workers' pools, `store_reads` between store nodes' arenas."""
+        self.run, self.scenario = run, scenario
         self.network, self.reads, self.model, self.checkers = network, reads, model, checkers
         self.store_reads = store_reads
-        self.directory = SimDirectory(world, network, lease_s=scenario.store_lease_s)
-        self.hosts = [SimHost(world, f"h{i}") for i in range(scenario.host_count)]
+        self.directory = SimDirectory(run, network, lease_s=scenario.store_lease_s)
+        self.hosts = [SimHost(run, f"h{i}") for i in range(scenario.host_count)]
         self.slots: list[Slot] = []
         self.members: dict[WorkerId, Member] = {}
         self.routers: list[SimRouter] = []
         self._is_down_until_s = 0.0
         self._is_forgetful = False
-        """It was killed: what it knew of workers is gone."""
+        """The control plane was killed: what it knew of workers is gone."""
         self._incarnations = self._lives = 0
-        self._rng = world.stream("control")
+        self._rng = run.stream("control")
         self._told: dict[WorkerId, tuple[Role, bool, bool]] = {}
-        """What the reconciler was told last of each worker: role, whether it drains, whether it is silent."""
+        """What the reconciler heard last of each worker: its role, whether it drains, whether it is
+        silent."""
         self._desired = Counter(scenario.roles)
         self._reconciler = self._new_reconciler()
         for host in self.hosts:
@@ -145,7 +146,7 @@ class Cluster:
 
     @property
     def is_down(self) -> bool:
-        return self.world.now_s < self._is_down_until_s
+        return self.run.clock.now_s < self._is_down_until_s
 
     def is_at_rest(self) -> bool:
         """All replicas run, and nobody holds anything."""
@@ -170,23 +171,25 @@ class Cluster:
     # --- faults do these ----------------------------------------------------------------------------
 
     def go_down(self, seconds: float) -> None:
-        """Nothing is restarted, killed or told until it is back. It was killed, or it could not be heard."""
-        self._is_down_until_s = max(self._is_down_until_s, self.world.now_s + seconds)
+        """The control plane restarts, kills and tells nothing until it is back. It was killed, or it could
+        not be heard."""
+        self._is_down_until_s = max(self._is_down_until_s, self.run.clock.now_s + seconds)
         self._is_forgetful |= self._rng.random() < 0.5
 
     def come_back(self) -> None:
-        self._is_down_until_s = self.world.now_s
+        self._is_down_until_s = self.run.clock.now_s
 
     def restart_router(self, index: int, *, after_s: float) -> None:
         self.routers[index].kill()
-        self.world.after(after_s, lambda: self._replace_router(index))
+        self.run.clock.after(after_s, lambda: self._replace_router(index))
 
     def drain(self, slot: Slot) -> None:
         if not self.is_down and slot.worker is not None:
             self._tell(DrainWanted(slot.worker.worker_id, "by order"))
 
     def set_role(self, slot: Slot, role: Role) -> None:
-        """One fewer is wanted of the role it has, one more of the other: this very worker flips."""
+        """Want one fewer of the role that the worker has and one more of the other, so that this very worker
+        switches."""
         state = next((r for r in self._reconciler.status() if r.name == slot.name), None)
         if self.is_down or state is None or state.role is role:
             return
@@ -211,7 +214,7 @@ class Cluster:
     # --- the loop -----------------------------------------------------------------------------------
 
     def _reconcile_later(self) -> None:
-        self.world.after(RECONCILE_S, self._reconcile)
+        self.run.clock.after(RECONCILE_S, self._reconcile)
 
     def _reconcile(self) -> None:
         self._reconcile_later()
@@ -227,9 +230,9 @@ class Cluster:
         self._tell(Tick())
 
     def _start_anew(self) -> None:
-        """Another life of the control plane: it learns from the workers who is there, and remembers orders
-        only. Those that do not answer are killed."""
-        self.world.counts["control planes started anew"] += 1
+        """Begin another life of the control plane. It learns from the workers who is there, and remembers
+        orders only. Workers that do not answer are killed."""
+        self.run.counts["control planes started anew"] += 1
         self._reconciler = self._new_reconciler()
         self._told.clear()
         for slot in self.slots:
@@ -250,8 +253,8 @@ class Cluster:
         slot.worker, slot.frozen_since_s, slot.drain_since_s = None, None, None
 
     def _observe(self, slot: Slot) -> None:
-        """What directory and platform tell of it."""
-        worker, now_s = slot.worker, self.world.now_s
+        """Tell the reconciler what directory and platform know of a replica."""
+        worker, now_s = slot.worker, self.run.clock.now_s
         if worker is None:
             return
         if worker.is_alive and slot.drain_since_s is not None and self._is_drained(slot, worker):
@@ -265,7 +268,7 @@ class Cluster:
         if worker.is_frozen:
             since_s = slot.frozen_since_s = slot.frozen_since_s or now_s
             if now_s - since_s > self.scenario.member_lease_s:
-                self.world.counts["frozen workers killed"] += 1
+                self.run.counts["frozen workers killed"] += 1
                 self._tell(LeaseLapsed(worker.worker_id))
             elif now_s - since_s > self.scenario.member_lease_s / 2:
                 self._heard(slot, worker, is_silent=True)
@@ -288,7 +291,7 @@ class Cluster:
     # --- what the reconciler wants ------------------------------------------------------------------
 
     def _tell(self, event: ReconcileEvent) -> None:
-        for action in self._reconciler.handle(event, now_s=self.world.now_s):
+        for action in self._reconciler.handle(event, now_s=self.run.clock.now_s):
             self._perform(action)
 
     def _perform(self, action: ReconcileAction) -> None:
@@ -301,12 +304,12 @@ class Cluster:
             return
         match action:
             case SwitchReplicaRole(_, role):
-                slot.switch_role += 1
-                number, patience_s = slot.switch_role, self.scenario.drain_timeout_s
+                slot.switch_count += 1
+                number, patience_s = slot.switch_count, self.scenario.drain_timeout_s
                 self._post(worker, Drain())
-                self._finish_switch(slot, worker, role, number, self.world.now_s + patience_s)
+                self._finish_switch(slot, worker, role, number, self.run.clock.now_s + patience_s)
             case DrainReplica():
-                slot.drain_since_s = self.world.now_s
+                slot.drain_since_s = self.run.clock.now_s
                 self._post(worker, Drain())
                 self._publish()
             case KillReplica():
@@ -315,22 +318,22 @@ class Cluster:
                 assert_never(action)
 
     def _finish_switch(self, slot: Slot, worker: SimWorker, role: Role, number: int, until_s: float) -> None:
-        """What `worker.role_switch` does, in the worker: it needs no control plane any more."""
+        """Do in the worker what `worker.role_switch` does, which needs no control plane any more."""
 
         def look() -> None:
-            if slot.worker is not worker or slot.switch_role != number or slot.drain_since_s is not None:
+            if slot.worker is not worker or slot.switch_count != number or slot.drain_since_s is not None:
                 return
             is_drained = worker.core.status().is_draining and worker.core.is_idle
-            if is_drained or self.world.now_s >= until_s:
-                self.world.counts["running workers flipped"] += 1
+            if is_drained or self.run.clock.now_s >= until_s:
+                self.run.counts["running workers flipped"] += 1
                 worker.post_event(SetRole(role, resumes=True))
             else:
                 self._finish_switch(slot, worker, role, number, until_s)
 
-        self.world.after(SWITCH_LOOK_S, look)
+        self.run.clock.after(SWITCH_LOOK_S, look)
 
     def _post(self, worker: SimWorker, event: WorkerEvent) -> None:
-        self.world.after(self.network.delay_s(), lambda: worker.post_event(event))
+        self.run.clock.after(self.network.delay_s(), lambda: worker.post_event(event))
 
     def _slot_of(self, worker_id: WorkerId) -> Slot | None:
         return next((s for s in self.slots if s.worker is not None and s.worker.worker_id == worker_id), None)
@@ -338,14 +341,14 @@ class Cluster:
     def _reconcile_host(self, host: SimHost) -> None:
         if host.node is not None and not host.node.is_alive:
             host.node = None
-            host.restart_at_s = self.world.now_s + self.scenario.restart_s
-        if host.node is None and self.world.now_s >= host.restart_at_s:
+            host.restart_at_s = self.run.clock.now_s + self.scenario.restart_s
+        if host.node is None and self.run.clock.now_s >= host.restart_at_s:
             self._start_node(host)
 
     def _start_node(self, host: SimHost) -> None:
         if self.scenario.store_slot_count:
             host.node = SimStoreNode(
-                self.world,
+                self.run,
                 host,
                 scenario=self.scenario,
                 network=self.network,
@@ -354,7 +357,7 @@ class Cluster:
             )
 
     def _is_drained(self, slot: Slot, worker: SimWorker) -> bool:
-        waited_s = self.world.now_s - (slot.drain_since_s or 0.0)
+        waited_s = self.run.clock.now_s - (slot.drain_since_s or 0.0)
         return waited_s > self.scenario.drain_timeout_s or (waited_s > 0.2 and worker.core.is_idle)
 
     def _start(self, start: StartReplica) -> None:
@@ -365,7 +368,7 @@ class Cluster:
             self.slots.append(slot)
         slot.incarnation += 1
         slot.worker = SimWorker(
-            self.world,
+            self.run,
             start.worker_id,
             start.role,
             fingerprint=self._fingerprint(slot),
@@ -379,15 +382,16 @@ class Cluster:
         self._publish()
 
     def _fingerprint(self, slot: Slot) -> str:
-        """A rolling upgrade reaches some replicas when they start again."""
+        """Draw which weights a replica starts with. A rolling upgrade reaches some replicas when they start
+        again."""
         is_new = "upgrade" in self.scenario.faults and slot.incarnation > 1 and self._rng.random() < 0.5
-        self.world.counts["workers upgraded"] += is_new
+        self.run.counts["workers upgraded"] += is_new
         return FINGERPRINTS[is_new]
 
     def _new_router(self, index: int) -> SimRouter:
         self._incarnations += 1
         return SimRouter(
-            self.world,
+            self.run,
             RouterId(f"router-{index}.{self._incarnations}"),
             scenario=self.scenario,
             network=self.network,
@@ -398,7 +402,7 @@ class Cluster:
     def _replace_router(self, index: int) -> None:
         self.routers[index] = self._new_router(index)
         if self.is_down:  # the new router learns who is there when the directory answers again
-            self.world.at(self._is_down_until_s, self._publish)
+            self.run.clock.at(self._is_down_until_s, self._publish)
         else:
             self._publish()
 
@@ -415,7 +419,7 @@ class Cluster:
         )
 
     def _publish(self) -> None:
-        """Routers learn of the membership, each in its own time."""
+        """Tell the routers the membership, each in its own time."""
         members: dict[WorkerId, Member] = {}
         for slot in self.slots:
             if (worker := slot.worker) is not None and worker.is_alive:
@@ -425,10 +429,11 @@ class Cluster:
             self._inform(router, members)
 
     def _inform(self, router: SimRouter, members: dict[WorkerId, Member]) -> None:
-        """Views of one router arrive in order: a later one replaces it, an overtaken one is skipped."""
+        """Send one router a view. Views arrive in order: a later one replaces it, an overtaken one is
+        skipped."""
 
         def arrive() -> None:
             if self.members is members:
                 router.set_members(members)
 
-        self.world.after(2 * self.network.delay_s(), lambda: router.post(arrive))
+        self.run.clock.after(2 * self.network.delay_s(), lambda: router.post(arrive))

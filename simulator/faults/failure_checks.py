@@ -1,27 +1,24 @@
 """Invariants 11 and 12, seen from outside: whom a router keeps out, and how much it does twice."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from baton.config.router import RouterConfig
 from baton.core.ids import WorkerId
 from router.decisions.events import Note
 from router.decisions.flow import NOT_BUDGETED
 from router.decisions.retry_budgets import SLICE_S, WINDOW_S
-from simulator.faults.world import Violation, World
-
-if TYPE_CHECKING:
-    from simulator.faults.router_node import SimRouter
+from simulator.faults.observed_processes import ObservedRouter
+from simulator.faults.run_context import RunContext, Violation
 
 CLOCK_SLACK = 1.02
-"""A router's clock is a little fast or slow."""
+"""Factor by which a router's clock may be fast or slow."""
 
 
 class FailureChecker:
-    """Of one router."""
+    """Checks of one router."""
 
-    def __init__(self, world: World, config: RouterConfig) -> None:
-        self._world, self._config = world, config
+    def __init__(self, run: RunContext, config: RouterConfig) -> None:
+        self._run, self._config = run, config
         self._charged_s: list[float] = []
         self._finished_s: list[float] = []
         self._losses: Counter[str] = Counter()
@@ -31,10 +28,11 @@ class FailureChecker:
         self._states: dict[WorkerId, str] = {}
 
     def finished(self) -> None:
-        self._finished_s.append(self._world.now_s)
+        self._finished_s.append(self._run.clock.now_s)
 
     def noted(self, note: Note, *, is_begun: bool) -> None:
-        """`is_begun`: the client has tokens, so its stream goes on in any case."""
+        """Check the budgets. `is_begun` says that the client has tokens, so that its stream goes on in any
+        case."""
         match note.what:
             case "placed" | "fallback":
                 self._placed.add(note.seq_id)
@@ -47,12 +45,12 @@ class FailureChecker:
             case _:
                 pass
 
-    def looked(self, router: "SimRouter") -> None:
-        """After every event: whom it keeps out."""
+    def looked(self, router: ObservedRouter) -> None:
+        """Look after every event at whom the router keeps out."""
         if not router.core.has_open_breakers and not any(s != "closed" for s in self._states.values()):
             return
         workers = router.core.status().workers
-        now_s, counts = self._world.now_s, self._world.counts
+        now_s, counts = self._run.clock.now_s, self._run.counts
         for worker in workers:
             if self._states.get(worker.worker_id, "closed") != worker.breaker:
                 self._states[worker.worker_id] = worker.breaker
@@ -74,7 +72,7 @@ class FailureChecker:
                 raise Violation(11, f"{router.name} keeps out all of {[w.worker_id for w in pool]}")
 
     def _is_within_retries(self, seq_id: str, *, is_begun: bool) -> None:
-        now_s = self._world.now_s
+        now_s = self._run.clock.now_s
         window_s = WINDOW_S / CLOCK_SLACK
         self._charged_s = [at_s for at_s in self._charged_s if at_s > now_s - window_s]
         self._charged_s.append(now_s)

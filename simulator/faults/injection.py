@@ -6,7 +6,7 @@ from functools import partial
 
 from baton.core.messages import Role
 from simulator.faults.control import Cluster, Slot
-from simulator.faults.network import Session
+from simulator.faults.network import SimSession
 from simulator.faults.node import SimWorker
 from simulator.faults.store_faults import StoreFaults
 
@@ -14,15 +14,15 @@ OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.AGGREGA
 
 
 class Faults:
-    """Schedules every enabled fault class a few times between the first arrival and `ends_s`."""
+    """Schedule every enabled fault class a few times between the first arrival and `ends_s`."""
 
     __slots__ = ("_cluster", "_is_over", "_rng", "_store")
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rng: random.Random = cluster.world.stream("faults")
+        self._rng: random.Random = cluster.run.stream("faults")
         self._is_over = False
-        self._store = StoreFaults(cluster, cluster.world.stream("store faults"), self._span_s)
+        self._store = StoreFaults(cluster, cluster.run.stream("store faults"), self._span_s)
 
     @property
     def ends_s(self) -> float:
@@ -43,23 +43,25 @@ class Faults:
             "router_crash": self._router_crash,
             "router_freeze": self._router_freeze,
             "drain": self._drain,
-            "role_switch": self._role_switcher,
+            "role_switch": self._switch_role,
             "control_outage": self._control_outage,
             **self._store.strikes(),
         }
-        world, enabled = self._cluster.world, self._cluster.scenario.faults
+        run, enabled = self._cluster.run, self._cluster.scenario.faults
         for name, strike in strikes.items():
             if name in enabled:
                 for _ in range(self._rng.choice((1, 2, self._cluster.scenario.strikes_max))):
-                    world.at(self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s))
+                    run.clock.at(
+                        self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s)
+                    )
         self._enable_reads(enabled)
         if "repeats" in enabled:
             self._cluster.network.repeat_chance = self._rng.choice((0.05, 0.3))
-        world.at(self.ends_s, self._stop)
+        run.clock.at(self.ends_s, self._stop)
 
     def _strike(self, name: str, strike: Callable[[], None]) -> None:
         if not self._is_over:
-            self._cluster.world.counts[f"fault: {name}"] += 1
+            self._cluster.run.counts[f"fault: {name}"] += 1
             strike()
 
     def _enable_reads(self, enabled: frozenset[str]) -> None:
@@ -70,7 +72,7 @@ class Faults:
         faults.late = rate if "read_late" in enabled else 0.0
 
     def _stop(self) -> None:
-        """Everything heals; what is dead is restarted by the control plane."""
+        """Heal everything; what is dead is restarted by the control plane."""
         self._is_over = True
         cluster = self._cluster
         cluster.come_back()
@@ -98,7 +100,7 @@ class Faults:
         return worker if worker is not None and worker.is_alive else None
 
     def _span_s(self) -> float:
-        """Shorter than everybody's patience, about as long, and longer."""
+        """Draw a time: shorter than everybody's patience, about as long, or longer."""
         return self._rng.choice((0.05, 0.4, 0.9, 1.5, 3.0)) * self._rng.uniform(0.7, 1.3)
 
     # --- strikes ------------------------------------------------------------------------------------
@@ -112,11 +114,12 @@ class Faults:
         worker = self._worker()
         if worker is not None and not worker.is_frozen:
             worker.freeze()
-            self._cluster.world.after(self._span_s(), lambda: self._thaw(worker))
+            self._cluster.run.clock.after(self._span_s(), lambda: self._thaw(worker))
 
     def _worker_suspend(self) -> None:
-        """Its clock stands still meanwhile: afterwards it believes in leases that are over. One at once,
-        or when it is worst: each as its next grant arrives, until that lease has ended."""
+        """Suspend workers. Their clocks stand still meanwhile, so that afterwards they believe in leases that
+        are over. Either one worker is suspended at once, or each worker when it is worst: as its next grant
+        arrives, until that lease has ended."""
         if self._rng.random() < 0.5:
             worker = self._worker()
             if worker is not None:
@@ -130,7 +133,7 @@ class Faults:
     def _suspend(self, worker: SimWorker, span_s: float) -> None:
         if worker.is_alive and not worker.is_frozen:
             worker.freeze(stops_clock=True)
-            self._cluster.world.after(span_s, lambda: self._thaw(worker))
+            self._cluster.run.clock.after(span_s, lambda: self._thaw(worker))
 
     def _thaw(self, worker: SimWorker) -> None:
         worker.thaw(mistrust_s=3 * self._cluster.scenario.transfer.lease_s)
@@ -143,17 +146,17 @@ class Faults:
     def _hears_s(self) -> float:
         return self._rng.choice((0.0, 0.001, 0.1, 0.7)) * self._rng.random()
 
-    def _session(self) -> Session | None:
+    def _session(self) -> SimSession | None:
         sessions = list(self._cluster.network.sessions.values())
         return self._rng.choice(sessions) if sessions else None
 
     def _partition(self) -> None:
-        """One worker is cut off from everybody: its sessions stall, nobody connects to it."""
+        """One worker is cut off from everybody: its sessions stall, and nobody connects to it."""
         worker = self._worker()
         if worker is None:
             return
         network, span_s = self._cluster.network, self._span_s()
-        network.cut_off_until_s[worker.name] = network.world.now_s + span_s
+        network.cut_off_until_s[worker.name] = network.run.clock.now_s + span_s
         for session in network.sessions_of(worker):
             session.stall(0, span_s)
             session.stall(1, span_s)
@@ -171,7 +174,7 @@ class Faults:
         network, reads = self._cluster.network, self._cluster.reads
         network.slowness = self._rng.choice((5.0, 20.0, 50.0))
         reads.slowness = self._rng.choice((1.0, 5.0, 20.0))
-        network.world.after(self._span_s(), self._normal_network)
+        network.run.clock.after(self._span_s(), self._normal_network)
 
     def _normal_network(self) -> None:
         self._cluster.network.slowness = self._cluster.reads.slowness = 1.0
@@ -182,18 +185,18 @@ class Faults:
             worker.step_slowness = self._rng.choice((3.0, 20.0))
 
     def _sick_worker(self) -> None:
-        """It takes sequences, and fails each of them at once."""
+        """One worker accepts sequences, and fails each of them at once."""
         worker = self._worker()
         if worker is not None:
             worker.is_sick = True
-            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "is_sick", False))
+            self._cluster.run.clock.after(self._span_s(), lambda: setattr(worker, "is_sick", False))
 
     def _straggler(self) -> None:
-        """Its steps take very long for a while, and then no longer."""
+        """The steps of one worker take very long for a while."""
         worker = self._worker()
         if worker is not None:
             worker.step_slowness = self._rng.choice((20.0, 100.0))
-            self._cluster.world.after(self._span_s(), lambda: setattr(worker, "step_slowness", 1.0))
+            self._cluster.run.clock.after(self._span_s(), lambda: setattr(worker, "step_slowness", 1.0))
 
     def _router_crash(self) -> None:
         index = self._rng.randrange(len(self._cluster.routers))
@@ -204,12 +207,12 @@ class Faults:
         router = self._rng.choice(self._cluster.routers)
         if router.is_alive and not router.is_frozen:
             router.freeze()
-            self._cluster.world.after(self._span_s(), router.thaw)
+            self._cluster.run.clock.after(self._span_s(), router.thaw)
 
     def _drain(self) -> None:
         self._cluster.drain(self._slot())
 
-    def _role_switcher(self) -> None:
+    def _switch_role(self) -> None:
         slot = self._slot()
         self._cluster.set_role(slot, OTHER_ROLE[slot.role])
 

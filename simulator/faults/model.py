@@ -1,11 +1,12 @@
-"""A language model small enough to check: its KV is a chain of hashes, its tokens follow from the KV.
+"""A language model small enough to check: its KV is a chain of hashes, and its tokens follow from the KV.
 
-The cell of position p is a hash of everything before it and of the token at p, as a real model's KV
-is. A step reads *all earlier cells from the blocks its plan names* and samples from what it found
-there: a block that was mixed up, overwritten or read stale gives other tokens than the oracle, whatever
-the scheduler believes. Hashes of tuples of integers are the same in every Python process.
+The cell of position p is a hash of everything before it and of the token at p, as a real model's KV is. A
+step reads *all earlier cells from the blocks its plan names* and samples from what it found there: a block
+that was mixed up, overwritten or read stale gives other tokens than the oracle, whatever the scheduler
+believes. Hashes of tuples of integers are the same in every Python process.
 """
 
+import zlib
 from collections.abc import Sequence
 
 from baton.core.ids import SeqKey
@@ -13,7 +14,7 @@ from baton.core.messages import Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import PENDING_TOKEN, ItemResult, StepItem, StepPlan, TokenLogprobs
 from router.decisions.hedging import submitted_name
-from simulator.faults.world import Violation
+from simulator.faults.run_context import Violation
 
 VOCABULARY = 61
 EOS = 0
@@ -25,9 +26,12 @@ LOOP_TOKENS = 5
 def next_token(
     state: int, sampling: SamplingParams, index: int, tokens: Sequence[int], *, loops: bool
 ) -> int:
-    """Greedy: of the state alone. Else of (state, seed, index): counter-based randomness. With a penalty
-    of the tokens before it as well. A sequence that `loops` mostly repeats what it said `LOOP_TOKENS`
-    before, so that guesses are often right, and sometimes wrong."""
+    """Return the token that follows.
+
+    A greedy choice depends on the state alone, any other on (state, seed, index), which is counter-based
+    randomness; a penalty adds the tokens before it. A sequence that `loops` mostly repeats what it said
+    `LOOP_TOKENS` before, so that draft tokens are often right, and sometimes wrong.
+    """
     if loops and len(tokens) > LOOP_TOKENS and hash((state, 3)) % 8:
         return tokens[-LOOP_TOKENS]
     extra = hash(tuple(tokens)) if sampling.needs_history else 1
@@ -91,9 +95,9 @@ class Expected:
         self.states.append(hash((self.states[-1], cell)))
 
 
-class Memory:
-    """One worker's device: its KV pool (cells per block, and who wrote them, for the story of a failure),
-    its swap space, and what its executor keeps of sequences from step to step."""
+class DeviceMemory:
+    """The device of one worker: its KV pool (the cells of each block, and who wrote them, for the history of
+    a failure), its swap space, and what its executor keeps of sequences from step to step."""
 
     __slots__ = ("block_tokens", "cells", "histories", "sampled", "step_number", "swap", "writers")
 
@@ -101,15 +105,19 @@ class Memory:
         self.swap: dict[int, tuple[list[int], str]] = {}
         self.histories: dict[SeqKey, list[int]] = {}
         self.sampled: dict[SeqKey, int] = {}
-        """By the last step: its newest token of each sequence."""
+        """The newest token of each sequence in the last step."""
         self.step_number = 0
         self.block_tokens = block_tokens
         self.cells: list[list[int]] = [[-1] * block_tokens for _ in range(block_count)]
         self.writers: list[str] = ["nobody"] * block_count
 
-    def copy_block(self, source: "Memory", source_block: int, local_block: int) -> None:
+    def copy_block(self, source: "DeviceMemory", source_block: int, local_block: int) -> None:
         self.cells[local_block] = list(source.cells[source_block])
         self.writers[local_block] = f"read of {source.writers[source_block]}"
+
+    def checksum_of(self, block: int) -> int:
+        """Return a checksum that is never 0, because 0 means none."""
+        return zlib.crc32(repr(self.cells[block]).encode()) | 1
 
     def read(self, block_ids: Sequence[int], position_count: int) -> list[int]:
         found: list[int] = []
@@ -120,15 +128,15 @@ class Memory:
 
 
 class Model:
-    """Executes step plans against a `Memory`. Knows every sequence's expected run."""
+    """The executor of step plans against a `DeviceMemory`. It knows the expected run of every sequence."""
 
     __slots__ = ("expected",)
 
     def __init__(self) -> None:
         self.expected: dict[str, Expected] = {}
 
-    def execute(self, plan: StepPlan, memory: Memory, who: str) -> tuple[ItemResult, ...]:
-        """What was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not."""
+    def execute(self, plan: StepPlan, memory: DeviceMemory, who: str) -> tuple[ItemResult, ...]:
+        """Return what was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not."""
         if plan.step_number != memory.step_number + 1:
             raise Violation(0, f"{who}: step {plan.step_number} after step {memory.step_number}")
         self._move(plan, memory)
@@ -143,7 +151,7 @@ class Model:
         }
         return results
 
-    def _move(self, plan: StepPlan, memory: Memory) -> None:
+    def _move(self, plan: StepPlan, memory: DeviceMemory) -> None:
         for block, slot in plan.swap_out:
             memory.swap[slot] = (list(memory.cells[block]), memory.writers[block])
         for slot, block in plan.swap_in:
@@ -153,7 +161,7 @@ class Model:
             memory.cells[block] = list(memory.cells[source])
             memory.writers[block] = memory.writers[source]
 
-    def _run_item(self, item: StepItem, memory: Memory, who: str) -> ItemResult:
+    def _run_item(self, item: StepItem, memory: DeviceMemory, who: str) -> ItemResult:
         expected = self.expected[submitted_name(item.key.seq_id)]
         first = item.first_position
         tokens = self._tokens_of(item, memory, who)
@@ -183,7 +191,7 @@ class Model:
         logprobs = tuple(map(fake_logprob, sampled)) if item.sampling.logprobs is not None else ()
         return ItemResult(sampled, logprobs, prompt_logprobs)
 
-    def _tokens_of(self, item: StepItem, memory: Memory, who: str) -> tuple[int, ...]:
+    def _tokens_of(self, item: StepItem, memory: DeviceMemory, who: str) -> tuple[int, ...]:
         if item.tokens != (PENDING_TOKEN,):
             return item.tokens
         token = memory.sampled.get(item.key)
@@ -192,9 +200,9 @@ class Model:
         return (token,)
 
     def _sample(
-        self, item: StepItem, tokens: tuple[int, ...], states: list[int], memory: Memory, who: str
+        self, item: StepItem, tokens: tuple[int, ...], states: list[int], memory: DeviceMemory, who: str
     ) -> tuple[int, ...]:
-        """After the last token that is no guess, and after each guess that was right."""
+        """Sample after the last token that is no draft, and after each draft token that was right."""
         expected = self.expected[submitted_name(item.key.seq_id)]
         assert item.sample_index is not None
         history = self._known(item, memory, who)
@@ -209,8 +217,8 @@ class Model:
                 break
         return tuple(sampled)
 
-    def _known(self, item: StepItem, memory: Memory, who: str) -> list[int]:
-        """The tokens before: as the executor keeps them for those that need it."""
+    def _known(self, item: StepItem, memory: DeviceMemory, who: str) -> list[int]:
+        """Return the tokens before, as the executor keeps them for sequences that need them."""
         if not item.sampling.needs_history:
             expected = self.expected[submitted_name(item.key.seq_id)]
             assert item.sample_index is not None
@@ -220,12 +228,14 @@ class Model:
             raise Violation(2, f"{who} samples {item.key} without its history", seq_id=item.key.seq_id)
         return history
 
-    def _report(self, item: StepItem, expected: Expected, found: list[int], memory: Memory, who: str) -> None:
+    def _report(
+        self, item: StepItem, expected: Expected, found: list[int], memory: DeviceMemory, who: str
+    ) -> None:
         wrong = next(
             (i for i, (a, b) in enumerate(zip(found, expected.cells, strict=False)) if a != b), len(found)
         )
         if wrong >= len(expected.cells):
-            return  # runs past its expected end; the delivered tokens are compared elsewhere
+            return  # The sequence runs past its expected end; the delivered tokens are compared elsewhere.
         block = item.block_ids[wrong // memory.block_tokens]
         writer = memory.writers[block]
         owner = writer.rsplit("read of ", 1)[-1].split("@")[0]
@@ -248,7 +258,7 @@ def fake_logprob(token: int) -> TokenLogprobs:
 
 
 def _prompt_logprobs(item: StepItem, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-    """One per position after the first, as far as the prompt goes."""
+    """Return one log probability per position after the first, as far as the prompt goes."""
     count = min(len(tokens), item.prompt_token_count - item.first_position - 1)
     following = [*tokens[1:], item.next_prompt_token]
     return tuple(fake_logprob(-1 if token is None else token) for token in following[: max(0, count)])

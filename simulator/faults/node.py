@@ -1,13 +1,13 @@
 """The worker process around the production `WorkerCore`: its memory, its GPU, its sessions, its timer.
 
-The rules are those of the asyncio process: messages to a lost router are dropped; a session to a
-source is opened when first needed and `SourceLost` says that it broke or could not be opened.
+The rules are those of the asyncio process: messages to a lost router are dropped; a session to a KV owner is
+opened when first needed, and `SourceLost` says that it broke or could not be opened.
 """
 
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from baton.core.geometry import fingerprint as kv_fingerprint
 from baton.core.ids import RouterId, WorkerId
@@ -26,12 +26,12 @@ from baton.core.messages import (
 from baton.core.steps import StepPlan, StepResult
 from kv_transfer.read import BlockRead
 from simulator.faults.checkers import Checkers
-from simulator.faults.model import Memory, Model
-from simulator.faults.network import Network, Process, Session
-from simulator.faults.reads import Generations, Reads
+from simulator.faults.model import DeviceMemory, Model
+from simulator.faults.network import Network, SimProcess, SimSession
+from simulator.faults.reads import Generations, SimReads
+from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
-from simulator.faults.store_link import StoreLink
-from simulator.faults.world import Violation, World
+from simulator.faults.store_link import LinkedHost, SimStoreLink
 from worker.core import WorkerCore
 from worker.events import (
     CopyFromStore,
@@ -54,43 +54,40 @@ from worker.events import (
     WorkerEvent,
 )
 
-if TYPE_CHECKING:
-    from simulator.faults.store_node import SimHost
-
 MODEL_NAME = "sim"
 FINGERPRINTS = tuple(
     kv_fingerprint(model=MODEL_NAME, weights_digest=weights, geometry=GEOMETRY, wire_version=1)
     for weights in ("old", "new")
 )
-"""Before and after an upgrade. KV never moves from one to the other."""
+"""Fingerprints before and after an upgrade. KV never moves from one to the other."""
 TICK_EPSILON_S = 1e-6
 """A tick comes this much after its instant, so that rounding of clocks never makes it early."""
 TICKS_PER_MS_MAX = 200
 
 
 class Timer:
-    """Calls back when a core's `next_tick_s` has come, on that process's own clock."""
+    """A timer that calls back when a core's `next_tick_s` has come, on that process's own clock."""
 
     __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._armed_for_s: float | None = None
         self._version = 0
         self._spins, self._spins_since_s = 0, 0.0
 
     def arm(self, due_s: float | None, fire: Callable[[], None]) -> None:
-        """`due_s` is on the process's clock. Earlier than what is armed: armed anew."""
+        """Arm the timer for `due_s` on the process's clock, if that is earlier than what it is armed for."""
         if due_s is None:
             return
-        world = self._process.world
-        at_s = max(self._process.clock.world_s(due_s), world.now_s) + TICK_EPSILON_S
+        run = self._process.run
+        at_s = max(self._process.local_clock.virtual_s(due_s), run.clock.now_s) + TICK_EPSILON_S
         if self._armed_for_s is not None and self._armed_for_s <= at_s:
             return
         self._armed_for_s = at_s
         self._version += 1
         version = self._version
-        world.at(at_s, lambda: self._process.post(lambda: self._fire(version, fire)))
+        run.clock.at(at_s, lambda: self._process.post(lambda: self._fire(version, fire)))
 
     def _fire(self, version: int, fire: Callable[[], None]) -> None:
         if version != self._version:
@@ -100,7 +97,7 @@ class Timer:
         fire()
 
     def _count_spins(self) -> None:
-        now_s = self._process.world.now_s
+        now_s = self._process.run.clock.now_s
         if now_s - self._spins_since_s > 0.001:
             self._spins, self._spins_since_s = 0, now_s
         self._spins += 1
@@ -110,8 +107,8 @@ class Timer:
             )
 
 
-class SimWorker(Process):
-    """One worker process life."""
+class SimWorker(SimProcess):
+    """One life of a worker process."""
 
     __slots__ = (
         "_checkers",
@@ -141,39 +138,39 @@ class SimWorker(Process):
 
     def __init__(
         self,
-        world: World,
+        run: RunContext,
         worker_id: WorkerId,
         role: Role,
         *,
         fingerprint: str,
         scenario: Scenario,
         network: Network,
-        reads: Reads,
+        reads: SimReads,
         model: Model,
         checkers: Checkers,
-        host: "SimHost | None" = None,
+        host: LinkedHost | None = None,
     ) -> None:
-        """`host`: where it looks for a store node."""
-        super().__init__(world, worker_id)
+        """Start the process. `host` is where it looks for a store node."""
+        super().__init__(run, worker_id)
         self.worker_id, self.fingerprint = worker_id, fingerprint
         self._scenario, self._network, self._reads = scenario, network, reads
         self._model, self._checkers = model, checkers
-        self._compute_rng: random.Random = world.stream(f"gpu/{worker_id}")
-        self.memory = Memory(scenario.block_count, scenario.block_tokens)
+        self._compute_rng: random.Random = run.stream(f"gpu/{worker_id}")
+        self.memory = DeviceMemory(scenario.block_count, scenario.block_tokens)
         self.generations = Generations(scenario.block_count)
         self.step_slowness = 1.0
         self.is_sick = False
-        """It fails whatever it is told to start."""
+        """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
-        """Happens, once, as the next grant of a source arrives and before it is read."""
+        """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
         self._timer = Timer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
-        """Under way, each with the generations of its items' blocks when it was planned."""
+        """Steps under way, each with the generations of its items' blocks when it was planned."""
         self._device_free_s = 0.0
-        """When the last of them is done, in the world's time."""
-        self._router_sessions: dict[RouterId, Session] = {}
-        self._reader_sessions: dict[WorkerId, Session] = {}
-        self._source_sessions: dict[WorkerId, Session] = {}
+        """The virtual instant at which the last of them is done."""
+        self._router_sessions: dict[RouterId, SimSession] = {}
+        self._reader_sessions: dict[WorkerId, SimSession] = {}
+        self._source_sessions: dict[WorkerId, SimSession] = {}
         self._connecting: dict[WorkerId, list[ReaderMessage]] = {}
         self._results: deque[StepResult] = deque()
         self.core = WorkerCore(
@@ -191,14 +188,14 @@ class SimWorker(Process):
             router_grace_s=scenario.router_grace_s,
             heartbeat_s=scenario.heartbeat_s,
             generations=self.generations,
-            now_s=self.clock.now_s(),
+            now_s=self.local_clock.now_s(),
         )
-        self.store = StoreLink(self, host)
+        self.store = SimStoreLink(self, host)
         reads.register(self)
         self._arm()
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self
 
     @property
@@ -220,10 +217,10 @@ class SimWorker(Process):
 
     def feed(self, event: WorkerEvent) -> None:
         if not isinstance(event, Tick):
-            self.world.note(self.name, event)
+            self.run.note(self.name, event)
             if isinstance(event, FromReader):
                 self._checkers.source_hears(self, event.message)
-        actions = self.core.handle(event, now_s=self.clock.now_s())
+        actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.worker_heard(self, event.message)
         for action in actions:
@@ -247,22 +244,22 @@ class SimWorker(Process):
                 if session is not None:
                     session.send(0, message)
             case ToReader(reader, message):
-                self.world.note(f"{self.name} -> {reader}", message)
+                self.run.note(f"{self.name} -> {reader}", message)
                 self._checkers.source_says(self, reader, message)
                 session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
             case ToSource(source, message):
-                self.world.note(f"{self.name} -> {source.worker_id}", message)
+                self.run.note(f"{self.name} -> {source.worker_id}", message)
                 self._to_source(source, message)
             case BlockRead():
-                self.world.note(self.name, action)
+                self.run.note(self.name, action)
                 self._checkers.read_starts(self, action)
                 self._reads.start(self, action)
             case RunStep(plan):
                 self._run(plan)
             case ToStore(message):
-                self.world.note(self.name, action)
+                self.run.note(self.name, action)
                 self.store.send(message)
             case CopyToStore() | CopyFromStore():
                 self._checkers.copy_starts(self, action)
@@ -277,7 +274,9 @@ class SimWorker(Process):
             self._connecting[peer_id].append(message)
         else:
             self._connecting[peer_id] = [message]
-            self.world.after(2 * self._network.delay_s(), lambda: self.post(lambda: self._connect(source)))
+            self.run.clock.after(
+                2 * self._network.delay_s(), lambda: self.post(lambda: self._connect(source))
+            )
 
     def _connect(self, source: PeerRef) -> None:
         peer = self._reads.workers.get(source.worker_id)
@@ -285,7 +284,7 @@ class SimWorker(Process):
         is_cut_off = self._network.is_cut_off(source.worker_id) or self._network.is_cut_off(self.name)
         if not isinstance(peer, SimWorker) or not peer.is_alive or peer.is_frozen or is_cut_off:
             gone = SourceLost(source.worker_id, "cannot connect")
-            self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
+            self.run.clock.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
             return
         if peer.fingerprint != self.fingerprint:
             raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
@@ -297,16 +296,16 @@ class SimWorker(Process):
 
     # --- sessions -----------------------------------------------------------------------------------
 
-    def accept_router(self, router_id: RouterId, session: Session) -> None:
-        """A router connected. An older session of it may not have been noticed broken yet."""
+    def accept_router(self, router_id: RouterId, session: SimSession) -> None:
+        """Accept a router's connection. An older session of it may not have been noticed broken yet."""
         old = self._router_sessions.get(router_id)
         if old is not None and self._compute_rng.random() < 0.5:
             self.feed(RouterLost(router_id))
         self._router_sessions[router_id] = session
         self.feed(RouterJoined(router_id))
 
-    def on_message(self, session: Session, message: object) -> None:
-        """From the router that opened `session`."""
+    def on_message(self, session: SimSession, message: object) -> None:
+        """Handle a message of the router that opened `session`."""
         router_id = RouterId(session.ends[0].process.name)
         if self._router_sessions.get(router_id) is not session:
             return
@@ -315,32 +314,34 @@ class SimWorker(Process):
             return
         self.feed(FromRouter(router_id, cast(RouterMessage, message)))
 
-    def _fail(self, router_id: RouterId, session: Session, start: StartSequence) -> None:
-        """As a worker does that cannot make ready what the sequence needs (`worker.preparation`)."""
+    def _fail(self, router_id: RouterId, session: SimSession, start: StartSequence) -> None:
+        """Fail a start, as a worker does that cannot make ready what the sequence needs
+        (`worker.preparation`)."""
         if start.epoch:
             self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
         failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
         self._checkers.worker_says(self, failed)
         session.send(0, failed)
 
-    def on_break(self, session: Session, reason: str) -> None:
+    def on_break(self, session: SimSession, reason: str) -> None:
         router_id = RouterId(session.ends[0].process.name)
         if self._router_sessions.get(router_id) is session:
             del self._router_sessions[router_id]
             self.feed(RouterLost(router_id))
 
-    def accept_reader(self, reader: WorkerId, session: Session) -> None:
-        """An older session that is not known broken yet is replaced: its break is no news then."""
+    def accept_reader(self, reader: WorkerId, session: SimSession) -> None:
+        """Accept a reader's session. An older one that is not known to be broken is replaced, so that its
+        break is no news."""
         self._reader_sessions[reader] = session
 
-    def source_broke(self, source: WorkerId, session: Session, reason: str) -> None:
+    def source_broke(self, source: WorkerId, session: SimSession, reason: str) -> None:
         if self._source_sessions.get(source) is session:
             del self._source_sessions[source]
             if self._compute_rng.random() < 0.5:
                 self._reads.give_up(self, source)
             self.feed(SourceLost(source, reason))
 
-    def reader_broke(self, reader: WorkerId, session: Session) -> None:
+    def reader_broke(self, reader: WorkerId, session: SimSession) -> None:
         if self._reader_sessions.get(reader) is session:
             del self._reader_sessions[reader]
             self.feed(ReaderLost(reader))
@@ -348,7 +349,7 @@ class SimWorker(Process):
     # --- the GPU ------------------------------------------------------------------------------------
 
     def _run(self, plan: StepPlan) -> None:
-        """A step begins when the one before it is done, whatever the process does meanwhile."""
+        """Begin a step when the one before it is done, whatever the process does meanwhile."""
         if len(self._steps) >= (2 if self._scenario.engine.overlap_steps else 1):
             raise Violation(0, f"{self.name}: a step too many in flight: {plan}")
         self._checkers.step_planned(self, plan)
@@ -357,15 +358,15 @@ class SimWorker(Process):
         context_tokens = sum(item.first_position for item in plan.items)
         elapsed_s += plan.token_count * self._scenario.step_token_s + context_tokens * 1e-6
         elapsed_s += (len(plan.swap_out) + len(plan.swap_in)) * self._scenario.swap_block_s
-        start_s = max(self.world.now_s, self._device_free_s)
+        start_s = max(self.run.clock.now_s, self._device_free_s)
         self._device_free_s = start_s + elapsed_s
-        self.world.at(
+        self.run.clock.at(
             start_s + elapsed_s * self._compute_rng.random(), lambda: self._compute(plan, elapsed_s)
         )
-        self.world.at(self._device_free_s, lambda: self.post(self._finish_step))
+        self.run.clock.at(self._device_free_s, lambda: self.post(self._finish_step))
 
     def _compute(self, plan: StepPlan, elapsed_s: float) -> None:
-        """The kernels run whether or not the process is frozen."""
+        """Compute a step. The kernels run whether or not the process is frozen."""
         if self.is_alive:
             sampled = self._model.execute(plan, self.memory, self.name)
             self._results.append(StepResult(plan.step_number, sampled, elapsed_s))
@@ -378,7 +379,7 @@ class SimWorker(Process):
         self.feed(StepDone(result))
 
     def kill(self, *, noticed_s: float) -> None:
-        """The process is gone, and with it its memory and everything it had said and not sent."""
+        """End the process, and with it its memory and everything it had said and not sent."""
         self.die()
         self.store.process_died()
         self._reads.reader_died(self)
@@ -394,22 +395,22 @@ class TowardsSource:
         self._worker, self._source = worker, source
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self._worker
 
-    def on_message(self, session: Session, message: object) -> None:
+    def on_message(self, session: SimSession, message: object) -> None:
         worker, strike = self._worker, self._worker.on_grant
         if strike is not None and isinstance(message, KVGrant):
             worker.on_grant = None
             strike()
         worker.post_event(FromSource(self._source, cast(SourceMessage, message)))
 
-    def on_break(self, session: Session, reason: str) -> None:
+    def on_break(self, session: SimSession, reason: str) -> None:
         self._worker.source_broke(self._source, session, reason)
 
 
 class TowardsReader:
-    """The source's end."""
+    """The owner's end of a session between two workers."""
 
     __slots__ = ("_reader", "_worker")
 
@@ -417,11 +418,11 @@ class TowardsReader:
         self._worker, self._reader = worker, reader
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self._worker
 
-    def on_message(self, session: Session, message: object) -> None:
+    def on_message(self, session: SimSession, message: object) -> None:
         self._worker.feed(FromReader(self._reader, cast(ReaderMessage, message)))
 
-    def on_break(self, session: Session, reason: str) -> None:
+    def on_break(self, session: SimSession, reason: str) -> None:
         self._worker.reader_broke(self._reader, session)

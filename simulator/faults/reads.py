@@ -1,24 +1,21 @@
 """One-sided reads of KV between pools, as a NIC does them.
 
-A read needs the source's *memory*, not its process: it works while the source is frozen or its session
-is gone, and fails once the source is dead. It copies contents at the moments it copies them (half of
-the blocks midway, the rest at the end), may be posted late, may fail halfway, and may outlive its
-timeout and land in blocks that the reader believes to be its own. After the copy the source's
-generations are compared with the granted ones, as the production adapter does.
+A read needs the owner's *memory*, not its process: it works while the owner is frozen or its session is gone,
+and fails once the owner is dead. It copies contents at the moments it copies them (half of the blocks midway,
+the rest at the end), may be posted late, may fail halfway, and may outlive its timeout and land in blocks
+that the reader believes to be its own. After the copy the owner's generations are compared with the granted
+ones, as the production adapter does.
 """
 
 import random
-from collections.abc import Iterable, MutableSequence
-from typing import TYPE_CHECKING, Protocol, SupportsIndex, overload
+from collections.abc import Callable, Iterable, MutableSequence
+from typing import Protocol, SupportsIndex, overload
 
 from baton.core.ids import WorkerId
 from kv_transfer.read import BlockRead, ReadDone, ReadEvent, ReadSettled
-from simulator.faults.model import Memory
+from simulator.faults.model import DeviceMemory
 from simulator.faults.network import Network
-from simulator.faults.world import Violation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from simulator.faults.run_context import Violation
 
 
 class PoolOwner(Protocol):
@@ -31,7 +28,7 @@ class PoolOwner(Protocol):
     @property
     def clock_trusted_from_s(self) -> float: ...
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> DeviceMemory: ...
     @property
     def generations(self) -> "Generations": ...
 
@@ -39,7 +36,7 @@ class PoolOwner(Protocol):
 
 
 class Generations(MutableSequence[int]):
-    """The generation table of one pool; tells the reads when an entry rises."""
+    """The generation table of one pool. It tells the reads when an entry rises."""
 
     __slots__ = ("_values", "on_rise")
 
@@ -77,7 +74,7 @@ class Generations(MutableSequence[int]):
         return len(self._values)
 
 
-class Read:
+class SimRead:
     """One BlockRead under way."""
 
     __slots__ = ("action", "copied", "in_time_until_s", "is_answered", "mismatch", "reader", "source")
@@ -91,7 +88,7 @@ class Read:
         """A block's generation was not the granted one when it was copied."""
 
     def copy(self, count: int) -> None:
-        """The next `count` blocks, as they are at this moment."""
+        """Copy the next `count` blocks, as they are at this moment."""
         if not self.reader.is_alive or not self.source.is_alive:
             return
         action, source = self.action, self.source
@@ -103,20 +100,21 @@ class Read:
 
 
 class ReadFaults:
-    """How often a read goes wrong, per read, while faults are on."""
+    """Chances that a read goes wrong, per read, while faults are on."""
 
     __slots__ = ("fail", "hang", "late")
 
     def __init__(self) -> None:
         self.fail = 0.0
-        """Ends with an error halfway; nothing lands afterwards."""
+        """Chance that a read ends with an error halfway; nothing lands afterwards."""
         self.hang = 0.0
-        """Outlives its timeout; the bytes land later."""
+        """Chance that a read outlives its timeout; the bytes land later."""
         self.late = 0.0
-        """Handed to the NIC long after the core asked, as by a transfer thread that was stopped."""
+        """Chance that a read reaches the NIC long after the core asked, as by a transfer thread that was
+        stopped."""
 
 
-class Reads:
+class SimReads:
     """The NICs of all workers."""
 
     __slots__ = (
@@ -127,20 +125,20 @@ class Reads:
         "faults",
         "late_s",
         "latency_s",
+        "run",
         "slowness",
         "workers",
-        "world",
     )
 
     def __init__(self, network: Network, *, latency_s: float, block_s: float, late_s: float) -> None:
         self._network = network
-        world = self.world = network.world
+        run = self.run = network.run
         self.latency_s, self.block_s, self.late_s = latency_s, block_s, late_s
         self.slowness = 1.0
         self.faults = ReadFaults()
         self.workers: dict[WorkerId, PoolOwner] = {}
-        self._by_source: dict[WorkerId, list[Read]] = {}
-        self._rng: random.Random = world.stream("reads")
+        self._by_source: dict[WorkerId, list[SimRead]] = {}
+        self._rng: random.Random = run.stream("reads")
 
     def register(self, worker: PoolOwner) -> None:
         self.workers[worker.worker_id] = worker
@@ -148,9 +146,9 @@ class Reads:
         worker.generations.on_rise = lambda block: self._on_rise(worker.worker_id, block)
 
     def _on_rise(self, source: WorkerId, block: int) -> None:
-        """Invariant 5: nobody reuses a block under a read that is in time by its reader's clock. When
+        """Check invariant 5: nobody reuses a block under a read that is in time by its reader's clock. When
         that clock has stood still, only the generations protect the reader."""
-        now_s = self.world.now_s
+        now_s = self.run.clock.now_s
         for read in self._by_source[source]:
             if now_s < read.reader.clock_trusted_from_s:
                 continue
@@ -163,17 +161,17 @@ class Reads:
 
     def start(self, reader: PoolOwner, action: BlockRead) -> None:
         self._check_shape(reader, action)
-        counts, rng, faults = self.world.counts, self._rng, self.faults
+        counts, rng, faults = self.run.counts, self._rng, self.faults
         counts["reads"] += 1
         source = self.workers.get(action.owner)
         if source is None or not source.is_alive:
             counts["reads of a dead source"] += 1
-            self.world.after(
+            self.run.clock.after(
                 min(action.timeout_s, 10 * self.latency_s),
                 lambda: reader.post_event(ReadDone(action.read_id, error="no such peer")),
             )
             return
-        read = Read(action, reader, source, self.world.now_s)
+        read = SimRead(action, reader, source, self.run.clock.now_s)
         self._check_lease(read)
         self._by_source[action.owner].append(read)
         draw = rng.random()
@@ -183,12 +181,12 @@ class Reads:
         if cut_s > 0:
             self._post(read, cut_s + self._duration_s(read))
         elif draw < faults.fail:
-            self.world.after(self._duration_s(read) / 2, lambda: self._fail_midway(read))
+            self.run.clock.after(self._duration_s(read) / 2, lambda: self._fail_midway(read))
         elif draw < faults.fail + faults.hang:
             self._post(read, action.timeout_s + rng.uniform(0.01, 2 * self.late_s))
         elif draw < faults.fail + faults.hang + faults.late:
             counts["reads posted late"] += 1
-            self.world.after(
+            self.run.clock.after(
                 rng.uniform(0.1, 1.5) * self.late_s, lambda: self._post(read, self._duration_s(read))
             )
         else:
@@ -203,41 +201,41 @@ class Reads:
         if len(set(action.local_blocks)) != count:
             raise Violation(3, f"{reader.worker_id}: one block is the target of two: {action}")
 
-    def _check_lease(self, read: Read) -> None:
-        """Invariant 5, the reader's half: with a clock that can be trusted it does not begin to read
-        what has been given to somebody else, since its lease ended first."""
+    def _check_lease(self, read: SimRead) -> None:
+        """Check invariant 5 at the reader: when its clock can be trusted, it does not begin to read what has
+        been given to somebody else, since its lease ended first."""
         action, source = read.action, read.source
-        is_trusted = self.world.now_s >= read.reader.clock_trusted_from_s
+        is_trusted = self.run.clock.now_s >= read.reader.clock_trusted_from_s
         if is_trusted and not matches(source.generations, action):
             raise Violation(
                 5,
                 f"{read.reader.worker_id} begins read {action.read_id} of {action.owner} after its lease",
             )
 
-    def _duration_s(self, read: Read) -> float:
+    def _duration_s(self, read: SimRead) -> float:
         blocks_s = self.block_s * len(read.action.source_blocks)
         return (self.latency_s + blocks_s) * self.slowness * (0.5 + self._rng.random())
 
-    def _post(self, read: Read, duration_s: float) -> None:
-        """The NIC begins. The adapter's timeout counts from here."""
+    def _post(self, read: SimRead, duration_s: float) -> None:
+        """Begin the read on the NIC. The adapter's timeout counts from here."""
         timeout_s = read.action.timeout_s
         half = len(read.action.source_blocks) // 2
         if half:
-            self.world.after(duration_s / 2, lambda: read.copy(half))
+            self.run.clock.after(duration_s / 2, lambda: read.copy(half))
         if duration_s < timeout_s:
-            self.world.after(duration_s, lambda: self._landed_in_time(read))
+            self.run.clock.after(duration_s, lambda: self._landed_in_time(read))
         else:
-            self.world.after(timeout_s, lambda: self._time_out(read))
-            self.world.after(duration_s, lambda: self._landed_late(read))
+            self.run.clock.after(timeout_s, lambda: self._time_out(read))
+            self.run.clock.after(duration_s, lambda: self._landed_late(read))
 
-    def _landed_in_time(self, read: Read) -> None:
+    def _landed_in_time(self, read: SimRead) -> None:
         read.copy(len(read.action.source_blocks))
         if read.is_answered:
             read.reader.post_event(ReadSettled(read.action.read_id))
             return
-        self.world.after(self.latency_s * self.slowness, lambda: self._compare(read))
+        self.run.clock.after(self.latency_s * self.slowness, lambda: self._compare(read))
 
-    def _compare(self, read: Read) -> None:
+    def _compare(self, read: SimRead) -> None:
         action = read.action
         if read.is_answered:
             read.reader.post_event(ReadSettled(action.read_id))
@@ -252,37 +250,37 @@ class Reads:
                 )
             self._answer(read, ReadDone(action.read_id))
         else:
-            self.world.counts["stale reads refused"] += 1
+            self.run.counts["stale reads refused"] += 1
             self._answer(read, ReadDone(action.read_id, error="generations differ", is_stale=True))
 
-    def _fail_midway(self, read: Read) -> None:
+    def _fail_midway(self, read: SimRead) -> None:
         if read.is_answered:
             read.reader.post_event(ReadSettled(read.action.read_id))
             return
-        self.world.counts["reads failed"] += 1
+        self.run.counts["reads failed"] += 1
         read.copy(len(read.action.source_blocks) // 2)
         self._answer(read, ReadDone(read.action.read_id, error="the fabric dropped it"))
 
-    def _time_out(self, read: Read) -> None:
+    def _time_out(self, read: SimRead) -> None:
         if read.is_answered:
-            return  # given up earlier; `_landed_late` settles it
-        self.world.counts["reads unsettled"] += 1
+            return  # The read was given up earlier; `_landed_late` settles it.
+        self.run.counts["reads unsettled"] += 1
         self._answer(read, ReadDone(read.action.read_id, error="out of time", is_settled=False))
 
-    def _landed_late(self, read: Read) -> None:
+    def _landed_late(self, read: SimRead) -> None:
         read.copy(len(read.action.source_blocks))
         read.reader.post_event(ReadSettled(read.action.read_id))
 
-    def _answer(self, read: Read, done: ReadDone) -> None:
+    def _answer(self, read: SimRead, done: ReadDone) -> None:
         if not read.is_answered:
             read.is_answered = True
             self._by_source[read.action.owner].remove(read)
             read.reader.post_event(done)
 
     def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
-        """The adapter dropped the peer: its reads end with an error now, and settle when they settle."""
+        """Drop a peer, as the adapter does: its reads end with an error now, and settle when they settle."""
         for read in [r for r in self._by_source.get(source, ()) if r.reader is reader]:
-            self.world.counts["reads unsettled"] += 1
+            self.run.counts["reads unsettled"] += 1
             self._answer(read, ReadDone(read.action.read_id, error="peer removed", is_settled=False))
 
     def reader_died(self, reader: PoolOwner) -> None:
@@ -293,7 +291,7 @@ class Reads:
 
 
 def matches(current: MutableSequence[int], action: BlockRead) -> bool:
-    """Whether the source's blocks are still those that were granted."""
+    """Return whether the owner's blocks are still those that were granted."""
     return all(
         current[block] == granted
         for block, granted in zip(action.source_blocks, action.generations, strict=True)
@@ -301,5 +299,5 @@ def matches(current: MutableSequence[int], action: BlockRead) -> bool:
 
 
 def generations_match(current: MutableSequence[int], action: BlockRead) -> bool:
-    """The adapter's check after a read."""
+    """Make the adapter's check after a read."""
     return matches(current, action)

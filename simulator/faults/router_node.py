@@ -1,5 +1,5 @@
-"""The router process around the production `RouterCore`: sessions to all members, silence detection,
-and the clients that hang on it."""
+"""The router process around the production `RouterCore`: its sessions to all members, its detection of
+silence, and its clients."""
 
 import random
 from typing import cast
@@ -25,30 +25,30 @@ from router.decisions.events import (
 )
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
-from simulator.faults.network import Network, Process, Session
+from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.node import SimWorker, Timer
-from simulator.faults.reads import Reads
+from simulator.faults.reads import SimReads
+from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
-from simulator.faults.world import Violation, World
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 0.5
 
 
-class Link:
+class MemberLink:
     """What the router's adapter knows of its session to one member."""
 
     __slots__ = ("backoff_s", "has_hello", "last_heard_s", "member", "session")
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.session: Session | None = None
+        self.session: SimSession | None = None
         self.has_hello = False
         self.last_heard_s = 0.0
         self.backoff_s = BACKOFF_FIRST_S
 
 
-class SimRouter(Process):
-    """One router process life."""
+class SimRouter(SimProcess):
+    """One life of a router process."""
 
     __slots__ = (
         "_checkers",
@@ -65,36 +65,36 @@ class SimRouter(Process):
 
     def __init__(
         self,
-        world: World,
+        run: RunContext,
         router_id: RouterId,
         *,
         scenario: Scenario,
         network: Network,
-        reads: Reads,
+        reads: SimReads,
         checkers: Checkers,
     ) -> None:
-        super().__init__(world, router_id)
+        super().__init__(run, router_id)
         self.router_id = router_id
         self._scenario, self._network, self._reads, self._checkers = scenario, network, reads, checkers
-        self._rng: random.Random = world.stream(f"router/{router_id}")
+        self._rng: random.Random = run.stream(f"router/{router_id}")
         self._timer = Timer(self)
-        self._links: dict[WorkerId, Link] = {}
+        self._links: dict[WorkerId, MemberLink] = {}
         self.live: dict[str, SimClient] = {}
         self.core = RouterCore(
-            config=scenario.router, rng=world.stream(f"placement/{router_id}"), now_s=self.clock.now_s()
+            config=scenario.router, rng=run.stream(f"placement/{router_id}"), now_s=self.local_clock.now_s()
         )
         self._arm()
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self
 
     # --- events in, actions out ---------------------------------------------------------------------
 
     def feed(self, event: RouterEvent) -> None:
         if not isinstance(event, Tick):
-            self.world.note(self.name, event)
-        for action in self.core.handle(event, now_s=self.clock.now_s()):
+            self.run.note(self.name, event)
+        for action in self.core.handle(event, now_s=self.local_clock.now_s()):
             self._perform(action)
         self._arm()
         self._checkers.after_router_event(self)
@@ -106,7 +106,7 @@ class SimRouter(Process):
         self.feed(Tick())
 
     def _perform(self, action: RouterAction) -> None:
-        self.world.note(self.name, action)
+        self.run.note(self.name, action)
         match action:
             case ToWorker(worker_id, message):
                 link = self._links.get(worker_id)
@@ -126,11 +126,12 @@ class SimRouter(Process):
     # --- clients ------------------------------------------------------------------------------------
 
     def accept_client(self, client: SimClient) -> None:
-        """Connected; the router handles the request as soon as it can. The client may leave before."""
+        """Accept a connection. The router handles the request as soon as it can; the client may leave
+        before."""
         self.live[client.seq_id] = client
         self.post(lambda: self._submit(client))
         if client.leaves_after_s is not None:
-            self.world.after(client.leaves_after_s, lambda: self.post(lambda: self._leave(client)))
+            self.run.clock.after(client.leaves_after_s, lambda: self.post(lambda: self._leave(client)))
 
     def _submit(self, client: SimClient) -> None:
         self.feed(
@@ -140,7 +141,7 @@ class SimRouter(Process):
                 prompt=client.prompt,
                 sampling=client.sampling,
                 salt=client.salt_bytes,
-                deadline_s=self.clock.now_s() + client.time_limit_s,
+                deadline_s=self.local_clock.now_s() + client.time_limit_s,
                 task=client.task,
                 priority=client.priority,
                 fairness_key=f"tenant-{client.salt}",
@@ -150,7 +151,7 @@ class SimRouter(Process):
 
     def _leave(self, client: SimClient) -> None:
         if client.ending is None:
-            self.world.counts[f"left while {client.state}"] += 1
+            self.run.counts[f"left while {client.state}"] += 1
             self._checkers.ended(client, Ending.GONE)
             del self.live[client.seq_id]
             self.feed(ClientGone(client.seq_id))
@@ -158,14 +159,14 @@ class SimRouter(Process):
     # --- membership ---------------------------------------------------------------------------------
 
     def set_members(self, members: dict[WorkerId, Member]) -> None:
-        """The directory's newest view."""
+        """Take the directory's newest view."""
         for worker_id in [w for w in self._links if w not in members]:
             link = self._links.pop(worker_id)
             self._close(link, "no longer a member")
         for worker_id, member in members.items():
             link = self._links.get(worker_id)
             if link is None:
-                self._links[worker_id] = Link(member)
+                self._links[worker_id] = MemberLink(member)
                 self._connect_later(worker_id, self._network.delay_s())
                 continue
             before, link.member = link.member, member
@@ -177,7 +178,7 @@ class SimRouter(Process):
     # --- sessions -----------------------------------------------------------------------------------
 
     def _connect_later(self, worker_id: WorkerId, delay_s: float) -> None:
-        self.world.after(delay_s, lambda: self.post(lambda: self._connect(worker_id)))
+        self.run.clock.after(delay_s, lambda: self.post(lambda: self._connect(worker_id)))
 
     def _connect(self, worker_id: WorkerId) -> None:
         link = self._links.get(worker_id)
@@ -191,30 +192,30 @@ class SimRouter(Process):
             return
         session = self._network.open(self, worker)
         link.session, link.has_hello = session, False
-        link.last_heard_s = self.world.now_s
-        self.world.after(
+        link.last_heard_s = self.run.clock.now_s
+        self.run.clock.after(
             self._network.delay_s(),
             lambda: worker.post(lambda: worker.accept_router(self.router_id, session)),
         )
         self._watch(link, session)
 
-    def _watch(self, link: Link, session: Session) -> None:
-        """Silence for `worker_silence_s` is a loss, whatever the session says."""
+    def _watch(self, link: MemberLink, session: SimSession) -> None:
+        """Watch for silence: `worker_silence_s` without a message is a loss, whatever the session says."""
         silence_s = self._scenario.router.worker_silence_s
         due_s = link.last_heard_s + silence_s + 1e-6
-        self.world.at(due_s, lambda: self.post(lambda: self._on_watch(link, session)))
+        self.run.clock.at(due_s, lambda: self.post(lambda: self._on_watch(link, session)))
 
-    def _on_watch(self, link: Link, session: Session) -> None:
+    def _on_watch(self, link: MemberLink, session: SimSession) -> None:
         if link.session is not session:
             return
-        if self.world.now_s - link.last_heard_s < self._scenario.router.worker_silence_s:
+        if self.run.clock.now_s - link.last_heard_s < self._scenario.router.worker_silence_s:
             self._watch(link, session)
             return
-        self.world.counts["workers lost by silence"] += 1
+        self.run.counts["workers lost by silence"] += 1
         self._close(link, "silent")
         self._connect_later(link.member.worker_id, link.backoff_s)
 
-    def _close(self, link: Link, reason: str) -> None:
+    def _close(self, link: MemberLink, reason: str) -> None:
         session, link.session = link.session, None
         if session is None:
             return
@@ -222,29 +223,29 @@ class SimRouter(Process):
         session.break_off(reason, hears_s=(None, hears_s))
         self._lost(link, reason)
 
-    def _lost(self, link: Link, reason: str) -> None:
+    def _lost(self, link: MemberLink, reason: str) -> None:
         if link.has_hello:
             link.has_hello = False
             self.feed(WorkerLost(link.member.worker_id, reason))
 
-    def on_message(self, session: Session, message: object) -> None:
+    def on_message(self, session: SimSession, message: object) -> None:
         worker_id = WorkerId(session.ends[1].process.name)
         link = self._links.get(worker_id)
         if link is None or link.session is not session:
             return
-        link.last_heard_s = self.world.now_s
+        link.last_heard_s = self.run.clock.now_s
         if not link.has_hello:
             self._on_hello(link, message)
         else:
             self.feed(FromWorker(worker_id, cast(WorkerMessage, message)))
 
-    def _on_hello(self, link: Link, message: object) -> None:
+    def _on_hello(self, link: MemberLink, message: object) -> None:
         if not isinstance(message, WorkerHello):
             raise Violation(0, f"{link.member.worker_id} begins a session with {message}, not with a hello")
         link.has_hello, link.backoff_s = True, BACKOFF_FIRST_S
         self.feed(WorkerJoined(message, link.member.address))
 
-    def on_break(self, session: Session, reason: str) -> None:
+    def on_break(self, session: SimSession, reason: str) -> None:
         worker_id = WorkerId(session.ends[1].process.name)
         link = self._links.get(worker_id)
         if link is None or link.session is not session:
@@ -254,7 +255,7 @@ class SimRouter(Process):
         self._connect_later(worker_id, link.backoff_s)
 
     def kill(self) -> None:
-        """Its clients see a broken stream; its workers see a broken session."""
+        """End the process. Its clients see a broken stream, its workers a broken session."""
         self.die()
         for client in self.live.values():
             self._checkers.ended(client, Ending.BROKEN)

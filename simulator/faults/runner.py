@@ -1,13 +1,13 @@
-"""Runs seeds, one after another or in several processes, and tells what happened.
+"""Seeds are run one after another or in several processes, and reported.
 
-A seed that fails is reported with the invariant it broke, the story of the request concerned and the
+A seed that fails is reported with the invariant it broke, the history of the request concerned and the
 command that repeats it. The counts over all seeds prove that the faults and features under test really
 happened: a run in which a class never occurred is a failure of the run, not a success.
 """
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -19,14 +19,17 @@ from simulator.faults.control import Cluster
 from simulator.faults.injection import Faults
 from simulator.faults.model import Model
 from simulator.faults.network import Network
-from simulator.faults.reads import Reads
+from simulator.faults.reads import SimReads
+from simulator.faults.run_context import RunContext, Violation, seq_of
 from simulator.faults.scenario import Scenario, draw_scenario
-from simulator.faults.world import Violation, World, seq_of
 
 HISTORY_LINES_MAX = 60
 HISTORY_LINE_CHARS_MAX = 220
 EVENTS_MAX = 400_000
-"""A run of one seed that needs more has gone astray."""
+"""A run of one seed that needs more events than this has gone astray."""
+
+EVENTS_BETWEEN_CHECKS = 16
+"""The end of a run is looked for every so many events."""
 
 MUST_HAPPEN = (
     "note: placed",
@@ -95,11 +98,11 @@ class SeedOptions(msgspec.Struct, frozen=True):
     """What may be changed about a run of one seed without changing what the seed draws."""
 
     keeps_history: bool = True
-    """Collect the story of a failure (costs nothing when there is none)."""
+    """Collect the history of a failure; it costs nothing when there is none."""
 
 
 class SeedReport(msgspec.Struct, frozen=True):
-    """How one seed went. `invariant` is None when everything held."""
+    """The result of one seed. `invariant` is None when everything held."""
 
     seed: int
     digest: str
@@ -121,7 +124,7 @@ class SeedReport(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """How many seeds went."""
+    """The results of many seeds."""
 
     seed_count: int
     event_count: int
@@ -135,37 +138,37 @@ class RunReport(msgspec.Struct, frozen=True):
 
     @property
     def is_ok(self) -> bool:
-        """No failure, and (with enough seeds to expect it) everything under test really happened."""
+        """Nothing failed, and (with enough seeds to expect it) everything under test really happened."""
         return not self.failures and (self.seed_count < SEEDS_FOR_COVERAGE or not self.never_happened)
 
 
-class Run:
+class SeedRun:
     """One seed: a cluster, its clients and its faults, from the first event to rest."""
 
     def __init__(self, seed: int) -> None:
-        self.world = World(seed)
-        self.scenario: Scenario = draw_scenario(self.world.stream("scenario"))
+        self.context = RunContext(seed)
+        self.scenario: Scenario = draw_scenario(self.context.stream("scenario"))
         scenario = self.scenario
-        self.clients = draw_clients(scenario, self.world.stream("clients"))
+        self.clients = draw_clients(scenario, self.context.stream("clients"))
         model = Model()
         for client in self.clients:
             model.expected[client.seq_id] = client.expected
-        self.checkers = Checkers(self.world, self.clients, scenario)
-        network = Network(self.world, latency_s=scenario.network_latency_s)
-        reads = Reads(
+        self.checkers = Checkers(self.context, self.clients, scenario)
+        network = Network(self.context, latency_s=scenario.network_latency_s)
+        reads = SimReads(
             network,
             latency_s=scenario.read_latency_s,
             block_s=scenario.read_block_s,
             late_s=scenario.transfer.lease_s,
         )
-        store_reads = Reads(
+        store_reads = SimReads(
             network,
             latency_s=scenario.read_latency_s,
             block_s=scenario.read_block_s,
             late_s=scenario.store.lease_s,
         )
         self.cluster = Cluster(
-            self.world,
+            self.context,
             scenario,
             network=network,
             reads=reads,
@@ -176,30 +179,33 @@ class Run:
         self.faults = Faults(self.cluster)
 
     def play(self) -> None:
-        """Raises Violation, or whatever a decision object raised."""
+        """Run it. Raises Violation, or whatever a decision object raised."""
         self.faults.schedule()
         for client in self.clients:
-            self.world.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
-        checkers, world, scenario = self.checkers, self.world, self.scenario
-        world.run_until(self.faults.ends_s, is_over=self._is_astray)
-        world.run_until(self.faults.ends_s + scenario.ends_within_s, is_over=checkers.all_ended)
+            self.context.clock.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
+        checkers, clock, scenario = self.checkers, self.context.clock, self.scenario
+        self._run_until(self.faults.ends_s, self._is_astray)
+        self._run_until(self.faults.ends_s + scenario.ends_within_s, checkers.all_ended)
         checkers.liveness(scenario.ends_within_s)
-        world.run_until(world.now_s + scenario.settles_within_s, is_over=self.cluster.is_at_rest)
+        self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
+    def _run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
+        self.context.clock.run(until_s=end_s, is_over=is_over, check_every=EVENTS_BETWEEN_CHECKS)
+
     def _is_astray(self) -> bool:
-        if self.world.event_count > EVENTS_MAX:
+        if self.context.clock.event_count > EVENTS_MAX:
             raise Violation(6, f"{EVENTS_MAX} events and no end")
         return False
 
 
 def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
-    """Never raises for what the run did: a crash of a decision object is invariant 0."""
-    run = Run(seed)
+    """Run one seed. It never raises for what the run did: a crash of a decision object is invariant 0."""
+    seed_run = SeedRun(seed)
     invariant: int | None = None
     message, seq_id = "", ""
     try:
-        run.play()
+        seed_run.play()
     except Violation as violation:
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
     except Exception as error:
@@ -207,22 +213,22 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
     keeps_history = options is None or options.keeps_history
     return SeedReport(
         seed=seed,
-        digest=run.world.digest,
-        event_count=run.world.event_count,
-        virtual_s=run.world.now_s,
-        counts=dict(run.world.counts),
-        faults=tuple(sorted(run.scenario.faults)),
+        digest=seed_run.context.digest,
+        event_count=seed_run.context.clock.event_count,
+        virtual_s=seed_run.context.clock.now_s,
+        counts=dict(seed_run.context.counts),
+        faults=tuple(sorted(seed_run.scenario.faults)),
         invariant=invariant,
         message=message,
-        history=tuple(_history(run.world, seq_id)) if invariant is not None and keeps_history else (),
+        history=tuple(_history(seed_run.context, seq_id)) if invariant is not None and keeps_history else (),
     )
 
 
-def _history(world: World, seq_id: str) -> Iterator[str]:
-    """The last things that happened to `seq_id`, or at all when no request is to blame."""
+def _history(run: RunContext, seq_id: str) -> Iterator[str]:
+    """Yield the last things that happened to `seq_id`, or at all when no request is to blame."""
     about = [
         (time_s, who, what)
-        for time_s, who, what in world.trace
+        for time_s, who, what in run.trace
         if not seq_id or seq_of(what).split("@")[0] == seq_id or seq_id in _seqs_in(what)
     ]
     for time_s, who, what in about[-HISTORY_LINES_MAX:]:
@@ -231,14 +237,14 @@ def _history(world: World, seq_id: str) -> Iterator[str]:
 
 
 def _seqs_in(value: object) -> set[str]:
-    """The sequences a step's output or result concerns."""
+    """Return the sequences that a step's output or result concerns."""
     message = getattr(value, "message", None)
     outputs = getattr(message, "outputs", ())
     return {str(output.seq_id) for output in outputs}
 
 
 def run_seeds(count: int, *, start: int = 0, jobs: int = 1) -> Iterator[SeedReport]:
-    """Reports as they come, in order of seed."""
+    """Yield reports as they come, in order of seed."""
     seeds = range(start, start + count)
     if jobs <= 1:
         yield from map(run_seed, seeds)

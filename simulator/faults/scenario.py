@@ -13,7 +13,7 @@ Policy = Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"
 POLICIES: tuple[Policy, ...] = ("slo", "slo", "slo", "cached_prefix", "least_loaded", "round_robin", "random")
 
 PAGE_BYTES = 4096
-"""A slot of the store: a simulated block is smaller."""
+"""Bytes of a slot of the store; a simulated block is smaller."""
 GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
 
 FAULTS = (
@@ -44,8 +44,8 @@ FAULTS = (
     "disk_full",
     "disk_slow",
     "disk_error",
-    "disk_switch",
-    "memory_switch",
+    "disk_flip",
+    "memory_flip",
     "directory_outage",
     "directory_flush",
 )
@@ -66,7 +66,7 @@ DELAYING = frozenset(
 """Faults after which a worker may hear late, or not at all, that a request is over."""
 
 STORE_FAULTS = ("store_", "disk_", "memory_", "directory_")
-"""What the names of the store's own faults begin with."""
+"""Beginnings of the names of the store's own faults."""
 
 ARRIVALS_S = 4.0
 """Requests arrive, and faults strike, in this span."""
@@ -90,9 +90,9 @@ class Scenario:
     router: RouterConfig
     store: StoreConfig
     host_count: int
-    """Machines; workers are spread over them."""
+    """Count of machines; workers are spread over them."""
     presses_store: bool
-    """Shaped so that the store is used, and fails, much."""
+    """The seed is shaped so that the store is used, and fails, much."""
     step_base_s: float
     step_token_s: float
     network_latency_s: float
@@ -100,44 +100,44 @@ class Scenario:
     read_block_s: float
     swap_block_s: float = 0.0001
     copy_block_s: float = 0.0002
-    """Between a pool and the store's arena."""
+    """Time of one copy between a pool and the store's arena."""
     store_lease_s: float = 0.9
-    """Of a store node's entries in the directory."""
+    """Lease of a store node's entries in the directory."""
     router_grace_s: float = 0.6
     heartbeat_s: float = 0.15
     member_lease_s: float = 1.2
     connect_timeout_s: float = 0.8
     restart_s: float = 0.4
     prefix_chance: float = 0.7
-    """Of a prompt that it begins as others do."""
+    """Chance that a prompt begins as others do."""
     sibling_chance: float = 0.12
-    """Of a request that it is another choice of the one before."""
+    """Chance that a request is another choice of the one before."""
     leave_chance: float = 0.15
-    """Of a client that it leaves early."""
+    """Chance that a client leaves early."""
     strikes_max: int = 4
-    """Times one fault class strikes."""
+    """Most times that one fault class strikes."""
     read_fault_chance: float = 0.0
-    """Of each read and enabled kind of read fault; 0: drawn."""
+    """Chance per read and enabled kind of read fault; 0 means that it is drawn."""
     drain_timeout_s: float = 2.0
     arrivals_s: float = ARRIVALS_S
     ends_within_s: float = 12.0
     """Every request ends this long after faults stopped (invariant 6)."""
     settles_within_s: float = 7.0
-    """And then everything is idle after this long (invariants 3 and 8)."""
+    """Everything is idle this long after the last request ended (invariants 3 and 8)."""
 
     @property
     def store_slot_count(self) -> int:
-        """Slots of one node's arena; 0: no store."""
+        """Slots of one node's arena; 0 means no store."""
         return self.store.host_bytes // PAGE_BYTES
 
     @property
     def context_max(self) -> int:
-        """Tokens of one sequence: of the model, or all that fits a worker's pool."""
+        """Most tokens of one sequence: the model's limit, or all that fits a worker's pool."""
         return min(self.max_model_tokens, self.block_count * self.block_tokens)
 
 
 def draw_scenario(rng: random.Random) -> Scenario:
-    """Most seeds mix everything; the others press hard where mixed ones seldom do."""
+    """Draw a scenario. Most seeds mix everything; the others press hard where mixed ones seldom do."""
     faults = _draw_faults(rng)
     block_tokens = 4
     max_model_tokens = 80
@@ -182,8 +182,8 @@ def _draw_faults(rng: random.Random) -> frozenset[str]:
 
 
 def _lease_storm(scenario: Scenario) -> Scenario:
-    """Reads that fail and are tried again for longer than a lease that cannot be renewed; many, since
-    every request is split."""
+    """Let reads fail, and be tried again for longer than a lease that cannot be renewed. There are many
+    reads, since every request is split."""
     return replace(
         scenario,
         faults=frozenset({"peer_stall", "read_fail", "read_hang", "read_late", "small_pool"}),
@@ -200,7 +200,7 @@ def _lease_storm(scenario: Scenario) -> Scenario:
 
 
 def _crowd(scenario: Scenario) -> Scenario:
-    """Everybody waits for blocks, and many lose patience."""
+    """Let everybody wait for blocks, and many lose patience."""
     return replace(
         scenario,
         faults=frozenset({"small_pool", "repeats"}),
@@ -213,7 +213,7 @@ def _crowd(scenario: Scenario) -> Scenario:
 
 
 def _rush(scenario: Scenario) -> Scenario:
-    """Few seats, and a long queue of prompts short and long: whose turn is it?"""
+    """Give few seats to a long queue of prompts, short and long, to see whose turn it is."""
     return replace(
         scenario,
         roles=(Role.AGGREGATED,),
@@ -231,15 +231,14 @@ def _rush(scenario: Scenario) -> Scenario:
 
 
 def _forgetful(scenario: Scenario) -> Scenario:
-    """Pools too small for prompts that come again and again, computing dear, and the store's own faults."""
+    """Make pools too small for prompts that come again and again, and computing dear, and add the store's own
+    faults."""
     faults = {fault for fault in scenario.faults if fault.startswith(STORE_FAULTS)}
     slot_count = scenario.store_slot_count or 60
     ssd = {"ssd_dir": "ssd", "ssd_bytes": 200 * 2 * PAGE_BYTES}
     return replace(
         scenario,
-        faults=frozenset(
-            {*faults, "small_pool", "store_crash", "worker_crash", "memory_switch", "disk_switch"}
-        ),
+        faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
         strikes_max=12,
         block_count=24,
         request_count=60,
@@ -259,7 +258,7 @@ def _forgetful(scenario: Scenario) -> Scenario:
 
 
 def _sick(scenario: Scenario) -> Scenario:
-    """Workers that fail all they get, or are very slow, for a while, beside others that are well."""
+    """Let workers fail all they get, or be very slow, for a while, beside others that are well."""
     return replace(
         scenario,
         roles=(Role.PREFILL,) * 3 + (Role.DECODE,) * 3,
@@ -287,7 +286,7 @@ def _sick(scenario: Scenario) -> Scenario:
 
 
 def _orphans(scenario: Scenario) -> Scenario:
-    """Routers die while long generations run."""
+    """Let routers die while long generations run."""
     return replace(
         scenario,
         faults=frozenset({"router_crash", "worker_crash", "control_outage", "upgrade"}),
@@ -297,7 +296,7 @@ def _orphans(scenario: Scenario) -> Scenario:
 
 
 def _calm(scenario: Scenario) -> Scenario:
-    """Without faults nothing may fail, so nothing is so slow that it looks like a fault."""
+    """Make nothing so slow that it looks like a fault, because without faults nothing may fail."""
     return replace(
         scenario,
         network_latency_s=0.0005,
@@ -351,7 +350,7 @@ def _draw_transfer(rng: random.Random) -> TransferConfig:
 
 
 def _draw_store(rng: random.Random) -> StoreConfig:
-    """Some without a store, some without SSD, most with too little of both."""
+    """Draw the store: some seeds have none, some have no SSD, most have too little of both."""
     slot_count = rng.choice((0, 8, 16, 40, 40, 120))
     ssd_count = rng.choice((0, 20, 60, 200))
     return StoreConfig(

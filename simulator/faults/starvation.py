@@ -1,24 +1,20 @@
 """Nobody starves: how often a waiting sequence is passed by those that came after it.
 
-The bound is the scheduler's (`engine.scheduling.order`): of every four admissions one is the oldest
-that waits. Seen from outside: arrivals are the start messages, admissions the first item of a plan.
+The bound is the scheduler's (`engine.scheduling.order`): of every four admissions one is the oldest that
+waits. Seen from outside, arrivals are the start messages and admissions are the first items of a plan.
 """
-
-from typing import TYPE_CHECKING
 
 from baton.core.ids import SeqKey
 from baton.core.messages import Phase, StartSequence
 from baton.core.steps import StepPlan
-from simulator.faults.world import Violation
-
-if TYPE_CHECKING:
-    from simulator.faults.node import SimWorker
+from simulator.faults.observed_processes import ObservedWorker
+from simulator.faults.run_context import Violation
 
 PASSED_PER_OLDER = 3
 SLACK = 3
 """Admissions of one plan are seen together, in no order."""
 SIBLING_TOKENS = 3
-"""Sequences whose prompts begin alike may wait for each other's KV, and are left out."""
+"""Sequences whose prompts agree in so many first tokens may wait for each other's KV, and are left out."""
 
 
 class _Arrival:
@@ -33,8 +29,8 @@ class _Arrival:
         self.passed_count = 0
 
 
-class Turns:
-    """Of one worker."""
+class StarvationChecker:
+    """The turns of one worker's sequences."""
 
     __slots__ = ("_arrivals", "_number", "_prompt_starts", "longest_wait")
 
@@ -45,12 +41,12 @@ class Turns:
         self.longest_wait = 0
         """Most admissions that passed one sequence."""
 
-    def heard(self, worker: "SimWorker", start: StartSequence) -> None:
-        """After the worker handled it."""
+    def heard(self, worker: ObservedWorker, start: StartSequence) -> None:
+        """Take note of an arrival, after the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
         if start.phase is Phase.DECODE or key in self._arrivals:
             return
-        # Also of those that start at once: others may wait for what they compute.
+        # Those that start at once count as well: others may wait for what they compute.
         prompt_start = (start.cache_root, start.tokens[:SIBLING_TOKENS])
         self._prompt_starts[prompt_start] = self._prompt_starts.get(prompt_start, 0) + 1
         if key not in worker.core.waiting_keys:
@@ -60,7 +56,7 @@ class Turns:
         preemption_count = worker.core.status().preemption_count
         self._arrivals[key] = _Arrival(self._number, older_count, preemption_count, prompt_start)
 
-    def planned(self, worker: "SimWorker", plan: StepPlan) -> None:
+    def planned(self, worker: ObservedWorker, plan: StepPlan) -> None:
         admitted = [
             arrival for item in plan.items if (arrival := self._arrivals.pop(item.key, None)) is not None
         ]
@@ -73,7 +69,7 @@ class Turns:
             arrival.passed_count += sum(other.number > arrival.number for other in admitted)
             self._judge(worker, key, arrival)
 
-    def _judge(self, worker: "SimWorker", key: SeqKey, arrival: _Arrival) -> None:
+    def _judge(self, worker: ObservedWorker, key: SeqKey, arrival: _Arrival) -> None:
         if self._prompt_starts[arrival.prompt_start] > 1:
             return
         self.longest_wait = max(self.longest_wait, arrival.passed_count)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from baton.core.store import BlockFacts
 from kv_store.node.events import IoDone, ReadSsd, Recovered, WriteSsd
-from simulator.faults.model import Memory
-from simulator.faults.store_link import checksum_of
-from simulator.faults.world import World
+from simulator.faults.model import DeviceMemory
+from simulator.faults.run_context import RunContext
 
 BLOCK_S = 0.0015
 
@@ -18,20 +17,20 @@ class Written:
 
     facts: BlockFacts
     checksum: int
-    """Of the payload when it was written."""
-    payload: Memory
+    """Checksum of the payload when it was written."""
+    payload: DeviceMemory
 
 
 class SimDisk:
-    """Outlives the store nodes of its host."""
+    """The disk of a host, which outlives the host's store nodes."""
 
-    __slots__ = ("_rng", "_under_way", "error_chance", "is_full", "slots", "slowness", "world")
+    __slots__ = ("_rng", "_under_way", "error_chance", "is_full", "run", "slots", "slowness")
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self._rng: random.Random = world.stream(f"disk/{name}")
+    def __init__(self, run: RunContext, name: str) -> None:
+        self.run = run
+        self._rng: random.Random = run.stream(f"disk/{name}")
         self.slots: dict[int, Written] = {}
-        self._under_way: dict[int, tuple[WriteSsd, Memory]] = {}
+        self._under_way: dict[int, tuple[WriteSsd, DeviceMemory]] = {}
         self.slowness, self.error_chance, self.is_full = 1.0, 0.0, False
 
     def seconds(self) -> float:
@@ -39,60 +38,60 @@ class SimDisk:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def begin_write(self, write: WriteSsd, arena: Memory) -> None:
-        """What the slot held is gone, whatever becomes of the write."""
+    def begin_write(self, write: WriteSsd, arena: DeviceMemory) -> None:
+        """Begin a write. What the slot held is gone, whatever becomes of the write."""
         self.slots.pop(write.ssd_slot, None)
         self._under_way[write.op_id] = (write, arena)
 
     def end_write(self, op_id: int, seconds: float) -> IoDone:
         write, arena = self._under_way.pop(op_id)
         if self.is_full:
-            self.world.counts["writes to a full disk"] += 1
+            self.run.counts["writes to a full disk"] += 1
             return IoDone(op_id, error="no space left on device", is_full=True, seconds=seconds)
         if self._rng.random() < self.error_chance:
-            self.world.counts["disk errors"] += 1
+            self.run.counts["disk errors"] += 1
             return IoDone(op_id, error="input/output error", seconds=seconds)
-        payload = Memory(1, arena.block_tokens)
+        payload = DeviceMemory(1, arena.block_tokens)
         payload.copy_block(arena, write.slot, 0)
-        self.slots[write.ssd_slot] = Written(write.facts, write.checksum or checksum_of(payload, 0), payload)
-        self.world.counts["blocks written to SSD"] += 1
+        self.slots[write.ssd_slot] = Written(write.facts, write.checksum or payload.checksum_of(0), payload)
+        self.run.counts["blocks written to SSD"] += 1
         return IoDone(op_id, seconds=seconds)
 
     def node_died(self) -> None:
-        """Writes under way are on the device wholly, half, or not at all."""
+        """Leave writes under way on the device wholly, half, or not at all."""
         for write, arena in self._under_way.values():
             draw = self._rng.random()
-            payload = Memory(1, arena.block_tokens)
+            payload = DeviceMemory(1, arena.block_tokens)
             payload.copy_block(arena, write.slot, 0)
-            found = Written(write.facts, checksum_of(payload, 0), payload)
+            found = Written(write.facts, payload.checksum_of(0), payload)
             if draw < 0.5:
                 payload.cells[0][-1] = -2
-                self.world.counts["torn writes"] += 1
+                self.run.counts["torn writes"] += 1
             if draw < 0.8:
                 self.slots[write.ssd_slot] = found
         self._under_way.clear()
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def read(self, read: ReadSsd, arena: Memory, seconds: float) -> IoDone:
+    def read(self, read: ReadSsd, arena: DeviceMemory, seconds: float) -> IoDone:
         if self._rng.random() < self.error_chance:
-            self.world.counts["disk errors"] += 1
+            self.run.counts["disk errors"] += 1
             return IoDone(read.op_id, error="input/output error", seconds=seconds)
         found = self.slots.get(read.ssd_slot)
         if found is not None:
             arena.copy_block(found.payload, 0, read.slot)
         is_right = found is not None and found.facts.block_hash == read.block_hash
-        if found is None or not is_right or checksum_of(arena, read.slot) != found.checksum:
-            self.world.counts["corrupt blocks noticed at the disk"] += 1
+        if found is None or not is_right or arena.checksum_of(read.slot) != found.checksum:
+            self.run.counts["corrupt blocks noticed at the disk"] += 1
             return IoDone(read.op_id, error="the checksum does not hold", is_corrupt=True, seconds=seconds)
-        self.world.counts["blocks read from SSD"] += 1
+        self.run.counts["blocks read from SSD"] += 1
         return IoDone(read.op_id, seconds=seconds, checksum=found.checksum)
 
     def forget(self, ssd_slot: int) -> None:
         self.slots.pop(ssd_slot, None)
 
-    def switch_role(self) -> bool:
-        """One bit of one block. False: there is none."""
+    def flip_bit(self) -> bool:
+        """Flip one bit of one block; return False when there is no block."""
         if not self.slots:
             return False
         found = self.slots[self._rng.choice(sorted(self.slots))]
@@ -100,8 +99,8 @@ class SimDisk:
         return True
 
     def recovered(self) -> list[Recovered]:
-        """What a scan of the headers tells; payloads are looked at when they are read. Of two with one
-        hash the scan keeps one."""
+        """Return what a scan of the headers finds; payloads are looked at when they are read. The scan keeps
+        one of two slots with the same hash."""
         by_hash = {written.facts.block_hash: slot for slot, written in sorted(self.slots.items())}
         self.slots = {slot: self.slots[slot] for slot in by_hash.values()}
         return [Recovered(slot, w.facts, w.checksum) for slot, w in sorted(self.slots.items())]

@@ -21,8 +21,8 @@ class StoreFaults:
             "disk_full": self._disk_full,
             "disk_slow": self._disk_slow,
             "disk_error": self._disk_error,
-            "disk_switch": self._disk_switch,
-            "memory_switch": self._memory_switch,
+            "disk_flip": self._disk_flip,
+            "memory_flip": self._memory_flip,
             "directory_outage": self._directory_outage,
             "directory_flush": self._cluster.directory.flush,
         }
@@ -50,7 +50,7 @@ class StoreFaults:
         node = self._node()
         if node is not None and not node.is_frozen:
             node.freeze()
-            self._cluster.world.after(self._span_s(), lambda: self._thaw(node))
+            self._cluster.run.clock.after(self._span_s(), lambda: self._thaw(node))
 
     def _thaw(self, node: SimStoreNode) -> None:
         node.thaw(mistrust_s=3 * self._cluster.scenario.store.lease_s)
@@ -68,7 +68,7 @@ class StoreFaults:
         def room() -> None:
             disk.is_full = False
 
-        self._cluster.world.after(self._span_s(), room)
+        self._cluster.run.clock.after(self._span_s(), room)
 
     def _disk_slow(self) -> None:
         disk = self._host().disk
@@ -77,7 +77,7 @@ class StoreFaults:
         def normal() -> None:
             disk.slowness = 1.0
 
-        self._cluster.world.after(self._span_s(), normal)
+        self._cluster.run.clock.after(self._span_s(), normal)
 
     def _disk_error(self) -> None:
         disk = self._host().disk
@@ -86,15 +86,15 @@ class StoreFaults:
         def normal() -> None:
             disk.error_chance = 0.0
 
-        self._cluster.world.after(self._span_s(), normal)
+        self._cluster.run.clock.after(self._span_s(), normal)
 
-    def _disk_switch(self) -> None:
-        self._cluster.world.counts["bits flipped on disks"] += self._host().disk.switch_role()
+    def _disk_flip(self) -> None:
+        self._cluster.run.counts["bits flipped on disks"] += self._host().disk.flip_bit()
 
-    def _memory_switch(self) -> None:
+    def _memory_flip(self) -> None:
         node = self._node()
         if node is not None and self._cluster.scenario.store.checksums:  # else nobody could know
-            self._cluster.world.counts["bits flipped in arenas"] += node.switch_role(self._rng)
+            self._cluster.run.counts["bits flipped in arenas"] += node.flip_bit(self._rng)
 
     def _directory_outage(self) -> None:
         self._cluster.directory.go_down(self._span_s())

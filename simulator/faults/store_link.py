@@ -5,39 +5,74 @@ end of file. The worker's adapter closes it only when no copy is under way, so t
 worker touches no slot any more.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from baton.core.ids import WorkerId
 from baton.core.store import StoreHello, StoreToWorker, StoreWelcome, WorkerToStore
-from simulator.faults.model import Memory
-from simulator.faults.world import World
-from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost
-
-if TYPE_CHECKING:
-    from simulator.faults.node import SimWorker
-    from simulator.faults.store_node import SimHost, SimStoreNode
+from simulator.faults.model import DeviceMemory
+from simulator.faults.run_context import RunContext
+from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, WorkerEvent
 
 SOCKET_S = 0.0002
 RECONNECT_S = 0.15
 
 
-def checksum_of(memory: Memory, block: int) -> int:
-    """Never 0, which means none."""
-    return zlib.crc32(repr(memory.cells[block]).encode()) | 1
+class LinkedWorker(Protocol):
+    """A worker, as its adapter to the store sees it."""
+
+    run: RunContext
+    name: str
+    worker_id: WorkerId
+    fingerprint: str
+    memory: DeviceMemory
+
+    @property
+    def store(self) -> "SimStoreLink": ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def copy_block_s(self) -> float: ...
+
+    def post(self, happening: Callable[[], None]) -> None: ...
+
+    def feed(self, event: WorkerEvent) -> None: ...
+
+
+class LinkedNode(Protocol):
+    """A store node, as the workers of its host see it."""
+
+    is_alive: bool
+    arena: DeviceMemory
+    sessions: "list[LocalSession]"
+
+    def post(self, happening: Callable[[], None]) -> None: ...
+
+    def hears_worker(self, session: "LocalSession", message: WorkerToStore) -> None: ...
+
+    def worker_hung_up(self, session: "LocalSession") -> None: ...
+
+
+class LinkedHost(Protocol):
+    """A machine, as its workers see it: the store node of the moment."""
+
+    @property
+    def node(self) -> LinkedNode | None: ...
 
 
 class LocalSession:
-    """One connection. Ordered in both directions."""
+    """One connection, ordered in both directions."""
 
-    __slots__ = ("_last_s", "_world", "arena", "is_open", "node", "worker")
+    __slots__ = ("_last_s", "_run", "arena", "is_open", "node", "worker")
 
-    def __init__(self, world: World, worker: "SimWorker", node: "SimStoreNode") -> None:
-        self._world = world
+    def __init__(self, run: RunContext, worker: LinkedWorker, node: LinkedNode) -> None:
+        self._run = run
         self.worker, self.node = worker, node
-        self.arena: Memory | None = None
-        """Mapped with the welcome; outlives the node."""
+        self.arena: DeviceMemory | None = None
+        """The arena, mapped with the welcome; it outlives the node."""
         self.is_open = True
         self._last_s = [0.0, 0.0]
 
@@ -50,7 +85,8 @@ class LocalSession:
             self._deliver(0, lambda: self.worker.store.hears(self, message))
 
     def close(self) -> None:
-        """By the death of either end, or by the worker's adapter. The other reads what came before, first."""
+        """Close the connection, because an end died or the worker's adapter wants it. The other end first
+        reads what came before."""
         if not self.is_open:
             return
         self.is_open = False
@@ -59,22 +95,22 @@ class LocalSession:
 
     def _deliver(self, to_end: int, happening: Callable[[], None]) -> None:
         process = self.node if to_end else self.worker
-        at_s = max(self._world.now_s + SOCKET_S, self._last_s[to_end])
+        at_s = max(self._run.clock.now_s + SOCKET_S, self._last_s[to_end])
         self._last_s[to_end] = at_s
-        self._world.at(at_s, lambda: process.post(happening))
+        self._run.clock.at(at_s, lambda: process.post(happening))
 
 
-class StoreLink:
-    """The worker's adapter: keeps a session with its host's node, and copies, one copy after another."""
+class SimStoreLink:
+    """The worker's adapter. It keeps a session with its host's node, and makes one copy after another."""
 
-    __slots__ = ("_copies", "_has_checksums", "_host", "_is_closing", "_rng", "_session", "_worker", "_world")
+    __slots__ = ("_copies", "_has_checksums", "_host", "_is_closing", "_rng", "_run", "_session", "_worker")
 
-    def __init__(self, worker: "SimWorker", host: "SimHost | None") -> None:
+    def __init__(self, worker: LinkedWorker, host: LinkedHost | None) -> None:
         self._worker, self._host = worker, host
-        self._world = worker.world
-        self._rng = worker.world.stream(f"copies/{worker.name}")
+        self._run = worker.run
+        self._rng = worker.run.stream(f"copies/{worker.name}")
         self._session: LocalSession | None = None
-        self._copies: deque[tuple[CopyToStore | CopyFromStore, Memory | None]] = deque()
+        self._copies: deque[tuple[CopyToStore | CopyFromStore, DeviceMemory | None]] = deque()
         self._is_closing = False
         self._has_checksums = True
         self._connect_later(0.0)
@@ -83,7 +119,7 @@ class StoreLink:
 
     def _connect_later(self, delay_s: float) -> None:
         if self._host is not None:
-            self._world.after(delay_s + SOCKET_S, lambda: self._worker.post(self._connect))
+            self._run.clock.after(delay_s + SOCKET_S, lambda: self._worker.post(self._connect))
 
     def _connect(self) -> None:
         assert self._host is not None
@@ -94,7 +130,7 @@ class StoreLink:
             self._connect_later(RECONNECT_S)
             return
         worker = self._worker
-        self._session = LocalSession(self._world, worker, node)
+        self._session = LocalSession(self._run, worker, node)
         node.sessions.append(self._session)
         self._session.to_node(StoreHello(worker.worker_id, worker.fingerprint, worker.block_bytes))
 
@@ -109,7 +145,7 @@ class StoreLink:
             self._worker.feed(FromStore(message))
 
     def hung_up(self, session: LocalSession) -> None:
-        """The node closed, or died."""
+        """Take note that the node closed the connection, or died."""
         if session is self._session:
             self._session = None
             if not self._is_closing:
@@ -118,7 +154,7 @@ class StoreLink:
             self._connect_later(RECONNECT_S)
 
     def break_off(self) -> None:
-        """An error on the socket: told at once, closed when no copy is under way."""
+        """Fail with an error on the socket: told at once, closed when no copy is under way."""
         if self._session is not None and not self._is_closing:
             self._is_closing = True
             self._worker.feed(StoreLost())
@@ -148,14 +184,21 @@ class StoreLink:
         return {slot for copy, _ in self._copies if isinstance(copy, CopyToStore) for slot in copy.slots}
 
     def _begin(self) -> None:
-        """Half of the blocks somewhere in the middle, the rest at the end: content is what it is then."""
+        """Begin the oldest copy. Half of the blocks move somewhere in the middle, the rest at the end, with
+        the content that they have then."""
         action, arena = self._copies[0]
         seconds = self._worker.copy_block_s * len(action.blocks) * (0.5 + self._rng.random())
         half = len(action.blocks) // 2
-        self._world.after(seconds / 2, lambda: self._worker.post(lambda: self._move(action, arena, 0, half)))
-        self._world.after(seconds, lambda: self._worker.post(lambda: self._end(action, arena, half, seconds)))
+        self._run.clock.after(
+            seconds / 2, lambda: self._worker.post(lambda: self._move(action, arena, 0, half))
+        )
+        self._run.clock.after(
+            seconds, lambda: self._worker.post(lambda: self._end(action, arena, half, seconds))
+        )
 
-    def _move(self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, end: int) -> None:
+    def _move(
+        self, action: CopyToStore | CopyFromStore, arena: DeviceMemory | None, first: int, end: int
+    ) -> None:
         if arena is None:
             return
         pool = self._worker.memory
@@ -166,7 +209,7 @@ class StoreLink:
                 pool.copy_block(arena, slot, block)
 
     def _end(
-        self, action: CopyToStore | CopyFromStore, arena: Memory | None, first: int, seconds: float
+        self, action: CopyToStore | CopyFromStore, arena: DeviceMemory | None, first: int, seconds: float
     ) -> None:
         self._move(action, arena, first, len(action.blocks))
         self._copies.popleft()
@@ -176,19 +219,21 @@ class StoreLink:
         self._worker.feed(done)
         self._close_if_calm()
 
-    def _done(self, action: CopyToStore | CopyFromStore, arena: Memory | None, seconds: float) -> CopyDone:
+    def _done(
+        self, action: CopyToStore | CopyFromStore, arena: DeviceMemory | None, seconds: float
+    ) -> CopyDone:
         if arena is None:
             return CopyDone(action.copy_id, error="the store is gone", seconds=seconds)
-        counts, count = self._world.counts, len(action.blocks)
+        counts, count = self._run.counts, len(action.blocks)
         if isinstance(action, CopyToStore):
             counts["blocks copied to the store"] += count
-            sums = tuple(checksum_of(arena, s) if self._has_checksums else 0 for s in action.slots)
+            sums = tuple(arena.checksum_of(s) if self._has_checksums else 0 for s in action.slots)
             return CopyDone(action.copy_id, checksums=sums, seconds=seconds)
         pool = self._worker.memory
         corrupt = tuple(
             i
             for i, (block, wanted) in enumerate(zip(action.blocks, action.checksums, strict=True))
-            if wanted and checksum_of(pool, block) != wanted
+            if wanted and pool.checksum_of(block) != wanted
         )
         counts["blocks copied from the store"] += count - len(corrupt)
         counts["corrupt blocks noticed by a worker"] += len(corrupt)

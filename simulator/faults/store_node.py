@@ -30,15 +30,15 @@ from kv_store.node.events import (
     WriteSsd,
 )
 from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
-from simulator.faults.model import Memory
-from simulator.faults.network import Network, Process, Session
+from simulator.faults.model import DeviceMemory
+from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.node import Timer
-from simulator.faults.reads import Generations, Reads
+from simulator.faults.reads import Generations, SimReads
+from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_disk import SimDisk
-from simulator.faults.store_link import LocalSession, checksum_of
-from simulator.faults.world import Violation, World
+from simulator.faults.store_link import LocalSession
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
@@ -49,16 +49,16 @@ class SimHost:
 
     __slots__ = ("disk", "incarnation", "name", "node", "restart_at_s")
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, run: RunContext, name: str) -> None:
         self.name = name
-        self.disk = SimDisk(world, name)
+        self.disk = SimDisk(run, name)
         self.node: SimStoreNode | None = None
         self.incarnation = 0
         self.restart_at_s = 0.0
 
 
-class SimStoreNode(Process):
-    """One store node process life. To reads of its arena it looks like a worker (`reads.PoolOwner`)."""
+class SimStoreNode(SimProcess):
+    """One life of a store node process. It looks like a worker to reads of its arena (`reads.PoolOwner`)."""
 
     __slots__ = (
         "_directory",
@@ -82,34 +82,34 @@ class SimStoreNode(Process):
 
     def __init__(
         self,
-        world: World,
+        run: RunContext,
         host: SimHost,
         *,
         scenario: Scenario,
         network: Network,
-        reads: Reads,
+        reads: SimReads,
         directory: "SimDirectory",
     ) -> None:
         host.incarnation += 1
         name = f"store-{host.name}.{host.incarnation}"
-        super().__init__(world, name)
+        super().__init__(run, name)
         self.node_id, self.worker_id = NodeId(name), WorkerId(name)
         self._scenario, self._network, self._reads, self._disk = scenario, network, reads, host.disk
         self._directory = directory
         self._has_scanned = False
-        self._rng: random.Random = world.stream(f"store/{name}")
+        self._rng: random.Random = run.stream(f"store/{name}")
         self._timer = Timer(self)
         self.sessions: list[LocalSession] = []
-        self._peer_sessions: dict[NodeId, Session] = {}
+        self._peer_sessions: dict[NodeId, SimSession] = {}
         self._wanted: dict[int, BlockRead] = {}
         """Reads of peers under way."""
         self.generations = Generations(scenario.store_slot_count)
-        self.arena = self.memory = Memory(scenario.store_slot_count, scenario.block_tokens)
+        self.arena = self.memory = DeviceMemory(scenario.store_slot_count, scenario.block_tokens)
         self.core = NodeCore(
             self.ref,
             scenario.store,
             make_generations=self._table,
-            now_s=self.clock.now_s(),
+            now_s=self.local_clock.now_s(),
         )
         reads.register(self)
         directory.joins(self)
@@ -118,7 +118,7 @@ class SimStoreNode(Process):
         self._arm()
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self
 
     @property
@@ -129,14 +129,14 @@ class SimStoreNode(Process):
 
     def feed(self, event: NodeEvent) -> None:
         if not isinstance(event, Tick):
-            self.world.note(self.name, event)
-        for action in self.core.handle(event, now_s=self.clock.now_s()):
+            self.run.note(self.name, event)
+        for action in self.core.handle(event, now_s=self.local_clock.now_s()):
             self._perform(action)
         self._arm()
         self.audit()
 
     def audit(self) -> None:
-        """Invariant 3: free + held = all, in every tier."""
+        """Check invariant 3: free + held = all, in every tier."""
         try:
             self.core.check()
         except AssertionError as error:
@@ -151,8 +151,8 @@ class SimStoreNode(Process):
     def _scan_disk(self) -> None:
         self._has_scanned = True
         opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
-        self.world.counts["blocks recovered from SSD"] += len(opened.recovered)
-        self.world.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
+        self.run.counts["blocks recovered from SSD"] += len(opened.recovered)
+        self.run.clock.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
 
     def _table(self, space: int, slot_count: int) -> Generations:
         assert slot_count <= len(self.generations)
@@ -162,7 +162,7 @@ class SimStoreNode(Process):
         self._timer.arm(self.core.next_tick_s, lambda: self.feed(Tick()))
 
     def _perform(self, action: NodeAction) -> None:
-        world = self.world
+        run = self.run
         match action:
             case OpenSpace():
                 self._open(action)
@@ -176,11 +176,11 @@ class SimStoreNode(Process):
                 self._to_peer(peer, message)
             case ReadSsd():
                 seconds = self._disk.seconds()
-                world.after(seconds, lambda: self.post(lambda: self._read_ends(action, seconds)))
+                run.clock.after(seconds, lambda: self.post(lambda: self._read_ends(action, seconds)))
             case WriteSsd():
                 seconds = self._disk.seconds()
                 self._disk.begin_write(action, self.arena)
-                world.after(seconds, lambda: self.post(lambda: self._write_ends(action.op_id, seconds)))
+                run.clock.after(seconds, lambda: self.post(lambda: self._write_ends(action.op_id, seconds)))
             case ForgetSsd(_, ssd_slot):
                 self._disk.forget(ssd_slot)
             case ForgetHost(_, slot):
@@ -223,7 +223,7 @@ class SimStoreNode(Process):
             session.send(0 if session.ends[0].process is not self else 1, message)
             return
         delay_s = 2 * self._network.delay_s()
-        self.world.after(delay_s, lambda: self.post(lambda: self._connect(peer, message)))
+        self.run.clock.after(delay_s, lambda: self.post(lambda: self._connect(peer, message)))
 
     def _connect(self, peer: NodeRef, message: NodeToNode) -> None:
         other = self._reads.workers.get(WorkerId(peer.node_id))
@@ -233,7 +233,9 @@ class SimStoreNode(Process):
             session.send(0 if session.ends[0].process is not self else 1, message)
         elif not isinstance(other, SimStoreNode) or not other.is_alive or other.is_frozen or is_cut_off:
             lost = PeerLost(SPACE, peer.node_id, "cannot connect")
-            self.world.after(self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost)))
+            self.run.clock.after(
+                self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost))
+            )
         else:
             session = self._network.open(TowardsNode(self, other), TowardsNode(other, self))
             self._peer_sessions[peer.node_id] = other._peer_sessions[self.node_id] = session
@@ -242,7 +244,7 @@ class SimStoreNode(Process):
     def hears_peer(self, peer: "SimStoreNode", message: NodeToNode) -> None:
         self.feed(FromPeer(SPACE, peer.ref, message))
 
-    def peer_broke(self, peer: "SimStoreNode", session: Session, reason: str) -> None:
+    def peer_broke(self, peer: "SimStoreNode", session: SimSession, reason: str) -> None:
         if self._peer_sessions.get(peer.node_id) is session:
             del self._peer_sessions[peer.node_id]
             if self._rng.random() < 0.5:
@@ -264,15 +266,16 @@ class SimStoreNode(Process):
         pairs = enumerate(zip(read.local_blocks, read.checksums, strict=True))
         is_well = not event.error
         bad = tuple(
-            i for i, (slot, sum_) in pairs if is_well and sum_ and checksum_of(self.arena, slot) != sum_
+            i for i, (slot, sum_) in pairs if is_well and sum_ and self.arena.checksum_of(slot) != sum_
         )
-        counts = self.world.counts
+        counts = self.run.counts
         counts["corrupt blocks noticed after a fetch"] += len(bad)
         counts["blocks fetched from a peer"] += 0 if event.error else len(read.local_blocks) - len(bad)
         self.feed(msgspec.structs.replace(event, corrupt=bad, seconds=0.001))
 
-    def switch_role(self, rng: random.Random) -> bool:
-        """One bit of one block at rest in the arena: what is being written has no checksum yet."""
+    def flip_bit(self, rng: random.Random) -> bool:
+        """Flip one bit of one block at rest in the arena. What is being written has no checksum yet, and is
+        left alone."""
         writing = {slot for session in self.sessions for slot in session.worker.store.slots_being_written()}
         full = [s for s, cells in enumerate(self.arena.cells) if cells[0] != -1 and s not in writing]
         if not full:
@@ -283,7 +286,8 @@ class SimStoreNode(Process):
     # --- ends ---------------------------------------------------------------------------------------
 
     def kill(self, *, noticed_s: float) -> None:
-        """SIGKILL: the arena stays mapped by workers, and nobody finds it again. The disk stays."""
+        """End the process, as SIGKILL does. The arena stays mapped by workers, and nobody finds it again; the
+        disk stays."""
         self.die()
         self._disk.node_died()
         for session in self.sessions:
@@ -293,7 +297,7 @@ class SimStoreNode(Process):
 
 
 class TowardsNode:
-    """`node`'s end of a session with `peer`."""
+    """The end that `node` has of a session with `peer`."""
 
     __slots__ = ("_node", "_peer")
 
@@ -301,11 +305,11 @@ class TowardsNode:
         self._node, self._peer = node, peer
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimProcess:
         return self._node
 
-    def on_message(self, session: Session, message: object) -> None:
+    def on_message(self, session: SimSession, message: object) -> None:
         self._node.hears_peer(self._peer, cast("NodeToNode", message))
 
-    def on_break(self, session: Session, reason: str) -> None:
+    def on_break(self, session: SimSession, reason: str) -> None:
         self._node.peer_broke(self._peer, session, reason)

@@ -1,5 +1,7 @@
-"""A whole cluster under a production trace, in virtual time: production router, modelled workers.
+"""The fleet simulator: a whole cluster under a production trace, in virtual time, with production routers and
+modelled workers.
 
-`simulator.faults` runs every step of small clusters to find bugs; this runs large clusters to find figures. A
-worker here is a macro model: one event per chunk of a prompt and per change of the decoding batch.
+The fault simulator (`simulator.faults`) runs every step of small clusters to find bugs; this one runs large
+clusters to find figures. A worker here is a macro model: one event per chunk of a prompt and per change of
+the decoding batch.
 """

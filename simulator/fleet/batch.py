@@ -1,4 +1,5 @@
-"""The sequences that decode together: each gains one token per step, so a count of steps says all of them."""
+"""The sequences that decode together. Each gains one token per step, so one count of steps serves all of
+them."""
 
 from collections import Counter
 from heapq import heappop, heappush
@@ -9,7 +10,7 @@ FINISH, GROW = 0, 1
 
 
 class DecodeBatch:
-    """A member's counts stay those of when it entered until it leaves."""
+    """The decoding batch. A member's own counts stay those of when it entered until it leaves."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -17,12 +18,12 @@ class DecodeBatch:
         self.context_tokens = 0
         """Positions that the next step reads."""
         self.fresh: list[MacroSequence] = []
-        """Without a second token."""
+        """Members that have no second token yet."""
         self.clients: Counter[str] = Counter()
         self.objectives: Counter[float] = Counter()
-        """Seconds per token, 0 for none."""
+        """Members per objective in seconds per token, 0 for none."""
         self._due: list[tuple[int, int, int, MacroSequence]] = []
-        """(step, number of the entry, FINISH or GROW, whose)."""
+        """Heap of (step, number of the entry, FINISH or GROW, sequence)."""
         self._steps = self._due_number = 0
 
     def __len__(self) -> int:
@@ -43,7 +44,7 @@ class DecodeBatch:
         self.grown(seq)
 
     def leave(self, seq: MacroSequence) -> None:
-        """Its counts become those of now."""
+        """Remove a member; its counts become those of now."""
         del self.members[seq]
         self.clients[seq.fairness_key] -= 1
         if not self.clients[seq.fairness_key]:
@@ -59,12 +60,13 @@ class DecodeBatch:
             self.fresh.remove(seq)
 
     def grown(self, seq: MacroSequence) -> None:
-        """It has the blocks that it has: note when a step would write past them."""
+        """Note when a step would write past the blocks that the member has."""
         if self._growth_step(seq) < self._finish_step(seq):
             self._push(self._growth_step(seq), GROW, seq)
 
     def advance(self, steps: int) -> tuple[list[MacroSequence], list[MacroSequence]]:
-        """Who has a second token now, and who has all tokens. The latter are still members."""
+        """Take steps. Return the members that now have a second token, and those that have all tokens, which
+        are still members."""
         self._steps += steps
         self.context_tokens += len(self.members) * steps
         second = [seq for seq in self.fresh if seq.entered_at < self._steps]
@@ -85,7 +87,7 @@ class DecodeBatch:
         return second, finished
 
     def take_growing(self) -> MacroSequence | None:
-        """Somebody who needs a block for the next step; to be followed by `grown`, or by `leave`."""
+        """Return a member that needs a block for the next step; `grown` or `leave` must follow."""
         while self._due and self._due[0][0] <= self._steps:
             entry = heappop(self._due)
             if self._is_valid(entry):
@@ -93,7 +95,7 @@ class DecodeBatch:
         return None
 
     def steps_alike(self) -> int:
-        """How many steps until somebody ends or needs a block; at least 1."""
+        """Return how many steps it takes until a member ends or needs a block; at least 1."""
         if self.fresh:
             return 1
         while self._due and not self._is_valid(self._due[0]):
@@ -111,7 +113,7 @@ class DecodeBatch:
         return seq.entered_at + len(seq.block_ids) * self._block_tokens - seq.computed_count
 
     def _is_valid(self, entry: tuple[int, int, int, MacroSequence]) -> bool:
-        """Not of an earlier stay in the batch."""
+        """Whether the entry belongs to the sequence's present stay in the batch."""
         step, _, kind, seq = entry
         if seq not in self.members:
             return False

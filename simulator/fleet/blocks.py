@@ -8,14 +8,14 @@ from simulator.fleet.sequence import MacroSequence
 
 
 class Blocks:
-    """As `engine.scheduling.tables`, without tails and swapping."""
+    """The rules of `engine.scheduling.tables`, without tails and swapping."""
 
     def __init__(self, cache: PrefixCache, block_tokens: int) -> None:
         self._cache, self._block_tokens = cache, block_tokens
         self._promised: dict[BlockHash, MacroSequence] = {}
 
     def waits_for_sibling(self, seq: MacroSequence) -> bool:
-        """Whether the next block it lacks is being computed right now."""
+        """Whether the next block that the sequence lacks is being computed right now."""
         if not self._promised:
             return False
         for block_hash in self._findable(seq):
@@ -24,7 +24,7 @@ class Blocks:
         return False
 
     def admit(self, seq: MacroSequence, *, keep_free: int) -> None:
-        """Blocks for all that is known of it. Raises OutOfBlocks and then changes nothing."""
+        """Reserve blocks for all that is known of a sequence. Raises OutOfBlocks and then changes nothing."""
         grows = seq.phase is not Phase.PREFILL
         need = blocks_for(seq.known_count + (1 if grows else 0), self._block_tokens)
         got = self._cache.reserve(self._findable(seq), need, keep_free=keep_free)
@@ -43,14 +43,14 @@ class Blocks:
                 seq.promised.append(block_hash)
 
     def commit(self, seq: MacroSequence) -> None:
-        """Full blocks of the prompt can be found from now on."""
+        """Make full blocks of the prompt findable from now on."""
         full = min(seq.computed_count // self._block_tokens, len(seq.hashes))
         for i in range(seq.committed_count, full):
             self._cache.insert(seq.hashes[i], seq.block_ids[i])
         seq.committed_count = max(seq.committed_count, full)
 
     def arrived(self, seq: MacroSequence) -> bool:
-        """Counts blocks that came from elsewhere as computed, once computing got to where they begin."""
+        """Count blocks that came from elsewhere as computed, once computing got to where they begin."""
         incoming = seq.incoming
         if incoming is None or not seq.block_ids or incoming.first >= incoming.ready:
             return False

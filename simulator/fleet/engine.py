@@ -1,13 +1,12 @@
 """Continuous batching in macro steps: the production scheduler's rules, and one event per change.
 
 A step with prompts in it is an event of its own; steps that only decode are advanced together, until the
-batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduler`, whose
-parts are used where they are cheap. Left out: swapping, guesses, tails of part-filled blocks.
+batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduler`, whose parts
+are used where they are cheap. Swapping, draft tokens and tails of part-filled blocks are left out.
 """
 
 from bisect import insort
 from collections import deque
-from typing import Protocol
 
 from baton.config import EngineConfig
 from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
@@ -16,49 +15,26 @@ from engine.block_pool import OutOfBlocks
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import OVERLAP_STEP_S_MAX, WATERMARK_SHARE
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Order
-from simulator.fleet.agenda import Agenda
+from simulator.clock import VirtualClock
 from simulator.fleet.batch import DecodeBatch
 from simulator.fleet.blocks import Blocks
-from simulator.fleet.runs import Chunk, Run
+from simulator.fleet.interface import EngineListener
+from simulator.fleet.runs import Chunk, StepRun
 from simulator.fleet.sequence import MacroSequence
-
-
-class Listener(Protocol):
-    """Hears what a step did, after it."""
-
-    def admitted(self, seq: MacroSequence) -> None: ...
-
-    def committed(self, seq: MacroSequence) -> None: ...
-
-    def sampled(self, seq: MacroSequence) -> None:
-        """Its first token on this worker. A PREFILL phase's blocks are the listener's from now on."""
-        ...
-
-    def second_token(self, seq: MacroSequence) -> None: ...
-
-    def finished(self, seq: MacroSequence) -> None:
-        """All tokens are there, and its blocks were given back."""
-        ...
-
-    def step_ended(self) -> None: ...
-
-    def planned(self) -> None:
-        """Whatever can run does; what is left of the pool is others'."""
-        ...
 
 
 class MacroEngine:
     def __init__(
         self,
-        agenda: Agenda,
+        clock: VirtualClock,
         cache: PrefixCache,
-        listener: Listener,
+        listener: EngineListener,
         *,
         costs: StepCosts,
         engine: EngineConfig,
         block_tokens: int,
     ) -> None:
-        self._agenda, self._cache, self._listener = agenda, cache, listener
+        self._clock, self._cache, self._listener = clock, cache, listener
         self._pool = cache.pool
         self._costs, self._config, self._block_tokens = costs, engine, block_tokens
         self._seats = min(engine.batch_sequences_max, max(1, engine.step_tokens_max - 1))
@@ -71,13 +47,13 @@ class MacroEngine:
         self._dropping: list[MacroSequence] = []
         self._step_number = self._arrivals = self._admissions = self._prompt_steps = 0
         self._prioritised = 0
-        self._run: Run | None = None
+        self._run: StepRun | None = None
         self._version = 0
         self._is_head_blocked = False
         self._is_planning = False
         self.preemption_count = 0
         self.step_s = 0.0
-        """Of the newest step."""
+        """Time of the newest step."""
         self.busy_s = 0.0
         self.prompt_tokens_computed = 0
 
@@ -101,7 +77,7 @@ class MacroEngine:
         extra = sum(seq.computed_count for seq in self._joined)
         if run is None or run.count == 1:
             return self._batch.context_tokens + extra
-        done = run.step_at(self._agenda.now_s - run.start_s) - 1
+        done = run.step_at(self._clock.now_s - run.start_s) - 1
         return self._batch.context_tokens + run.decodes * done + extra
 
     @property
@@ -125,19 +101,20 @@ class MacroEngine:
 
     @property
     def queue_s(self) -> float:
-        """Predicted: computing the prompts that are here."""
+        """Predicted time of computing the prompts that are here."""
         return self._costs.prompt_token_s * self.waiting_tokens
 
     # --- coming and going -----------------------------------------------------------------------
 
     def add(self, seq: MacroSequence) -> None:
-        """Holds nothing yet."""
+        """Take a sequence that holds nothing yet."""
         self._number(seq)
         self._waiting.append(seq)
         self._wake(seq)
 
     def join(self, seq: MacroSequence) -> None:
-        """All but its newest token is computed, in blocks that become the engine's."""
+        """Take a sequence of which all but the newest token is computed, in blocks that become the
+        engine's."""
         seq.generated_here = True
         assert seq.pending_count == 1
         self._number(seq)
@@ -145,7 +122,7 @@ class MacroEngine:
         self._wake(seq)
 
     def remove(self, seq: MacroSequence) -> None:
-        """Cancelled: its blocks come back now, or when the step under way is done with them."""
+        """Drop a sequence. Its blocks come back now, or when the step under way is done with them."""
         if seq in self._waiting:
             self._waiting.remove(seq)
         elif seq in self._joined:
@@ -162,18 +139,18 @@ class MacroEngine:
         self.look_again()
 
     def arrived(self, seq: MacroSequence) -> None:
-        """Its `incoming` moved."""
+        """Take note that a sequence's `incoming` moved."""
         if seq.is_running and self._blocks.arrived(seq):
             self._listener.committed(seq)
         self.look_again()
 
     def look_again(self) -> None:
-        """Blocks came free, or blocks that a sequence waited for are there."""
+        """Take note that blocks came free, or that blocks are there for which a sequence waited."""
         self._wake(None)
 
     def _number(self, seq: MacroSequence) -> None:
         self._arrivals += 1
-        seq.order, seq.arrived_s = self._arrivals, self._agenda.now_s
+        seq.order, seq.arrived_s = self._arrivals, self._clock.now_s
         self._order.shares.came(seq.fairness_key)
         self._prioritised += seq.priority != 0
 
@@ -183,7 +160,7 @@ class MacroEngine:
         self._blocks.give_back(seq)
 
     def _wake(self, seq: MacroSequence | None) -> None:
-        """Something changed: the run ends early enough to see it."""
+        """Something changed: let the run end early enough to see it."""
         run = self._run
         if run is None:
             if seq is not None:
@@ -191,7 +168,7 @@ class MacroEngine:
             if not self._is_planning:
                 self._plan()
             return
-        step = run.step_at(self._agenda.now_s - run.start_s)
+        step = run.step_at(self._clock.now_s - run.start_s)
         is_ahead = run.plans_ahead if step == run.count else self._overlaps(run.first_step_s)
         if seq is not None:
             seq.eligible_step = run.first_number + step + is_ahead
@@ -208,11 +185,11 @@ class MacroEngine:
         """Begin the next run, if anything can run."""
         assert self._run is None
         self._is_planning = True
-        now_s, number = self._agenda.now_s, self._step_number + 1
+        now_s, number = self._clock.now_s, self._step_number + 1
         present = (*self._waiting, *self._prompts) if self._prioritised else ()
         self._order.at(now_s, present)
         for step in (number, number + 1):
-            # The second time: nothing else could run, so no step was planned ahead of who just came.
+            # The second time nothing else could run, so no step was planned ahead of the newcomer.
             work, preempted = self._choose(step)
             while preempted and not work and not self._batch:
                 work, preempted = self._choose(step)
@@ -232,7 +209,7 @@ class MacroEngine:
         return work, preempted
 
     def _budget(self) -> int:
-        """As `engine.scheduling.budget`, from sums."""
+        """Compute the prompt tokens of the next step as `engine.scheduling.budget` does, from sums."""
         config, costs = self._config, self._costs
         decodes = len(self._batch)
         budget = config.step_tokens_max - decodes
@@ -258,7 +235,7 @@ class MacroEngine:
                 prompt_tokens += count
                 pairs += prompt_pairs(start, start + count)
             if seq.first_step_s is None:
-                seq.first_step_s = self._agenda.now_s
+                seq.first_step_s = self._clock.now_s
             is_done = count == seq.pending_count
             self._order.shares.charge(seq.fairness_key, count + (GENERATED_TOKEN_COST - 1 if is_done else 0))
         first_s = self._costs.step_s(
@@ -274,22 +251,22 @@ class MacroEngine:
         )
         is_ahead = self._overlaps(first_s) and goes_on
         self._version += 1
-        run = Run(
-            self._agenda.now_s, count, number, work, decodes, first_s, growth_s, is_ahead, self._version
+        run = StepRun(
+            self._clock.now_s, count, number, work, decodes, first_s, growth_s, is_ahead, self._version
         )
         self._run = run
-        self._agenda.at(run.start_s + run.seconds(count), self._end, run.version)
+        self._clock.at(run.start_s + run.seconds(count), self._end, run.version)
 
     def _steps_alike(self, number: int) -> int:
-        """How many steps the batch as it is can take together."""
+        """Return how many steps the batch can take together as it is."""
         if any(seq.eligible_step > number for seq in (*self._waiting, *self._joined)):
             return 1
         return self._batch.steps_alike()
 
-    def _schedule(self, run: Run) -> None:
+    def _schedule(self, run: StepRun) -> None:
         self._version += 1
         run.version = self._version
-        self._agenda.at(run.start_s + run.seconds(run.count), self._end, run.version)
+        self._clock.at(run.start_s + run.seconds(run.count), self._end, run.version)
 
     def _end(self, version: int) -> None:
         run = self._run
@@ -368,7 +345,7 @@ class MacroEngine:
             self._batch.enter(seq)
 
     def _fill(self, work: list[Chunk], budget: int, step: int, *, can_admit: bool) -> None:
-        """As `Scheduler._fill`."""
+        """Fill the step with chunks of prompts, as `Scheduler._fill` does."""
         block_tokens, rank = self._block_tokens, self._order.rank
         prompts = [seq for seq in self._prompts if seq.runnable_count(block_tokens) > 0]
         if len(prompts) > 1:
@@ -387,7 +364,7 @@ class MacroEngine:
                     can_admit = False
                     continue
                 if newcomer.runnable_count(block_tokens) <= 0:
-                    continue  # it waits, in its blocks, for content to come
+                    continue  # The sequence waits, in its blocks, for content to come.
                 seq = newcomer
             elif prompts:
                 seq = prompts.pop(0)
@@ -411,7 +388,7 @@ class MacroEngine:
         return next((seq for seq in able if not self._blocks.waits_for_sibling(seq)), None)
 
     def _is_known(self, seq: MacroSequence) -> bool:
-        return seq.incoming is None or seq.incoming.wait_until_s <= self._agenda.now_s
+        return seq.incoming is None or seq.incoming.wait_until_s <= self._clock.now_s
 
     def _goes_first(self, newcomer: MacroSequence, prompts: list[MacroSequence]) -> bool:
         if not prompts or self._is_oldests_turn:
@@ -459,7 +436,7 @@ class MacroEngine:
         self._listener.finished(seq)
 
     def _grow_all(self) -> bool:
-        """A block for each that needs one; whether anybody had to give way."""
+        """Reserve a block for each sequence that needs one; return whether any had to give way."""
         preempted = False
         while (seq := self._batch.take_growing()) is not None:
             while seq in self._batch:

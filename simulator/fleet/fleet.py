@@ -29,28 +29,28 @@ from router.decisions.events import (
     WorkerLost,
     WorkerUpdated,
 )
-from simulator.fleet.agenda import Agenda
-from simulator.fleet.interface import FleetWorker, Surroundings
+from simulator.clock import VirtualClock
+from simulator.fleet.interface import FleetServices, FleetWorker
 from simulator.fleet.observed import Observed
-from simulator.fleet.spec import FleetSpec, WorkerSpec
-from simulator.fleet.stats import NEVER, Tally
-from simulator.fleet.store import Directory, HostStore, WorkerStore
+from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
+from simulator.fleet.stats import NEVER, RequestStats
+from simulator.fleet.store import FleetWorkerStore, HolderCounts, HostStore
 from simulator.fleet.worker import MacroWorker
-from simulator.fleet.workload import Demand, Namer, TraceHashes
+from simulator.fleet.workload import FleetRequest, PromptHasher, TraceHashes
 
 TICK_AFTER_S = 1e-6
 IDLE_S, IDLE_SCALED_S = 30.0, 3600.0
-"""Without a request for so long, the cluster is as it will be; one that is scaled has gone down by then."""
+"""After so long without a request the cluster stays as it is; one that is scaled has gone down by then."""
 LEAD_S, LEFT_OUT_LEAST_S = 10.0, 60.0
-"""Time goes on so long before what comes next; less than that is not worth leaving out."""
+"""Time resumes so long before the next request; skipping less than the second figure is not worth it."""
 REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRequest:
     """One request under way."""
 
-    demand: Demand
+    demand: FleetRequest
     hashes: list[BlockHash]
     first_s: float = NEVER
     last_s: float = NEVER
@@ -69,21 +69,21 @@ class PoolSample:
     prefill_busy: float
     """Share of the time since the last sample in which workers that prefill were computing."""
     decode_share: float
-    """Of the blocks of workers that decode: held."""
+    """Share of their blocks that workers which decode hold."""
     prefill_tokens: int
     """Prompt tokens accepted and not computed."""
     decoding: int
     """Sequences in decode batches."""
     queued: int
-    """At the routers."""
+    """Sequences that wait at the routers."""
 
 
 Observer = Callable[["Fleet"], bool]
-"""Looks at every sample; False: stop here."""
+"""A function that looks at every sample; it returns False to stop the run."""
 
 
 def timings_of(finished: Finished) -> dict[str, float] | None:
-    """As a live answer's `timings` tell them; None: the router does not know."""
+    """Return the timings that a live answer would report; None when the router does not know them."""
     if finished.latency_breakdown is None:
         return None
     timings: dict[str, float] = msgspec.structs.asdict(finished.latency_breakdown)
@@ -97,7 +97,13 @@ def timings_of(finished: Finished) -> dict[str, float] | None:
 
 class MakeWorker(Protocol):
     def __call__(
-        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+        self,
+        worker_id: WorkerId,
+        spec: FleetWorkerSpec,
+        clock: VirtualClock,
+        fleet: FleetServices,
+        *,
+        hop_s: float,
     ) -> FleetWorker: ...
 
 
@@ -106,21 +112,21 @@ class Cell:
 
     def __init__(self, fleet: "Fleet", number: int) -> None:
         spec = fleet.spec
-        self._fleet, self._agenda = fleet, fleet.agenda
+        self._fleet, self._clock = fleet, fleet.clock
         self.core = RouterCore(config=spec.router, rng=Random(f"{spec.seed}/place/{number}"), now_s=0.0)
         self._armed_s: float | None = None
         self._version = 0
-        self._agenda.recurring |= {self.feed, self._tick}
+        self._clock.recurring |= {self.feed, self._tick}
 
     def feed(self, event: RouterEvent) -> None:
         perform = self._fleet.perform
-        for action in self.core.handle(event, now_s=self._agenda.now_s):
+        for action in self.core.handle(event, now_s=self._clock.now_s):
             perform(action)
         due_s = self.core.next_tick_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._armed_s = due_s
             self._version += 1
-            self._agenda.at(due_s + TICK_AFTER_S, self._tick, self._version)
+            self._clock.at(due_s + TICK_AFTER_S, self._tick, self._version)
 
     def _tick(self, version: int) -> None:
         if version == self._version:
@@ -129,7 +135,8 @@ class Cell:
 
 
 class Fleet:
-    """`Surroundings` of its workers. Feed it requests by `run`; `tally` says what became of them."""
+    """The cluster, which is `FleetServices` to its workers. `run` feeds it requests; `stats` says what became
+    of them."""
 
     def __init__(
         self,
@@ -140,26 +147,26 @@ class Fleet:
     ) -> None:
         self.spec = spec
         self._make_worker = make_worker
-        self.agenda = Agenda()
-        self.tally = Tally()
+        self.clock = VirtualClock()
+        self.stats = RequestStats()
         self.samples: list[PoolSample] = []
         self.submitted = self.met = 0
         self.prompt_tokens_computed = self.prompt_tokens_lost = 0
-        """Computed by workers; of those, for requests that had failed when it was known."""
-        self._namer = Namer(
+        """Prompt tokens that workers computed, and how many of them for requests that had failed by then."""
+        self._namer = PromptHasher(
             trace_block_tokens=trace_block_tokens, block_tokens=spec.workers[0][0].block_tokens
         )
-        self._live: dict[SequenceId, Live] = {}
+        self._live: dict[SequenceId, LiveRequest] = {}
         self._workers: dict[WorkerId, FleetWorker] = {}
         self._cell_of: dict[WorkerId, Cell] = {}
         self._cells = [Cell(self, number) for number in range(spec.cells)]
-        self._demands: Iterator[Demand] = iter(())
+        self._demands: Iterator[FleetRequest] = iter(())
         self._hosts: dict[tuple[Role, int], HostStore] = {}
         self._numbers: Counter[Role] = Counter()
         self._phases = Random(f"{spec.seed}/heartbeats")
-        self._directory = Directory()
+        self._directory = HolderCounts()
         self._busy_s: dict[WorkerId, float] = {}
-        """Of each worker, at the last sample."""
+        """Busy time of each worker at the last sample."""
         self._gone: dict[WorkerId, FleetWorker] = {}
         self.observed: Observed | None = None
         """Counts for an autoscaler, where there is one."""
@@ -179,8 +186,8 @@ class Fleet:
 
     @property
     def late_count(self) -> int:
-        """Of those under way: whose first token has missed its objective, come or not."""
-        now_s = self.agenda.now_s
+        """Requests under way whose first token has missed its objective, whether it has come or not."""
+        now_s = self.clock.now_s
         return sum(
             (now_s if live.first_s != live.first_s else live.first_s) - live.demand.at_s > ttft_s
             for live in self._live.values()
@@ -194,7 +201,7 @@ class Fleet:
 
     @property
     def unplaced_tokens(self) -> int:
-        """Of the prompts of requests that were never placed."""
+        """Prompt tokens of requests that were never placed."""
         return sum(live.demand.input_tokens for live in self._live.values() if not live.workers)
 
     def check(self) -> None:
@@ -206,15 +213,15 @@ class Fleet:
         for kind, count in self.spec.workers:
             for _ in range(count):
                 self.add(kind)
-        self.agenda.recurring.add(self._sample)
-        self.agenda.after(self.spec.sample_s, self._sample)
+        self.clock.recurring.add(self._sample)
+        self.clock.after(self.spec.sample_s, self._sample)
 
-    def add(self, kind: WorkerSpec) -> WorkerId:
-        """One more worker, which serves from now on."""
+    def add(self, kind: FleetWorkerSpec) -> WorkerId:
+        """Add a worker, which serves from now on."""
         number = self._numbers[kind.role]
         self._numbers[kind.role] += 1
         worker_id = WorkerId(f"{kind.role}-{number}.0")
-        worker = self._make_worker(worker_id, kind, self.agenda, self, hop_s=self.spec.hop_s)
+        worker = self._make_worker(worker_id, kind, self.clock, self, hop_s=self.spec.hop_s)
         cell = self._cells[number % len(self._cells)]
         self._workers[worker_id], self._cell_of[worker_id] = worker, cell
         cell.feed(WorkerJoined(worker.hello(), f"{worker_id}:1"))
@@ -223,16 +230,16 @@ class Fleet:
         return worker_id
 
     def update(self, worker_id: WorkerId, role: Role, *, is_draining: bool) -> None:
-        """The directory says so."""
+        """Tell a router what the directory says of a worker."""
         self._cell_of[worker_id].feed(WorkerUpdated(worker_id, role, is_draining))
 
     def remove(self, worker_id: WorkerId) -> None:
-        """It leaves, idle."""
+        """Remove an idle worker."""
         self._gone[worker_id] = self._workers.pop(worker_id)
         self._cell_of[worker_id].feed(WorkerLost(worker_id, "it was drained"))
 
     def _stock(self, worker: FleetWorker, number: int) -> None:
-        """Give it its host's store: a host has `workers_per_host` workers of one role."""
+        """Give a worker its host's store: a host has `workers_per_host` workers of one role."""
         store = self.spec.store
         if not store.host_bytes or not isinstance(worker, MacroWorker):
             return
@@ -240,9 +247,9 @@ class Fleet:
         host = (worker.spec.role, number // store.workers_per_host)
         if host not in self._hosts:
             self._hosts[host] = HostStore(store, block_bytes, self._directory)
-        worker.store = WorkerStore(
+        worker.store = FleetWorkerStore(
             self._hosts[host],
-            self.agenda,
+            self.clock,
             worker.engine,
             worker.cache,
             block_tokens=worker.spec.block_tokens,
@@ -251,23 +258,23 @@ class Fleet:
 
     # --- the clock ------------------------------------------------------------------------------
 
-    def run(self, demands: Iterator[Demand], *, observer: Observer | None = None) -> None:
-        """Until all have ended, or the observer stops it."""
+    def run(self, demands: Iterator[FleetRequest], *, observer: Observer | None = None) -> None:
+        """Run until all requests have ended, or the observer stops it."""
         self._demands, self._observer = demands, observer
         self._has_more = True
-        self.agenda.at(0.0, self._next)
-        self.agenda.run(is_over=lambda: self.is_stopped or not (self._has_more or self._live))
+        self.clock.at(0.0, self._next, None)
+        self.clock.run(is_over=lambda: self.is_stopped or not (self._has_more or self._live))
 
-    def _next(self, demand: Demand | None) -> None:
+    def _next(self, demand: FleetRequest | None) -> None:
         if demand is not None:
             self._submit(demand)
         following = next(self._demands, None)
         if following is None:
             self._has_more = False
         else:
-            self.agenda.at(following.at_s, self._next, following)
+            self.clock.at(following.at_s, self._next, following)
 
-    def _sample(self, _: object) -> None:
+    def _sample(self) -> None:
         tokens = held = blocks = decoding = prefilling = 0
         busy_s = 0.0
         for worker in self._workers.values():
@@ -284,32 +291,33 @@ class Fleet:
                 decoding += now.decoding
         busy = busy_s / max(1, prefilling) / self.spec.sample_s
         self.samples.append(
-            PoolSample(self.agenda.now_s, busy, held / max(1, blocks), tokens, decoding, self.queued_count)
+            PoolSample(self.clock.now_s, busy, held / max(1, blocks), tokens, decoding, self.queued_count)
         )
-        self.agenda.after(self.spec.sample_s, self._sample)
-        self._leave_out_idle_time()
+        self.clock.after(self.spec.sample_s, self._sample)
+        self._skip_idle_time()
         if self._observer is not None and not self._observer(self):
             self.is_stopped = True
 
-    def _leave_out_idle_time(self) -> None:
-        """A trace may have hours, or years, between two requests: heartbeats in them tell nothing."""
-        now_s = self.agenda.now_s
+    def _skip_idle_time(self) -> None:
+        """Skip time without requests. A trace may have hours, or years, between two requests, and heartbeats
+        in them show nothing."""
+        now_s = self.clock.now_s
         if self._live:
             self._busy_until_s = now_s
         elif now_s - self._busy_until_s >= (IDLE_S if self.observed is None else IDLE_SCALED_S):
-            self.agenda.leave_out(lead_s=LEAD_S, least_s=LEFT_OUT_LEAST_S)
+            self.clock.skip_idle_time(lead_s=LEAD_S, least_s=LEFT_OUT_LEAST_S)
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _submit(self, demand: Demand) -> None:
+    def _submit(self, demand: FleetRequest) -> None:
         seq_id = SequenceId(f"{demand.number}/0")
         hashes = self._namer.hashes_of(demand)
-        self._live[seq_id] = Live(demand, hashes)
+        self._live[seq_id] = LiveRequest(demand, hashes)
         if self.observed is not None:
             self.observed.arrived(demand)
         self.submitted += 1
         ttft_s, tpot_s = self.spec.slo_classes.get(demand.slo_class, (0.0, 0.0))
-        now_s = self.agenda.now_s
+        now_s = self.clock.now_s
         submit = Submit(
             seq_id=seq_id,
             request_id=RequestId(str(demand.number)),
@@ -328,8 +336,9 @@ class Fleet:
         )
         self._cell_for(demand).feed(submit)
 
-    def _cell_for(self, demand: Demand) -> Cell:
-        """Turns of one conversation go to one cell: they share their second block, if they have one."""
+    def _cell_for(self, demand: FleetRequest) -> Cell:
+        """Choose a cell. Turns of one conversation go to one cell: they have their second block in common, if
+        they have one."""
         if len(self._cells) == 1:
             return self._cells[0]
         ids = demand.hash_ids
@@ -339,15 +348,15 @@ class Fleet:
     def perform(self, action: RouterAction) -> None:
         match action:
             case ToWorker(worker_id, message):
-                self.agenda.after(self.spec.hop_s, self.worker(worker_id).hear, message)
+                self.clock.after(self.spec.hop_s, self.worker(worker_id).hear, message)
             case Deliver(seq_id, first_index, tokens, cached):
                 live = self._live[seq_id]
                 if first_index == 0:
-                    live.first_s = self.agenda.now_s
+                    live.first_s = self.clock.now_s
                     live.cached = cached
                     if self.observed is not None:
                         self.observed.started(live.demand, cached, live.first_s)
-                live.last_s = self.agenda.now_s
+                live.last_s = self.clock.now_s
                 live.generated = first_index + len(tokens)
             case Finished(seq_id):
                 live = self._live.pop(seq_id)
@@ -367,7 +376,7 @@ class Fleet:
 
     def _over(
         self,
-        live: Live,
+        live: LiveRequest,
         outcome: Outcome,
         error: ErrorKind | None,
         detail: str,
@@ -376,14 +385,14 @@ class Fleet:
         self.met += outcome is Outcome.COMPLETED and self._meets(live)
         if self.observed is not None:
             self.observed.over(live.demand, live.first_s, live.last_s, live.generated)
-        self.tally.add(
+        self.stats.add(
             live.demand,
             outcome=outcome,
             error=error,
             detail=detail,
             first_s=live.first_s,
             last_s=live.last_s if live.generated > 1 else NEVER,
-            ended_s=self.agenda.now_s,
+            ended_s=self.clock.now_s,
             generated=live.generated,
             cached=live.cached,
             computed=live.computed,
@@ -392,7 +401,7 @@ class Fleet:
             timings=timings,
         )
 
-    def _meets(self, live: Live) -> bool:
+    def _meets(self, live: LiveRequest) -> bool:
         ttft_s, tpot_s = self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))
         if ttft_s and live.first_s - live.demand.at_s > ttft_s:
             return False
@@ -403,10 +412,10 @@ class Fleet:
 
     def tell_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
         event = FromWorker(worker.worker_id, message)
-        self.agenda.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
+        self.clock.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
 
     def worker(self, worker_id: WorkerId) -> FleetWorker:
-        """Also one that has left: what was sent before still arrives."""
+        """Return a worker, even one that has left: what was sent before still arrives."""
         return self._workers.get(worker_id) or self._gone[worker_id]
 
     def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:

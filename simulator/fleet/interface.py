@@ -1,4 +1,4 @@
-"""What a worker of the fleet is to the others, and they to it."""
+"""What a worker of the fleet and the others know of each other."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.messages import RouterMessage, WorkerHello, WorkerMessage
 from simulator.fleet.sequence import MacroSequence
-from simulator.fleet.spec import WorkerSpec
+from simulator.fleet.spec import FleetWorkerSpec
 
 
-class Surroundings(Protocol):
+class FleetServices(Protocol):
     """What a worker needs of the fleet."""
 
     def tell_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
@@ -17,17 +17,17 @@ class Surroundings(Protocol):
     def worker(self, worker_id: WorkerId) -> "FleetWorker": ...
 
     def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
-        """Of the full blocks of its prompt; empty: not known any more."""
+        """Return the hashes of the full blocks of a prompt; empty when they are not known any more."""
         ...
 
     def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None: ...
 
 
-class Usage(NamedTuple):
-    """Of one worker at one moment."""
+class WorkerUsage(NamedTuple):
+    """Use of one worker at one moment."""
 
     busy_s: float
-    """Since the start."""
+    """Busy time since the start."""
     waiting_tokens: int
     decoding: int
     held_blocks: int
@@ -40,17 +40,17 @@ class FleetWorker(Protocol):
     def worker_id(self) -> WorkerId: ...
 
     @property
-    def spec(self) -> WorkerSpec: ...
+    def spec(self) -> FleetWorkerSpec: ...
 
     def hello(self) -> WorkerHello: ...
 
     def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
-        """The router has heard its hello."""
+        """Begin to send heartbeats, now that the router has heard the worker's hello."""
         ...
 
     def hear(self, message: RouterMessage) -> None: ...
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> WorkerUsage: ...
 
 
 class LoadingStore(Protocol):
@@ -59,3 +59,28 @@ class LoadingStore(Protocol):
     def find(self, seq: MacroSequence) -> None: ...
 
     def committed(self, hashes: Sequence[BlockHash], end: int) -> None: ...
+
+
+class EngineListener(Protocol):
+    """The object that hears what a step did, after it."""
+
+    def admitted(self, seq: MacroSequence) -> None: ...
+
+    def committed(self, seq: MacroSequence) -> None: ...
+
+    def sampled(self, seq: MacroSequence) -> None:
+        """Hear that a sequence has its first token on this worker. The blocks of a prefill phase are the
+        listener's from now on."""
+        ...
+
+    def second_token(self, seq: MacroSequence) -> None: ...
+
+    def finished(self, seq: MacroSequence) -> None:
+        """Hear that all tokens are there, and that the sequence's blocks were given back."""
+        ...
+
+    def step_ended(self) -> None: ...
+
+    def planned(self) -> None:
+        """Hear that whatever can run does; what is left of the pool may go to others."""
+        ...

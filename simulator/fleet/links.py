@@ -1,30 +1,30 @@
-"""KV on its way from one worker to another: links that all transfers under way share."""
+"""KV on its way from one worker to another: links that all transfers under way have in common."""
 
 from collections.abc import Callable
 
-from simulator.fleet.agenda import Agenda
+from simulator.clock import VirtualClock
 
 SETTLED_BYTES = 1.0
 """Less than that is rounding."""
 
 
-class Port:
-    """One direction of one worker's network, shared equally by the flows that have something to move."""
+class NetworkPort:
+    """One direction of one worker's network, divided equally among the flows that have something to move."""
 
     __slots__ = ("bytes_s", "flows", "moved_bytes")
 
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s
-        self.flows: dict[Flow, None] = {}
+        self.flows: dict[KVFlow, None] = {}
         self.moved_bytes = 0.0
 
 
-class Flow:
-    """One sequence's KV. Bytes become available as chunks are committed; `drained` is called when all that
-    was offered has arrived and no more will be offered."""
+class KVFlow:
+    """The KV of one sequence on its way. Bytes become available as chunks are committed; `drained` is called
+    when all that was offered has arrived and no more will be offered."""
 
     __slots__ = (
-        "_agenda",
+        "_clock",
         "_drained",
         "_rate",
         "_since_s",
@@ -37,8 +37,10 @@ class Flow:
         "sender",
     )
 
-    def __init__(self, agenda: Agenda, sender: Port, receiver: Port, drained: Callable[[], None]) -> None:
-        self._agenda, self._drained = agenda, drained
+    def __init__(
+        self, clock: VirtualClock, sender: NetworkPort, receiver: NetworkPort, drained: Callable[[], None]
+    ) -> None:
+        self._clock, self._drained = clock, drained
         self.sender, self.receiver = sender, receiver
         self.backlog_bytes = 0.0
         self.moved_bytes = 0.0
@@ -48,7 +50,7 @@ class Flow:
         self._rate, self._since_s, self._version = 0.0, 0.0, 0
 
     def offer(self, size_bytes: float, *, is_last: bool) -> None:
-        """So many bytes more may be read."""
+        """Make so many bytes more available."""
         was_active = self in self.sender.flows
         if was_active:
             self._settle()
@@ -56,16 +58,16 @@ class Flow:
         self.backlog_bytes += size_bytes
         if self.backlog_bytes <= SETTLED_BYTES and not was_active:
             if self.is_last:
-                self._agenda.after(0.0, self._run_dry, self._version)
+                self._clock.after(0.0, self._run_dry, self._version)
             return
         if was_active:
             self._plan()
         else:
-            self._since_s = self._agenda.now_s
+            self._since_s = self._clock.now_s
             self._join()
 
     def stop(self) -> None:
-        """Given up: nothing more moves, and `drained` is not called."""
+        """Give the flow up: nothing more moves, and `drained` is not called."""
         self._version += 1
         if self in self.sender.flows:
             self._settle()
@@ -93,7 +95,7 @@ class Flow:
 
     def _settle(self) -> None:
         """Count what moved since the rate last changed."""
-        now_s = self._agenda.now_s
+        now_s = self._clock.now_s
         moved = min(self.backlog_bytes, self._rate * (now_s - self._since_s))
         self.backlog_bytes -= moved
         self.moved_bytes += moved
@@ -107,7 +109,7 @@ class Flow:
             self.sender.bytes_s / len(self.sender.flows), self.receiver.bytes_s / len(self.receiver.flows)
         )
         self._version += 1
-        self._agenda.after(self.backlog_bytes / self._rate, self._arrived, self._version)
+        self._clock.after(self.backlog_bytes / self._rate, self._arrived, self._version)
 
     def _arrived(self, version: int) -> None:
         if version != self._version:

@@ -1,17 +1,17 @@
-"""What routers count for an autoscaler, of a fleet's requests and interval by interval."""
+"""What routers count of a fleet's requests for an autoscaler, interval by interval."""
 
 from collections.abc import Mapping
 
 from baton.core.demand import ClassLoad
 from router.decisions.arrival_counters import ArrivalCounters
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 
 
 class Observed:
-    """Of one interval; `take` ends it."""
+    """Counts of one interval; `take` ends it."""
 
     def __init__(self, objectives: Mapping[str, tuple[float, float]]) -> None:
-        """Name of a class -> TTFT and TPOT, seconds, 0 for none."""
+        """TTFT and TPOT objectives per class in seconds, 0 for none."""
         self._objectives = objectives
         self._offered = ArrivalCounters()
 
@@ -19,10 +19,10 @@ class Observed:
         offered, self._offered = self._offered, ArrivalCounters()
         return offered.totals()
 
-    def arrived(self, demand: Demand) -> None:
+    def arrived(self, demand: FleetRequest) -> None:
         self._offered.arrived(demand.slo_class, demand.input_tokens)
 
-    def started(self, demand: Demand, cached: int, first_s: float) -> None:
+    def started(self, demand: FleetRequest, cached: int, first_s: float) -> None:
         self._offered.started(
             demand.slo_class,
             prompt_tokens=demand.input_tokens,
@@ -31,7 +31,7 @@ class Observed:
             objective_s=self._objectives.get(demand.slo_class, (0.0, 0.0))[0],
         )
 
-    def over(self, demand: Demand, first_s: float, last_s: float, generated: int) -> None:
+    def over(self, demand: FleetRequest, first_s: float, last_s: float, generated: int) -> None:
         if not generated:
             self._offered.gave_up(demand.slo_class)
             return

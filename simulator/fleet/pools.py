@@ -14,20 +14,22 @@ PLOT_WIDTH, PLOT_HEIGHT, LEFT = 900, 260, 44
 
 
 def wasted_share(report: Report, fleet: Fleet) -> float:
-    """Of the prompt tokens that were computed: for requests that were refused, failed or too late."""
+    """Return the part of all computed prompt tokens that went to requests that were refused, failed or too
+    late."""
     objectives = report.settings.objectives
-    tally = fleet.tally
-    lost = sum(tally.computed_tokens(i) for i, record in enumerate(tally) if not objectives.is_met(record))
+    stats = fleet.stats
+    lost = sum(stats.computed_tokens(i) for i, record in enumerate(stats) if not objectives.is_met(record))
     return (lost + fleet.prompt_tokens_lost) / max(1, fleet.prompt_tokens_computed)
 
 
 def anti_phase(samples: Sequence[PoolSample]) -> float:
-    """Lowest correlation of the prefill pool's busy share with the decode pool's, over shifts of
+    """Return the lowest correlation of the prefill pool's busy share with the decode pool's, over shifts of
     up to half a minute.
 
     Rejection by the decode pool's present load swings (Mooncake, section 7.3): prompts admitted while decode
     is idle fill it when they arrive, later ones are refused, and prefill idles. Then one load runs against
-    the other: near -1. Loads that rise and fall together, or do not move, give no such correlation.
+    the other, and the correlation is near -1. Loads that rise and fall together, or do not move, give no such
+    correlation.
     """
     prefill = _smooth([sample.prefill_busy for sample in samples])
     decode = _smooth([sample.decode_share for sample in samples])
@@ -44,8 +46,8 @@ def _smooth(values: Sequence[float]) -> np.ndarray:
 
 
 def pool_chart(samples: Sequence[PoolSample], title: str = "", *, y: int = 0) -> Markup:
-    """An SVG of both pools' loads over time: the share of the prefill workers that compute, and of the decode
-    workers' blocks that are held. `y`: where it is in another one, pixels."""
+    """Draw both pools' loads over time as an SVG: the share of the prefill workers that compute, and of the
+    decode workers' blocks that are held. `y` is where it lies in another one, in pixels."""
     end_s = max((sample.at_s for sample in samples), default=1.0)
     curves = (
         ("prefill pool: computing", "#1f6feb", _smooth([sample.prefill_busy for sample in samples])),
@@ -70,7 +72,7 @@ def pool_chart(samples: Sequence[PoolSample], title: str = "", *, y: int = 0) ->
 
 
 def pool_charts(samples: Mapping[str, Sequence[PoolSample]]) -> Markup:
-    """One below the other, by their titles."""
+    """Draw charts one below the other, by their titles."""
     charts = [
         pool_chart(of_one, f"{title}: {anti_phase(of_one):+.2f}", y=PLOT_HEIGHT * number)
         for number, (title, of_one) in enumerate(samples.items())

@@ -6,32 +6,32 @@ from math import ceil, sqrt
 from simulator.fleet.sequence import MacroSequence
 
 Chunk = tuple[MacroSequence, int]
-"""Of whose prompt how many tokens a step computes."""
+"""A sequence, and how many tokens of its prompt a step computes."""
 
 
 @dataclass(slots=True)
-class Run:
+class StepRun:
     """Steps of one composition: one with chunks of prompts, or any number that only decode."""
 
     start_s: float
     count: int
     first_number: int
-    """Of its first step, counted over the engine's life."""
+    """Number of the first step, counted over the engine's life."""
     work: list[Chunk]
     decodes: int
     first_step_s: float
     growth_s: float
     """How much longer each step takes than the one before it."""
     plans_ahead: bool
-    """The step after it was planned when its last one began."""
+    """The step after the run was planned when the run's last one began."""
     version: int
 
     def seconds(self, count: int) -> float:
-        """Of its first `count` steps."""
+        """Return the time of the first `count` steps."""
         return count * self.first_step_s + self.growth_s * count * (count - 1) / 2
 
     def step_at(self, elapsed_s: float) -> int:
-        """Number, from 1, of the step under way then."""
+        """Return the number, from 1, of the step under way after `elapsed_s`."""
         if self.count == 1:
             return 1
         if self.growth_s <= 0:

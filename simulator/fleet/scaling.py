@@ -12,17 +12,18 @@ from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.values import Decision, Observation, RoleState, Traits
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.observed import Observed
-from simulator.fleet.spec import WorkerSpec
+from simulator.fleet.spec import FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
 
 LOOK_S = 0.5
-"""Between two looks whether a draining worker is idle, and whether requests wait while there is no worker."""
+"""Time between two looks whether a draining worker is idle, and whether requests wait while there is no
+worker."""
 IDLE_LOOKS = 2
-"""Idle for so many looks: nothing is on its way to it any more."""
+"""After so many looks at an idle worker nothing is on its way to it any more."""
 
 
 class Rule(Protocol):
-    """Says how many replicas there should be."""
+    """A rule that says how many replicas there should be."""
 
     journal: Journal
 
@@ -34,9 +35,9 @@ class ScalingSpec:
     """How a fleet is scaled."""
 
     start_s: float = 120.0
-    """From deciding for a worker to its first heartbeat. It is paid for meanwhile."""
+    """Time from deciding for a worker to its first heartbeat. It is paid for meanwhile."""
     switch_s: float = 1.0
-    """From the end of a drain to serving in the other role."""
+    """Time from the end of a drain to serving in the other role."""
     interval_s: float = 15.0
     gpus_per_worker: int = 1
     is_advice: bool = False
@@ -50,7 +51,7 @@ class ScaleSample(msgspec.Struct, frozen=True):
     serving: Mapping[Role, int]
     starting: Mapping[Role, int]
     draining: Mapping[Role, int]
-    """On their way to another role included."""
+    """Workers that drain, those on their way to another role included."""
     desired: Mapping[Role, int]
     offered_per_s: float
 
@@ -62,7 +63,7 @@ class _Leaving:
     worker: MacroWorker
     since_s: float
     target: Role | None
-    """The role that it takes afterwards; None: it ends."""
+    """The role that the worker takes afterwards; None when it ends."""
     idle_looks: int = 0
 
 
@@ -73,7 +74,7 @@ class _Durations:
     switch_s: list[float] = field(default_factory=list[float])
 
 
-def traits_of(kind: WorkerSpec) -> Traits:
+def traits_of(kind: FleetWorkerSpec) -> Traits:
     return Traits(
         kind.costs,
         kind.engine.step_tokens_max,
@@ -83,7 +84,7 @@ def traits_of(kind: WorkerSpec) -> Traits:
 
 
 class FleetScaling:
-    """Around one fleet, which must have one cell. `begin` before it runs."""
+    """The scaling of one fleet, which must have one cell. Call `begin` before the fleet runs."""
 
     def __init__(self, fleet: Fleet, spec: ScalingSpec, rule: Rule) -> None:
         self.fleet, self.spec, self.rule = fleet, spec, rule
@@ -96,7 +97,7 @@ class FleetScaling:
         self._leaving: dict[WorkerId, _Leaving] = {}
         self._durations = _Durations()
         self._busy_s: dict[WorkerId, float] = {}
-        """At the last observation."""
+        """Busy time of each worker at the last observation."""
         self._replica_s = 0.0
         self._paid_until_s = 0.0
         self._is_looking = False
@@ -105,19 +106,19 @@ class FleetScaling:
 
     def begin(self) -> None:
         self.fleet.observed = Observed(self.fleet.spec.slo_classes)
-        self.fleet.agenda.recurring |= {self._interval, self._watch_for_requests}
+        self.fleet.clock.recurring |= {self._interval, self._watch_for_requests}
         self._arm()
 
     # --- accounts ---------------------------------------------------------------------------------
 
     @property
     def gpu_s(self) -> float:
-        """GPU-seconds paid so far: of workers that start, serve or drain."""
+        """GPU-seconds paid so far: those of workers that start, serve or drain."""
         self._settle()
         return self._replica_s * self.spec.gpus_per_worker
 
     def _settle(self) -> None:
-        now_s = self.fleet.agenda.now_s
+        now_s = self.fleet.clock.now_s
         paid = len(self.fleet.workers) + len(self._starting)
         self._replica_s += paid * (now_s - self._paid_until_s)
         self._paid_until_s = now_s
@@ -126,7 +127,7 @@ class FleetScaling:
 
     def _arm(self) -> None:
         self._version += 1
-        self.fleet.agenda.after(self.spec.interval_s, self._interval, self._version)
+        self.fleet.clock.after(self.spec.interval_s, self._interval, self._version)
 
     def _interval(self, version: int) -> None:
         if version == self._version:
@@ -142,23 +143,23 @@ class FleetScaling:
             self._perform(decision)
         self._arm()
         if not any(decision.desired.values()):
-            self._watch_for_requests(None)
+            self._watch_for_requests()
 
-    def _watch_for_requests(self, _: object) -> None:
-        """At zero a request that waits is reason enough to decide at once."""
+    def _watch_for_requests(self) -> None:
+        """Decide at once when there is no worker and a request waits."""
         if any(self.desired.values()):
             return
         if self.fleet.queued_count:
             self._decide(self.spec.interval_s)
         else:
-            self.fleet.agenda.after(LOOK_S, self._watch_for_requests)
+            self.fleet.clock.after(LOOK_S, self._watch_for_requests)
 
     def _observe(self, interval_s: float) -> Observation:
         fleet = self.fleet
         assert fleet.observed is not None
         done, self._durations = self._durations, _Durations()
         return Observation(
-            fleet.agenda.now_s,
+            fleet.clock.now_s,
             interval_s,
             fleet.observed.take(),
             {role: self._state(role) for role in self._kinds},
@@ -228,7 +229,7 @@ class FleetScaling:
         self.starts += 1
         self._start_number += 1
         self._starting[self._start_number] = role
-        self.fleet.agenda.after(self.spec.start_s, self._started, self._start_number)
+        self.fleet.clock.after(self.spec.start_s, self._started, self._start_number)
 
     def _started(self, number: int) -> None:
         role = self._starting.get(number)
@@ -240,7 +241,7 @@ class FleetScaling:
         self._durations.start_s.append(self.spec.start_s)
 
     def _spare(self, role: Role, count: int) -> list[MacroWorker]:
-        """Of those that serve, the ones that have least to do."""
+        """Return those of the serving workers that have least to do."""
         able = [
             cast("MacroWorker", w)
             for w in self.fleet.workers
@@ -250,28 +251,28 @@ class FleetScaling:
         return able[: max(0, count)]
 
     def _drain(self, worker: MacroWorker, target: Role | None) -> None:
-        self._leaving[worker.worker_id] = _Leaving(worker, self.fleet.agenda.now_s, target)
+        self._leaving[worker.worker_id] = _Leaving(worker, self.fleet.clock.now_s, target)
         worker.drain()
         self.fleet.update(worker.worker_id, worker.spec.role, is_draining=True)
         if not self._is_looking:
             self._is_looking = True
-            self.fleet.agenda.after(LOOK_S, self._look)
+            self.fleet.clock.after(LOOK_S, self._look)
 
-    def _look(self, _: object) -> None:
+    def _look(self) -> None:
         for worker_id, leaving in list(self._leaving.items()):
             leaving.idle_looks = leaving.idle_looks + 1 if leaving.worker.is_idle else 0
             if leaving.idle_looks == IDLE_LOOKS:
                 self._drained(worker_id, leaving)
         self._is_looking = bool(self._leaving)
         if self._is_looking:
-            self.fleet.agenda.after(LOOK_S, self._look)
+            self.fleet.clock.after(LOOK_S, self._look)
 
     def _drained(self, worker_id: WorkerId, leaving: _Leaving) -> None:
-        took_s = self.fleet.agenda.now_s - leaving.since_s
+        took_s = self.fleet.clock.now_s - leaving.since_s
         self.drain_s_max = max(self.drain_s_max, took_s)
         self._durations.drain_s.append(took_s)
         if leaving.target is not None:
-            self.fleet.agenda.after(self.spec.switch_s, self._switched, worker_id)
+            self.fleet.clock.after(self.spec.switch_s, self._switched, worker_id)
             return
         self._settle()
         del self._leaving[worker_id]
@@ -283,4 +284,4 @@ class FleetScaling:
         assert leaving.target is not None
         leaving.worker.take_role(leaving.target)
         self.fleet.update(worker_id, leaving.target, is_draining=False)
-        self._durations.switch_s.append(self.fleet.agenda.now_s - leaving.since_s)
+        self._durations.switch_s.append(self.fleet.clock.now_s - leaving.since_s)

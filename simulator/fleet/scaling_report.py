@@ -19,11 +19,11 @@ COLOURS = {Role.PREFILL: "#0072b2", Role.DECODE: "#d55e00", Role.AGGREGATED: "#0
 
 
 class ScalingFigures(msgspec.Struct, frozen=True):
-    """Of one run."""
+    """Figures of one run."""
 
     rule: str
     gpu_hours: float
-    """Paid: of workers that start, serve or drain."""
+    """GPU time paid: that of workers that start, serve or drain."""
     replicas_mean: float
     replicas_most: int
     starts: int
@@ -31,15 +31,15 @@ class ScalingFigures(msgspec.Struct, frozen=True):
     switches: int
     drain_s_max: float
     reversals: Mapping[str, int]
-    """By role: how often its desired count turned from up to down or back."""
+    """How often the desired count of each role turned from up to down or back."""
     samples: Sequence[ScaleSample]
     decisions: Sequence[Decision]
-    """Those that changed something, oldest first; the newest of them if there are very many."""
+    """Decisions that changed something, oldest first; the newest of them if there are very many."""
 
 
 def figures_of(scaling: FleetScaling, *, rule: str) -> ScalingFigures:
-    """Of a run that is over."""
-    duration_s = max(1e-9, scaling.fleet.agenda.now_s)
+    """Return the figures of a run that is over."""
+    duration_s = max(1e-9, scaling.fleet.clock.now_s)
     gpu_s = scaling.gpu_s
     return ScalingFigures(
         rule=rule,
@@ -57,7 +57,7 @@ def figures_of(scaling: FleetScaling, *, rule: str) -> ScalingFigures:
 
 
 def with_scaling(report: bytes, figures: ScalingFigures) -> bytes:
-    """The JSON of a report, with these figures as its `scaling`."""
+    """Return the JSON of a report, with these figures as its `scaling`."""
     merged: dict[str, object] = msgspec.json.decode(report, type=dict[str, object])
     return msgspec.json.format(msgspec.json.encode({**merged, "scaling": figures})) + b"\n"
 
@@ -78,7 +78,7 @@ def _paid(sample: ScaleSample) -> int:
 
 
 def scaling_section(figures: ScalingFigures) -> Markup:
-    """Replicas over time, and the decisions with their reasons."""
+    """Draw replicas over time, and list the decisions with their reasons."""
     turns = ", ".join(f"{role} {count}" for role, count in figures.reversals.items()) or "none"
     note = (
         f"Rule: {figures.rule}. {figures.gpu_hours:.2f} GPU-hours, {figures.replicas_mean:.1f} replicas in "

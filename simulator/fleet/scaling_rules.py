@@ -18,18 +18,19 @@ RULES: tuple[RuleName, ...] = get_args(RuleName)
 HPA_TOLERANCE = 0.1
 HPA_DOWN_WINDOW_S = 300.0
 HPA_UP_PODS, HPA_UP_SHARE = 4, 1.0
-"""Per 15 s, whichever is more: the defaults of `behavior.scaleUp`."""
+"""Growth allowed per 15 s, whichever is more: the defaults of `behavior.scaleUp`."""
 
 QUEUE_UP, QUEUE_DOWN = 0.25, 0.02
-"""Of the strictest objective for first tokens: a prefill worker computes the prompts that wait for it in so
-long."""
+"""Bounds of the time in which a prefill worker computes the prompts that wait for it, as a part of the
+strictest objective for first tokens."""
 FULL_UP, FULL_DOWN = 0.7, 0.3
-"""Of the decode workers' blocks, or of the sequences that they decode within the objective."""
+"""Bounds of the part of the decode workers' blocks that is held, or of the sequences that they can decode
+within the objective."""
 QUEUE_DOWN_AFTER_S = 300.0
 
 
 def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rule:
-    """`target`: of `hpa`, the load that it aims at."""
+    """Make a rule by its name. `target` is the load that `hpa` aims at."""
     match name:
         case "baton":
             return Autoscaler(settings)
@@ -42,7 +43,7 @@ def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rul
 
 
 class Counting:
-    """What the simple rules share: a count per role, from its state alone."""
+    """What the simple rules have in common: a count per role, from its state alone."""
 
     def __init__(self, settings: Settings) -> None:
         self.journal = Journal()
@@ -56,7 +57,8 @@ class Counting:
         return min((seconds for seconds in objectives if seconds), default=0.0)
 
     def _decoding_share(self, state: RoleState, kind: Traits) -> float:
-        """Of the sequences that its workers can decode within the objective."""
+        """Return the running sequences as a part of those that the role's workers can decode within the
+        objective."""
         context = state.context_tokens / state.decoding if state.decoding else 1.0
         batch = largest_batch(Decoding(0.0, context, self._strictest("tpot_s")), kind)
         return state.decoding / max(1, state.serving) / batch
@@ -85,7 +87,7 @@ class Counting:
 
 
 class Static(Counting):
-    """As many as there are."""
+    """The rule that wants as many replicas as there are."""
 
     def _desired(self, role: Role, seen: Observation, kind: Traits) -> tuple[int, str]:
         return seen.of(role).have, "static"
@@ -96,8 +98,8 @@ class HorizontalPodAutoscaler(Counting):
     to the highest count recommended in 300 s, up by at most 4 pods or 100 % per 15 s
     (kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale).
 
-    The metrics: of prefill the busy share of its workers, of decode the sequences that run, as a share of
-    those that one replica can decode within its objective.
+    The metric of prefill is the busy share of its workers. The metric of decode is the sequences that run, as
+    a part of those that one replica can decode within its objective.
     """
 
     def __init__(self, settings: Settings, *, target: float) -> None:
@@ -129,7 +131,8 @@ class HorizontalPodAutoscaler(Counting):
 
 
 class QueueDepth(Counting):
-    """One replica more while much waits, one less when little has waited for 300 s."""
+    """The rule that adds one replica while much waits, and takes one away when little has waited for 300
+    s."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -9,13 +9,13 @@ from engine.scheduling.incoming import Incoming
 
 @dataclass(slots=True, eq=False)
 class MacroSequence:
-    """The engine alone writes to it. `Ranked`, for the production order."""
+    """A sequence in counts. The engine alone writes to it; it is `Ranked`, for the production order."""
 
     key: SeqKey
     phase: Phase
     start: StartSequence
     hashes: list[BlockHash]
-    """Of the full blocks of the prompt."""
+    """Hashes of the full blocks of the prompt."""
     known_count: int
     """Tokens known: the prompt and all generated ones."""
     end_count: int
@@ -29,15 +29,15 @@ class MacroSequence:
     generated_here: bool = False
     block_ids: list[BlockId] = field(default_factory=list[BlockId])
     computed_count: int = 0
-    """Of a decoding one: when it entered the batch, see `entered_at`."""
+    """Tokens computed; while the sequence decodes, those of when it entered the batch, see `entered_at`."""
     committed_count: int = 0
     cached_count: int | None = None
     """Prompt tokens found in the cache when first admitted."""
     promised: list[BlockHash] = field(default_factory=list[BlockHash])
     incoming: Incoming | None = None
-    """Blocks that the store brings."""
+    """Blocks that the store loads."""
     eligible_step: int = 0
-    """The first step that can carry it: the one before was planned when it came."""
+    """The first step that can carry the sequence: the one before was planned when it came."""
     entered_at: int = 0
     """The batch's count of decode steps when it entered."""
     has_second_token: bool = False
@@ -49,7 +49,8 @@ class MacroSequence:
     """Prompt tokens computed here, recomputed ones included."""
     is_running: bool = False
     told_count: int | None = None
-    """Generated tokens that the router heard of, counted from the sequence's first; None: none from here."""
+    """Generated tokens that the router heard of, counted from the sequence's first; None when it heard of
+    none from here."""
 
     @property
     def seq_id(self) -> SequenceId:

@@ -12,19 +12,19 @@ from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from loadgen.lengths import Plan
-from simulator.fleet.spec import FleetSpec, StoreSpec, WorkerSpec
+from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.hardware import Node
 
 BLOCK_TOKENS = 64
-"""Where the trace does not say which blocks are shared."""
+"""Block size where the trace does not say which blocks are shared."""
 BLOCK_TOKENS_MAX = 512
-"""As `engine.block_tokens`."""
+"""Largest block size, as for `engine.block_tokens`."""
 STEP_TOKENS = 2048
 BATCH_SEQUENCES = 256
 
 
 def block_tokens_of(plan: Plan) -> int:
-    """The trace's own, if engines can have such blocks."""
+    """Return the trace's own block size, if engines can have such blocks."""
     own = plan.block_tokens
     fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
     return int(own) if fits else BLOCK_TOKENS
@@ -56,7 +56,7 @@ class Machine:
     costs: dict[Role, StepCosts]
     kv_token_bytes: float
     kv_bytes: float
-    """Of its pool."""
+    """Bytes of its KV pool."""
     link_bytes_s: float
     host_bytes_s: float
 
@@ -65,7 +65,7 @@ class Machine:
 
 
 def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
-    """By the roofline. Raises SetupError when the model does not fit."""
+    """Describe a worker by the roofline. Raises SetupError when the model does not fit."""
     return Machine(
         f"{node.model.name} on {node.gpu_count} × {node.gpu.name}",
         {role: node.costs(role) for role in Role},
@@ -77,12 +77,12 @@ def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
 
 
 def with_costs(machine: Machine, costs: StepCosts, name: str) -> Machine:
-    """The same, with measured costs."""
+    """Return the same machine with measured costs."""
     return replace(machine, name=name, costs=dict.fromkeys(Role, costs))
 
 
 def read_costs(path: Path) -> StepCosts:
-    """`StepCosts` as JSON, or what `baton bench engine --json` printed. Raises SetupError."""
+    """Read `StepCosts` as JSON, or what `baton bench engine --json` printed. Raises SetupError."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -94,7 +94,7 @@ def read_costs(path: Path) -> StepCosts:
     except msgspec.DecodeError as error:
         raise SetupError(f"{path} is no JSON: {error}") from None
     try:
-        return _from_bench(msgspec.json.decode(text, type=_Bench))
+        return _from_bench(msgspec.json.decode(text, type=_EngineBench))
     except (msgspec.ValidationError, ValueError) as error:
         fields = ", ".join(StepCosts.__struct_fields__)
         raise SetupError(
@@ -102,7 +102,7 @@ def read_costs(path: Path) -> StepCosts:
         ) from None
 
 
-class _Bench(msgspec.Struct):
+class _EngineBench(msgspec.Struct):
     """Fields of `benchmarks.engine.EngineResult` that say what steps cost."""
 
     prefill_tokens: int
@@ -113,9 +113,9 @@ class _Bench(msgspec.Struct):
     read_bytes_per_s: float
 
 
-def _from_bench(bench: _Bench) -> StepCosts:
-    """Through its points: a step that decodes few, one that decodes many, one chunk of a prompt. How the cost
-    of another decode splits between itself and its context is told by the bytes that it reads."""
+def _from_bench(bench: _EngineBench) -> StepCosts:
+    """Lay the costs through the bench's points: a step that decodes few, one that decodes many, one chunk of
+    a prompt. The bytes that another decode reads show how its cost splits between itself and its context."""
     if len(bench.decode_s) < 2:
         raise ValueError("decode steps of at least two batch sizes are needed")
     few, many = min(bench.decode_s), max(bench.decode_s)
@@ -143,7 +143,7 @@ def fleet_spec(
     refuses_late: bool = False,
     seed: int = 0,
 ) -> FleetSpec:
-    """Raises SetupError: no pool that can serve, or memory for too few blocks."""
+    """Describe the fleet. Raises SetupError when no pool can serve, or memory holds too few blocks."""
     if not pools.aggregated and not (pools.prefill and pools.decode):
         raise SetupError("a cluster needs --aggregated N, or --prefill N and --decode N")
     if any(0 < pools.of(role) < cells for role in Role):
@@ -155,7 +155,7 @@ def fleet_spec(
         )
     kinds = tuple(
         (
-            WorkerSpec(
+            FleetWorkerSpec(
                 role=role,
                 costs=machine.costs[role],
                 block_tokens=block_tokens,

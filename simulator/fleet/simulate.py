@@ -10,7 +10,7 @@ from loadgen.report import Report, Settings, make_report
 from simulator.fleet.fleet import Fleet, Observer
 from simulator.fleet.scaling import FleetScaling
 from simulator.fleet.spec import FleetSpec
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 
 SEARCH_STEPS_MAX = 12
 SEARCH_WIDTH = 0.02
@@ -19,7 +19,7 @@ SEARCH_WIDTH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One run."""
+    """The result of one run."""
 
     fleet: Fleet
     report: Report
@@ -28,58 +28,63 @@ class Simulated:
 
     @property
     def virtual_s(self) -> float:
-        return self.fleet.agenda.now_s
+        return self.fleet.clock.now_s
 
 
 def simulate(
     spec: FleetSpec,
-    demands: Iterator[Demand],
+    demands: Iterator[FleetRequest],
     settings: Settings,
     *,
     trace_block_tokens: float,
     observer: Observer | None = None,
     scale: Callable[[Fleet], FleetScaling] | None = None,
 ) -> Simulated:
-    """To the end of the last request, or until the observer stops it: then of those that ended. `scale` makes
-    what scales the fleet."""
+    """Run to the end of the last request, or until the observer stops it, and report the requests that ended.
+    `scale` makes what scales the fleet."""
     begun_s = perf_counter()
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     scaling = scale(fleet) if scale is not None else None
     with garbage.spared(GARBAGE_THRESHOLDS):
         fleet.run(demands, observer=observer)
-    report = make_report(fleet.tally, settings)
+    report = make_report(fleet.stats, settings)
     # Records hold the first and the last token's instants only: what lies between is not known.
     report = replace(report, itl=None, distributions=replace(report.distributions, itl=()))
     return Simulated(fleet, report, perf_counter() - begun_s, scaling)
 
 
 GARBAGE_THRESHOLDS = (50_000, 20, 50)
-"""A large cluster is millions of objects that stay. What a request leaves behind in circles is still
-collected, in larger heaps."""
+"""Thresholds of the garbage collector. A large cluster is millions of objects that stay; what a request
+leaves behind in circles is still collected, in larger heaps."""
 
 
-def faster(demands: Iterator[Demand], factor: float) -> Iterator[Demand]:
-    """The same requests at so many times the rate."""
+def faster(demands: Iterator[FleetRequest], factor: float) -> Iterator[FleetRequest]:
+    """Return the same requests at `factor` times the rate."""
     for demand in demands:
         yield demand._replace(at_s=demand.at_s / factor)
 
 
 def attains(
-    spec: FleetSpec, demands: Iterator[Demand], *, trace_block_tokens: float, attain: float, planned: int
+    spec: FleetSpec,
+    demands: Iterator[FleetRequest],
+    *,
+    trace_block_tokens: float,
+    attain: float,
+    planned: int,
 ) -> float:
-    """Share of requests that meet their objectives; the run stops, with what it has, when the goal is out of
-    reach."""
+    """Return the share of requests that meet their objectives. The run stops, with what it has, when the goal
+    is out of reach."""
 
     def look(fleet: Fleet) -> bool:
-        missed = len(fleet.tally) - fleet.met
+        missed = len(fleet.stats) - fleet.met
         return missed <= (1 - attain) * planned + 1
 
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     with garbage.spared(GARBAGE_THRESHOLDS):
         fleet.run(demands, observer=look)
     if fleet.is_stopped:
-        return min(fleet.met / max(1, len(fleet.tally)), attain - 1e-6)
-    return fleet.met / max(1, len(fleet.tally))
+        return min(fleet.met / max(1, len(fleet.stats)), attain - 1e-6)
+    return fleet.met / max(1, len(fleet.stats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class Capacity:
     factor: float
     share: float
     probes: tuple[tuple[float, float], ...]
-    """(factor, share), in the order in which they ran."""
+    """Pairs of (factor, share), in the order in which they ran."""
 
 
 def search(
@@ -100,8 +105,8 @@ def search(
     width: float = SEARCH_WIDTH,
     progress: Callable[[float, float], None] | None = None,
 ) -> Capacity:
-    """Doubles or halves until the goal lies between two rates, then halves the gap, on the scale of ratios.
-    `share_at` a factor of the plan's rate."""
+    """Double or halve the rate until the goal lies between two rates, then halve the gap, on the scale of
+    ratios. `share_at` takes a factor of the plan's rate."""
     probes: list[tuple[float, float]] = []
 
     def probe(factor: float) -> bool:

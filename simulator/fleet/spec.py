@@ -11,23 +11,24 @@ from kv_store.tiers.choose import PolicyName
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """The KV store of one host, shared by the workers there. Rates are those of the paths, bytes/s."""
+    """The KV store of one host, used by all workers there. Rates are those of the paths, in bytes per
+    second."""
 
     host_bytes: float = 0.0
-    """0: no store."""
+    """Bytes of host memory; 0 means no store."""
     ssd_bytes: float = 0.0
     host_bytes_s: float = 50e9
-    """Between host memory and a worker's pool."""
+    """Rate between host memory and a worker's pool."""
     ssd_read_bytes_s: float = 6.5e9
     ssd_latency_s: float = 1e-4
     peer_bytes_s: float = 25e9
-    """From another host's store."""
+    """Rate from another host's store."""
     policy: PolicyName = "serving"
     workers_per_host: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
+class FleetWorkerSpec:
     """One kind of worker. Block tokens are the same in the whole cluster."""
 
     role: Role
@@ -46,23 +47,25 @@ class WorkerSpec:
 class FleetSpec:
     """A cluster and how it is run."""
 
-    workers: tuple[tuple[WorkerSpec, int], ...]
-    """Kinds, and how many of each."""
+    workers: tuple[tuple[FleetWorkerSpec, int], ...]
+    """Kinds of workers, and how many there are of each."""
     router: RouterConfig
     heartbeat_s: float = 0.25
     hop_s: float = 0.0002
-    """One message between two processes."""
+    """Time of one message between two processes."""
     cells: int = 1
     """The cluster is split into so many parts with a router each; conversations stay in theirs."""
     store: StoreSpec = StoreSpec()
     seed: int = 0
     sample_s: float = 1.0
-    """Between two samples of the pools' load."""
+    """Time between two samples of the pools' load."""
     slo_classes: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    """Name -> TTFT and TPOT objectives in seconds, 0 for none; "": of requests without a class."""
+    """TTFT and TPOT objectives in seconds by name of the class, 0 for none; "" names requests without a
+    class."""
 
     refuses_late: bool = False
-    """As `slo.late`: requests that will miss their objectives are refused, not served last."""
+    """The meaning is that of `slo.late`: requests that will miss their objectives are refused, not served
+    last."""
 
     @property
     def worker_count(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 from loadgen.records import ErrorKind, Outcome, Record
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 
 OUTCOMES = (Outcome.COMPLETED, Outcome.REFUSED, Outcome.FAILED)
 ERRORS: tuple[ErrorKind | None, ...] = (None, ErrorKind.OVERLOADED, ErrorKind.HTTP, ErrorKind.TIMEOUT)
@@ -30,7 +30,7 @@ class Names:
 
 
 class Timings:
-    """Seconds of stages by name, of those requests that have them."""
+    """Seconds of stages by name, for the requests that have them."""
 
     def __init__(self) -> None:
         self._keys: tuple[str, ...] = ()
@@ -57,24 +57,26 @@ class Timings:
         return {key: value for key, value in zip(self._keys, values, strict=False) if value == value}
 
 
-class Tally(Sequence[Record]):
+class RequestStats(Sequence[Record]):
     """Columns of about 90 bytes per request, read as `Record`s that are made when asked for."""
 
     def __init__(self) -> None:
         self._index = array("q")
         self._times = array("d")
-        """planned, first token, last token, end: four of each request."""
+        """Four numbers per request: planned, first token, last token, end."""
         self._counts = array("i")
-        """prompt tokens, generated tokens, cached tokens, prompt tokens computed: four of each."""
+        """Four numbers per request: prompt tokens, generated tokens, cached tokens, prompt tokens
+        computed."""
         self._codes = array("h")
-        """outcome, error, class, tenant, prefill worker, decode worker, attempts: seven of each."""
+        """Seven numbers per request: outcome, error, class, tenant, prefill worker, decode worker,
+        attempts."""
         self._names = Names()
         self._details: dict[int, int] = {}
         self._timed = Timings()
 
     def add(
         self,
-        demand: Demand,
+        demand: FleetRequest,
         *,
         outcome: Outcome,
         error: ErrorKind | None,
@@ -89,7 +91,7 @@ class Tally(Sequence[Record]):
         attempts: int,
         timings: dict[str, float] | None = None,
     ) -> None:
-        """`timings` are kept of the first `TIMINGS_MAX` requests that have some."""
+        """Add a request. `timings` are kept for the first `TIMINGS_MAX` requests that have some."""
         names = self._names
         if detail:
             self._details[len(self._index)] = names.number(detail)
@@ -122,7 +124,7 @@ class Tally(Sequence[Record]):
         return map(self._record, range(len(self)))
 
     def computed_tokens(self, position: int) -> int:
-        """Prompt tokens that workers computed for it, on all attempts."""
+        """Return the prompt tokens that workers computed for a request, on all attempts."""
         return self._counts[4 * position + 3]
 
     def _record(self, i: int) -> Record:

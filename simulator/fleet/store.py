@@ -1,8 +1,8 @@
 """The KV store under the pools: host memory and SSD of each host, the production's policy and planner, and
-paths with a rate and a line each.
+paths with a rate and a queue each.
 
 Prompts are written through when they are computed; writing costs nothing here. A worker that starts a prompt
-asks what its own host has, and what others have, of the blocks that its pool lacks, and brings what is
+asks what its own host has, and what others have, of the blocks that its pool lacks, and loads what is
 predicted to come sooner than it is computed (`kv_store.planner`).
 """
 
@@ -15,7 +15,7 @@ from engine.scheduling.incoming import Incoming
 from kv_store.planner import PathTimes, Plan, Prompt, plan_load
 from kv_store.tiers.choose import make_policy
 from kv_store.tiers.policy import EvictionPolicy
-from simulator.fleet.agenda import Agenda
+from simulator.clock import VirtualClock
 from simulator.fleet.engine import MacroEngine
 from simulator.fleet.sequence import MacroSequence
 from simulator.fleet.spec import StoreSpec
@@ -23,7 +23,7 @@ from simulator.fleet.spec import StoreSpec
 ROOT = BlockHash(bytes(16))
 
 
-class Shelf:
+class TierBlocks:
     """One tier of one host."""
 
     def __init__(self, policy: EvictionPolicy, capacity_blocks: int) -> None:
@@ -39,7 +39,7 @@ class Shelf:
             self.policy.insert(block, now_s=now_s)
 
     def leaving(self, now_s: float) -> list[BlockHash]:
-        """Who has to go, and is gone."""
+        """Evict what is too much, and return it."""
         gone: list[BlockHash] = []
         while len(self.held) > self.capacity_blocks:
             victim = self.policy.victim(lambda _: True)
@@ -50,7 +50,7 @@ class Shelf:
         return gone
 
 
-class Path:
+class LoadPath:
     """One way that blocks come: they queue, and take their time."""
 
     def __init__(self, bytes_s: float, latency_s: float = 0.0) -> None:
@@ -62,7 +62,7 @@ class Path:
         return max(0.0, self.free_s - now_s) + self.latency_s
 
     def bring(self, size_bytes: float, now_s: float) -> float:
-        """When the last byte is here."""
+        """Move bytes; return when the last one is here."""
         self.free_s = max(now_s, self.free_s) + size_bytes / self.bytes_s
         self.moved_bytes += size_bytes
         return self.free_s + self.latency_s
@@ -71,15 +71,15 @@ class Path:
 class HostStore:
     """The store node of one host."""
 
-    def __init__(self, spec: StoreSpec, block_bytes: float, directory: "Directory") -> None:
+    def __init__(self, spec: StoreSpec, block_bytes: float, directory: "HolderCounts") -> None:
         host_blocks = max(1, int(spec.host_bytes / block_bytes))
-        self.host = Shelf(make_policy(spec.policy, host_blocks), host_blocks)
+        self.host = TierBlocks(make_policy(spec.policy, host_blocks), host_blocks)
         ssd_blocks = int(spec.ssd_bytes / block_bytes)
-        self.ssd = Shelf(make_policy(spec.policy, ssd_blocks), ssd_blocks) if ssd_blocks else None
+        self.ssd = TierBlocks(make_policy(spec.policy, ssd_blocks), ssd_blocks) if ssd_blocks else None
         self.paths = {
-            Tier.HOST: Path(spec.host_bytes_s),
-            Tier.SSD: Path(spec.ssd_read_bytes_s, spec.ssd_latency_s),
-            Tier.PEER: Path(spec.peer_bytes_s),
+            Tier.HOST: LoadPath(spec.host_bytes_s),
+            Tier.SSD: LoadPath(spec.ssd_read_bytes_s, spec.ssd_latency_s),
+            Tier.PEER: LoadPath(spec.peer_bytes_s),
         }
         self._facts: dict[BlockHash, BlockFacts] = {}
         self._directory = directory
@@ -92,7 +92,8 @@ class HostStore:
         return Tier.PEER if self._directory.has(block_hash) else None
 
     def used(self, hashes: Sequence[BlockHash], now_s: float) -> None:
-        """A prompt was computed from these blocks, or brought: all of them are in host memory now."""
+        """Take note that a prompt was computed from these blocks, or loaded: all of them are in host memory
+        now."""
         self.host.policy.expect(hashes, now_s=now_s)
         for depth in range(len(hashes) - 1, -1, -1):
             block_hash = hashes[depth]
@@ -121,7 +122,7 @@ class HostStore:
         self._directory.remove(block_hash)
 
 
-class Directory:
+class HolderCounts:
     """How many hosts have each block."""
 
     def __init__(self) -> None:
@@ -141,26 +142,27 @@ class Directory:
             del self._holders[block_hash]
 
 
-class WorkerStore:
-    """`LoadingStore`: one worker's use of its host's store."""
+class FleetWorkerStore:
+    """The use that one worker makes of its host's store, as a `LoadingStore`."""
 
     def __init__(
         self,
         node: HostStore,
-        agenda: Agenda,
+        clock: VirtualClock,
         engine: MacroEngine,
         cache: PrefixCache,
         *,
         block_tokens: int,
         block_bytes: float,
     ) -> None:
-        self._node, self._agenda, self._engine, self._cache = node, agenda, engine, cache
+        self._node, self._clock, self._engine, self._cache = node, clock, engine, cache
         self._block_tokens, self._block_bytes = block_tokens, block_bytes
         self._times = PathTimes(answer_s=1e-3, copy_block_s=0.0)
         self.loaded_blocks = 0
 
     def find(self, seq: MacroSequence) -> None:
-        """Before it waits for a seat: what is worth bringing is on its way from now on."""
+        """Look for a prompt's blocks before it waits for a seat: what is worth loading is on its way from now
+        on."""
         findable = seq.hashes[: (seq.known_count - 1) // self._block_tokens]
         held = len(self._cache.match(findable))
         spans = self._spans(findable[held:])
@@ -173,7 +175,7 @@ class WorkerStore:
         if not isinstance(plan, Plan) or plan.end <= plan.first:
             return
         incoming = seq.incoming = Incoming(first=plan.first, ready=plan.first, end=plan.end)
-        now_s = self._agenda.now_s
+        now_s = self._clock.now_s
         ready_s = now_s
         position = held
         for span in spans:
@@ -182,10 +184,10 @@ class WorkerStore:
             if count > 0:
                 ready_s = max(ready_s, self._node.paths[span.tier].bring(count * self._block_bytes, now_s))
                 self.loaded_blocks += count
-        self._agenda.at(ready_s, self._arrived, (seq, incoming))
+        self._clock.at(ready_s, self._arrived, (seq, incoming))
 
     def _spans(self, hashes: Sequence[BlockHash]) -> list[FoundSpan]:
-        """Of the leading run that somebody has."""
+        """Return the spans of the leading run of blocks that somebody has."""
         runs: list[tuple[Tier, int]] = []
         for block_hash in hashes:
             tier = self._node.tier_of(block_hash)
@@ -195,7 +197,7 @@ class WorkerStore:
                 runs[-1] = (tier, runs[-1][1] + 1)
             else:
                 runs.append((tier, 1))
-        now_s = self._agenda.now_s
+        now_s = self._clock.now_s
         paths = self._node.paths
         return [
             FoundSpan(tier, count, paths[tier].wait_s(now_s), self._block_bytes / paths[tier].bytes_s)
@@ -205,11 +207,11 @@ class WorkerStore:
     def _arrived(self, what: tuple[MacroSequence, Incoming]) -> None:
         seq, incoming = what
         if seq.incoming is not incoming:
-            return  # it was cancelled, or lost its blocks
+            return  # The sequence was cancelled, or lost its blocks.
         incoming.ready = incoming.end
         self._engine.arrived(seq)
 
     def committed(self, hashes: Sequence[BlockHash], end: int) -> None:
-        """The first `end` blocks of a prompt are computed."""
+        """Take note that the first `end` blocks of a prompt are computed."""
         if end:
-            self._node.used(hashes[:end], self._agenda.now_s)
+            self._node.used(hashes[:end], self._clock.now_s)

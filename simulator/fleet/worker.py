@@ -27,12 +27,12 @@ from baton.core.messages import (
 from baton.core.sampling import FinishReason
 from engine.block_pool import BlockPool, OutOfBlocks
 from engine.prefix_cache import PrefixCache
-from simulator.fleet.agenda import Agenda
+from simulator.clock import VirtualClock
 from simulator.fleet.engine import MacroEngine
-from simulator.fleet.interface import LoadingStore, Surroundings, Usage
-from simulator.fleet.links import Flow, Port
+from simulator.fleet.interface import FleetServices, LoadingStore, WorkerUsage
+from simulator.fleet.links import KVFlow, NetworkPort
 from simulator.fleet.sequence import MacroSequence
-from simulator.fleet.spec import WorkerSpec
+from simulator.fleet.spec import FleetWorkerSpec
 
 TOKEN = 0
 
@@ -48,14 +48,14 @@ class Pull:
     reader: "MacroWorker"
     block_ids: list[BlockId] = field(default_factory=list[BlockId])
     held_count: int = 0
-    flow: Flow | None = None
+    flow: KVFlow | None = None
     last_grant_s: float = 0.0
     is_over: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A prefill phase, from being asked for its KV to the release."""
+    """A prefill phase, from the request for its KV to the release."""
 
     seq: MacroSequence | None = None
     pull: Pull | None = None
@@ -65,29 +65,35 @@ class Handover:
 
 class MacroWorker:
     def __init__(
-        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+        self,
+        worker_id: WorkerId,
+        spec: FleetWorkerSpec,
+        clock: VirtualClock,
+        fleet: FleetServices,
+        *,
+        hop_s: float,
     ) -> None:
         self.worker_id, self.spec = worker_id, spec
-        self._agenda, self._fleet, self._hop_s = agenda, fleet, hop_s
+        self._clock, self._fleet, self._hop_s = clock, fleet, hop_s
         self.pool = BlockPool(spec.block_count, [0] * spec.block_count)
         self.cache = PrefixCache(self.pool)
         self.engine = MacroEngine(
-            agenda,
+            clock,
             self.cache,
             self,
             costs=spec.costs,
             engine=spec.engine,
             block_tokens=spec.block_tokens,
         )
-        self.sender, self.receiver = Port(spec.send_bytes_s), Port(spec.receive_bytes_s)
+        self.sender, self.receiver = NetworkPort(spec.send_bytes_s), NetworkPort(spec.receive_bytes_s)
         self.store: LoadingStore | None = None
         self._sequences: dict[SeqKey, MacroSequence] = {}
-        """In the engine."""
+        """Sequences in the engine."""
         self._handovers: dict[SeqKey, Handover] = {}
         self._waiting: deque[Pull] = deque()
         """Decode phases without blocks."""
         self._pulls: dict[SeqKey, Pull] = {}
-        """Of all decode phases that have not joined."""
+        """Pulls of all decode phases that have not joined."""
         self._outputs: list[SequenceOutput] = []
         self._event_number = 0
         self._heartbeat_s = 0.0
@@ -119,18 +125,18 @@ class MacroWorker:
         self._heartbeat_s = heartbeat_s
         self._say(self.report())
         self.send_snapshot()
-        self._agenda.recurring |= {self._beat, self.hear}
-        self._agenda.after(phase_s, self._beat)
+        self._clock.recurring |= {self._beat, self.hear}
+        self._clock.after(phase_s, self._beat)
 
-    def _beat(self, _: object) -> None:
+    def _beat(self) -> None:
         if self._has_ended:
             return
         self._say(self.report())
-        self._agenda.after(self._heartbeat_s, self._beat)
+        self._clock.after(self._heartbeat_s, self._beat)
 
-    def usage(self) -> Usage:
+    def usage(self) -> WorkerUsage:
         engine = self.engine
-        return Usage(engine.busy_s, engine.waiting_tokens, engine.decoding_count, self.pool.held_count)
+        return WorkerUsage(engine.busy_s, engine.waiting_tokens, engine.decoding_count, self.pool.held_count)
 
     def report(self) -> LoadReport:
         engine = self.engine
@@ -150,12 +156,13 @@ class MacroWorker:
         )
 
     def drain(self) -> None:
-        """Nothing new comes: the router hears of it."""
+        """Drain: the router hears of it, so that nothing new comes."""
         self._is_draining = True
         self._say(self.report())
 
     def take_role(self, role: Role) -> None:
-        """Idle after a drain: from now on it serves as `role`. Weights and cached blocks stay."""
+        """Switch the role of an idle worker after a drain: from now on it serves as `role`. Weights and
+        cached blocks stay."""
         assert self.is_idle, f"{self.worker_id} still has sequences"
         self.spec = replace(self.spec, role=role)
         self._is_draining = False
@@ -284,7 +291,7 @@ class MacroWorker:
         self._emit(seq, seq.end_count, FinishReason.LENGTH)
 
     def _emit(self, seq: MacroSequence, known_count: int, finish: FinishReason | None) -> None:
-        """Tells the router the tokens that it does not have."""
+        """Tell the router the tokens that it does not have."""
         told = seq.start.generated_count if seq.told_count is None else seq.told_count
         is_first = seq.told_count is None and seq.first_step_s is not None
         seq.told_count = known_count - seq.prompt_count
@@ -303,7 +310,7 @@ class MacroWorker:
         assert seq.first_step_s is not None
         begun_s = seq.first_step_s
         waited_s = max(0.0, begun_s - seq.arrived_s)
-        computing_s = self._agenda.now_s - begun_s
+        computing_s = self._clock.now_s - begun_s
         return PhaseTimings(waited_s, seq.load_s, max(0.0, computing_s - seq.load_s))
 
     def step_ended(self) -> None:
@@ -324,17 +331,17 @@ class MacroWorker:
     # --- prefill: what others read --------------------------------------------------------------
 
     def asked(self, pull: Pull) -> None:
-        """A decode worker reserved blocks and wants the rest."""
+        """Hear that a decode worker reserved blocks and wants the rest."""
         if pull.is_over:
             return
         handover = self._handovers.setdefault(pull.key, Handover())
         handover.pull = pull
         reader = pull.reader
-        pull.flow = Flow(self._agenda, self.sender, reader.receiver, lambda: reader.drained(pull))
+        pull.flow = KVFlow(self._clock, self.sender, reader.receiver, lambda: reader.drained(pull))
         self._offer(handover)
 
     def _offer(self, handover: Handover | None) -> None:
-        """What is committed and was not offered may be read now."""
+        """Make what is committed and was not offered readable now."""
         if handover is None or handover.pull is None or handover.seq is None:
             return
         seq, pull = handover.seq, handover.pull
@@ -347,10 +354,10 @@ class MacroWorker:
         size = max(0, ready - before) * self.spec.kv_token_bytes
         if size or handover.is_computed:
             grant = (pull, size, handover.is_computed)
-            self._agenda.after(self._hop_s, pull.reader.granted, grant)
+            self._clock.after(self._hop_s, pull.reader.granted, grant)
 
     def released(self, key: SeqKey) -> None:
-        """All was read."""
+        """Hear that all was read."""
         handover = self._handovers.pop(key, None)
         seq = self._sequences.pop(key, None)
         if handover is None or seq is None:
@@ -373,7 +380,7 @@ class MacroWorker:
         self._waiting.append(pull)
         self._admit_pulls()
         if not pull.block_ids:
-            self._agenda.after(self.spec.transfer.receive_wait_s, self._lost_patience, pull)
+            self._clock.after(self.spec.transfer.receive_wait_s, self._lost_patience, pull)
 
     def _lost_patience(self, pull: Pull) -> None:
         if not pull.is_over and not pull.block_ids:
@@ -395,23 +402,24 @@ class MacroWorker:
                 return
             self._waiting.popleft()
             pull.block_ids, pull.held_count = got.blocks, got.cached_count
-            self._agenda.after(self._hop_s, self._peer(pull.source).asked, pull)
+            self._clock.after(self._hop_s, self._peer(pull.source).asked, pull)
 
     def granted(self, grant: tuple[Pull, float, bool]) -> None:
-        """Its source lets it read so many bytes more; with the last goes the first token."""
+        """Hear that the owner makes so many bytes more readable; with the last of them comes the first
+        token."""
         pull, size, is_last = grant
         if pull.is_over or pull.flow is None:
             return
-        pull.last_grant_s = self._agenda.now_s
+        pull.last_grant_s = self._clock.now_s
         pull.flow.offer(size, is_last=is_last)
 
     def drained(self, pull: Pull) -> None:
-        """All its KV is here."""
+        """Hear that all KV of a sequence is here."""
         if pull.is_over:
             return
         pull.is_over = True
         del self._pulls[pull.key]
-        self._agenda.after(self._hop_s, self._peer(pull.source).released, pull.key)
+        self._clock.after(self._hop_s, self._peer(pull.source).released, pull.key)
         seq = self._sequence(pull.key, pull.start)
         full = min(len(pull.start.tokens) // self.spec.block_tokens, len(seq.hashes))
         for i in range(pull.held_count, full):
@@ -422,7 +430,7 @@ class MacroWorker:
         self._sequences[pull.key] = seq
         flow = pull.flow
         moved, busy_s = (0.0, 0.0) if flow is None else (flow.moved_bytes, flow.busy_s)
-        handover_s = self._agenda.now_s - pull.last_grant_s
+        handover_s = self._clock.now_s - pull.last_grant_s
         self._say(SequenceJoined(*pull.key, int(moved), busy_s, handover_s))
         self._emit(seq, seq.known_count, None)
         outputs, self._outputs = tuple(self._outputs), []
@@ -439,11 +447,11 @@ class MacroWorker:
             pull.flow.stop()
         if pull.block_ids:
             self.pool.give_back(pull.block_ids)
-            self._agenda.after(self._hop_s, self._peer(pull.source).unread, pull.key)
+            self._clock.after(self._hop_s, self._peer(pull.source).unread, pull.key)
 
     def unread(self, key: SeqKey) -> None:
-        """The decode worker gave up. What is computed is held no longer; what is not goes on until the
-        router cancels it."""
+        """Hear that the decode worker gave up. What is computed is held no longer; what is not goes on until
+        the router cancels it."""
         handover = self._handovers.get(key)
         if handover is None:
             return

@@ -9,10 +9,10 @@ from baton.core.ids import BlockHash
 from loadgen.lengths import Plan, PlannedRequest
 
 OWN = 0x6F776E
-"""Blocks that only one request has are hashed with it."""
+"""Number with which blocks that only one request has are hashed."""
 
 
-class Demand(NamedTuple):
+class FleetRequest(NamedTuple):
     """One request."""
 
     number: int
@@ -20,16 +20,17 @@ class Demand(NamedTuple):
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...]
-    """Of its trace blocks, the partial one at the end included; empty: nothing is shared."""
+    """Ids of its trace blocks, the partial one at the end included; empty when nothing is shared."""
     copy: int = 0
-    """Copies of a trace share nothing with each other."""
+    """Number of the trace's copy. Copies of a trace have nothing in common with each other."""
     slo_class: str = ""
     tenant: str = ""
 
 
-def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[Demand]:
-    """In order of arrival. Copy k of the trace begins k/copies of its length into it and wraps around, and
-    its conversations are its own: the load of as many such clusters, not in step. One copy is in memory."""
+def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequest]:
+    """Yield requests in order of arrival. Copy k of the trace begins k/copies of its length into it and wraps
+    around, and its conversations are its own: the load of as many such clusters, not in step. One copy is in
+    memory."""
     requests = plan.requests
     if copies == 1:
         for request in requests:
@@ -67,8 +68,8 @@ def _push(
     heappush(heap, (max(0.0, at_s), copy, position, shift_s))
 
 
-def _demand(request: PlannedRequest, number: int, at_s: float, copy: int) -> Demand:
-    return Demand(
+def _demand(request: PlannedRequest, number: int, at_s: float, copy: int) -> FleetRequest:
+    return FleetRequest(
         number,
         at_s,
         int(request.input_tokens),
@@ -82,19 +83,19 @@ def _demand(request: PlannedRequest, number: int, at_s: float, copy: int) -> Dem
 
 def poisson(
     *, rate: float, count: int, input_tokens: int, output_tokens: int, seed: int = 0, tenant: str = ""
-) -> Iterator[Demand]:
-    """Uniform lengths, nothing shared, `rate` requests per second."""
+) -> Iterator[FleetRequest]:
+    """Yield requests of uniform lengths that share nothing, `rate` of them per second."""
     rng = Random(f"{seed}/poisson")
     at_s = 0.0
     for index in range(count):
         at_s += rng.expovariate(rate)
-        yield Demand(index, at_s, input_tokens, output_tokens, (), tenant=tenant)
+        yield FleetRequest(index, at_s, input_tokens, output_tokens, (), tenant=tenant)
 
 
-def merged(streams: Iterable[Iterator[Demand]]) -> Iterator[Demand]:
-    """Several streams in order of arrival, numbered anew."""
+def merged(streams: Iterable[Iterator[FleetRequest]]) -> Iterator[FleetRequest]:
+    """Merge several streams in order of arrival, numbered anew."""
     iterators = list(streams)
-    heap: list[tuple[float, int, Demand]] = []
+    heap: list[tuple[float, int, FleetRequest]] = []
     for number, stream in enumerate(iterators):
         if (first := next(stream, None)) is not None:
             heappush(heap, (first.at_s, number, first))
@@ -107,18 +108,18 @@ def merged(streams: Iterable[Iterator[Demand]]) -> Iterator[Demand]:
             heappush(heap, (following.at_s, number, following))
 
 
-class Namer:
+class PromptHasher:
     """Block hashes of prompts, from what the trace says of them. Equal prefixes get equal hashes, also where
     an id names a block's own content and not all before it."""
 
     def __init__(self, *, trace_block_tokens: float, block_tokens: int) -> None:
-        """`trace_block_tokens` need not be whole; 0: the trace knows no prefixes."""
+        """Set up. `trace_block_tokens` need not be whole; 0 means that the trace knows no prefixes."""
         self._block_tokens = block_tokens
         self._per_block = block_tokens / trace_block_tokens if trace_block_tokens else 1.0
         self._last_token = (block_tokens - 1) / trace_block_tokens if trace_block_tokens else 0.0
 
-    def hashes_of(self, demand: Demand) -> list[BlockHash]:
-        """Of the full blocks of its prompt."""
+    def hashes_of(self, demand: FleetRequest) -> list[BlockHash]:
+        """Return the hashes of the full blocks of a request's prompt."""
         full = demand.input_tokens // self._block_tokens
         ids, salt = demand.hash_ids, demand.copy
         found: list[BlockHash] = []
@@ -138,7 +139,7 @@ class Namer:
 
 
 def _name(first: int, second: int) -> BlockHash:
-    """Spread over all bits, as real hashes are: indexes rely on it."""
+    """Return a hash that is spread over all bits, as real hashes are: indexes rely on it."""
     return BlockHash(first.to_bytes(8, "big", signed=True) + second.to_bytes(8, "big", signed=True))
 
 
@@ -151,5 +152,5 @@ class TraceHashes:
         self._hashes = hashes
 
     def of(self, tokens: object, fingerprint: str, block_tokens: int) -> list[BlockHash]:
-        """Always of the prompt: what is generated has no name in a trace."""
+        """Return the prompt's hashes in every case: what is generated has no name in a trace."""
         return self._hashes

@@ -1,4 +1,4 @@
-"""`baton plan`: the cheapest cluster for a trace, by search over the simulator."""
+"""`baton plan` searches the cheapest cluster for a trace over the fleet simulator."""
 
 import math
 import sys
@@ -21,10 +21,18 @@ from loadgen.sources import open_trace
 from loadgen.traces import cut
 from simulator.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS, block_tokens_of
 from simulator.hardware import ModelShape, find_model
-from simulator.plan.clusters import Shape
+from simulator.plan.clusters import ReplicaShape
 from simulator.plan.search import Found, Tried, search
-from simulator.plan.shapes import EngineSize, Load, Objectives, is_slower, kinds, parse_prices, shapes
-from simulator.plan.show import Done, share_of, show, words
+from simulator.plan.shapes import (
+    EngineSize,
+    PlannedLoad,
+    PlanObjectives,
+    is_slower,
+    kinds,
+    parse_prices,
+    shapes,
+)
+from simulator.plan.show import PlanResult, share_of, show, words
 from simulator.plan.values import helm_values
 from simulator.plan.verify import verify
 
@@ -54,21 +62,21 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlanTask:
     """What to plan for."""
 
     model: ModelShape
     plan: Plan
     own_rate: float
-    """Of `plan`, requests per second."""
+    """Rate of `plan` in requests per second."""
     rate: float
     headroom: float
-    objectives: Objectives
+    objectives: PlanObjectives
     size: EngineSize
 
-    def load_at(self, headroom: float) -> Load:
+    def load_at(self, headroom: float) -> PlannedLoad:
         rate = self.rate * headroom
-        return Load(self.plan, rate / self.own_rate, rate, self.objectives, self.size)
+        return PlannedLoad(self.plan, rate / self.own_rate, rate, self.objectives, self.size)
 
 
 def plan(
@@ -106,13 +114,13 @@ def plan(
                        attain=attain, weight_bytes=weight_bytes)  # fmt: skip
         asked = _requests(trace, limit, parse_factor(length_scale))
         own_rate = _own_rate(asked, trace)
-        task = Task(
+        task = PlanTask(
             model=find_model(model),
             plan=asked,
             own_rate=own_rate,
             rate=own_rate if rate is None else rate,
             headroom=headroom,
-            objectives=Objectives(ttft_slo, tpot_slo, attain),
+            objectives=PlanObjectives(ttft_slo, tpot_slo, attain),
             size=EngineSize(STEP_TOKENS, BATCH_SEQUENCES),
         )
         listed = shapes(
@@ -120,7 +128,7 @@ def plan(
             block_tokens=block_tokens_of(asked),
         )  # fmt: skip
         found = _search(task, listed, simulations, console)
-        done = Done(task.model.name, task.rate, task.headroom, _headroom(task, found, console),
+        done = PlanResult(task.model.name, task.rate, task.headroom, _headroom(task, found, console),
                     task.objectives, found)  # fmt: skip
         _publish(done, values=values, as_json=json)
     except SetupError as error:
@@ -131,7 +139,7 @@ def plan(
 
 
 def _requests(trace: str, limit: int, length_scale: Fraction) -> Plan:
-    """The same as `baton simulate` makes of the trace. Raises SetupError."""
+    """Make the same plan of the trace as `baton simulate` does. Raises SetupError."""
     taken = cut(open_trace(trace, requests=limit), limit=limit)
     return make_plan(taken, Scaling(length_scale, length_scale), spread=True, seed=0)
 
@@ -144,7 +152,7 @@ def _own_rate(asked: Plan, trace: str) -> float:
 
 
 def _check_numbers(**options: float | None) -> None:
-    """Bounds of options let NaN through, and infinity where there is no upper one."""
+    """Refuse NaN and infinity, which bounds of options let through where they are open."""
     for name, value in options.items():
         if value is not None and not math.isfinite(value):
             flag = "--" + name.replace("_", "-")
@@ -171,7 +179,7 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _search(task: Task, listed: Sequence[Shape], simulations: int, console: Console) -> Found:
+def _search(task: PlanTask, listed: Sequence[ReplicaShape], simulations: int, console: Console) -> Found:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     load = task.load_at(task.headroom)
     with Progress(*columns, console=console) as progress:
@@ -195,8 +203,8 @@ def _search(task: Task, listed: Sequence[Shape], simulations: int, console: Cons
         )
 
 
-def _headroom(task: Task, found: Found, console: Console) -> float | None:
-    """How many times the rate the best cluster still serves, as far as was looked."""
+def _headroom(task: PlanTask, found: Found, console: Console) -> float | None:
+    """Return how many times the rate the best cluster still serves, as far as was looked."""
     if found.best is None:
         return None
     reached = task.headroom
@@ -209,7 +217,7 @@ def _headroom(task: Task, found: Found, console: Console) -> float | None:
     return reached
 
 
-def _publish(done: Done, *, values: Path | None, as_json: bool) -> None:
+def _publish(done: PlanResult, *, values: Path | None, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(orjson.dumps(done.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
     else:

@@ -9,13 +9,13 @@ from simulator.hardware import Node
 Counts = tuple[int, ...]
 """Replicas of each pool of a kind, in its order."""
 Needs = tuple[float, ...]
-"""Of each pool of a kind: replicas that a work takes where that pool has all of it."""
+"""Replicas of each pool of a kind that a piece of work takes where that pool has all of it."""
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What one replica of a pool is."""
+class ReplicaShape:
+    """The GPUs and the parallelism of one replica."""
 
     node: Node
     price_per_gpu_hour: float
@@ -32,8 +32,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    shape: Shape
+class PlannedPool:
+    shape: ReplicaShape
     count: int
 
     @property
@@ -47,14 +47,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Either prefill and decode, or both."""
+    """A cluster of either a prefill and a decode pool, or one aggregated pool."""
 
-    prefill: Pool | None = None
-    decode: Pool | None = None
-    aggregated: Pool | None = None
+    prefill: PlannedPool | None = None
+    decode: PlannedPool | None = None
+    aggregated: PlannedPool | None = None
 
     @property
-    def pools(self) -> dict[Role, Pool]:
+    def pools(self) -> dict[Role, PlannedPool]:
         named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.AGGREGATED: self.aggregated}
         return {role: pool for role, pool in named.items() if pool is not None}
 
@@ -71,34 +71,35 @@ class ClusterPlan:
         return sum(pool.count for pool in self.pools.values())
 
 
-class Verdict(NamedTuple):
-    """What the simulator says of one cluster: shares of all offered requests."""
+class ClusterVerdict(NamedTuple):
+    """What the simulator says of one cluster, as shares of all requests."""
 
     met: float
-    """Both objectives. Of a run that was given up: at most so many, had it gone on."""
+    """Share that met both objectives. For a run that was given up it is the most that it could have
+    become."""
     ttft_met: float
     tpot_met: float
     aborted: bool = False
     so_far: float = 1.0
-    """Of the requests whose fate was known at the end of the run: those that met both."""
+    """Share of the requests whose fate was known at the end of the run that met both."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ClusterKind:
     """Clusters of the same shapes."""
 
-    shapes: tuple[tuple[Role, Shape], ...]
-    """Prefill and decode, or both alone."""
+    shapes: tuple[tuple[Role, ReplicaShape], ...]
+    """Shapes of prefill and decode, or of the aggregated pool alone."""
     guess: Counts
-    """What the phases alone say, and never less than the work needs."""
+    """Counts by what the phases alone say, and never less than the work needs."""
     needs: tuple[Needs, ...] = ()
-    """Of each work that must be done, wherever."""
+    """Needs of each piece of work that must be done, wherever."""
     is_doubtful: bool = False
     """The phases say that one of its workers serves no rate at all."""
 
     @property
     def prices(self) -> tuple[float, ...]:
-        """Of one replica of each pool, dollars per hour."""
+        """Prices of one replica of each pool, in dollars per hour."""
         return tuple(shape.price_per_hour for _, shape in self.shapes)
 
     @property
@@ -106,7 +107,7 @@ class Kind:
         return ", ".join(f"{role.value} on {shape.name}" for role, shape in self.shapes)
 
     def can_do_the_work(self, counts: Counts) -> bool:
-        """Whether it fits into the time, were nothing ever waited for."""
+        """Whether the work fits into the time, were nothing ever waited for."""
         return all(
             sum(count / max(need, ROUNDING) for count, need in zip(counts, needs, strict=True))
             >= 1 - ROUNDING
@@ -115,7 +116,7 @@ class Kind:
 
     @property
     def least_price(self) -> float:
-        """Dollars per hour; no cluster of this kind is cheaper and does the work."""
+        """Price in dollars per hour below which no cluster of this kind does the work."""
         return max(
             [
                 sum(self.prices),
@@ -128,6 +129,7 @@ class Kind:
 
     def cluster(self, counts: Counts) -> ClusterPlan:
         pools = {
-            role.value: Pool(shape, count) for (role, shape), count in zip(self.shapes, counts, strict=True)
+            role.value: PlannedPool(shape, count)
+            for (role, shape), count in zip(self.shapes, counts, strict=True)
         }
         return ClusterPlan(**pools)

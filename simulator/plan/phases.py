@@ -16,7 +16,7 @@ RATE_PRECISION = 0.02
 RATE_MAX = 1e6
 
 
-class Demand(NamedTuple):
+class PhaseRequest(NamedTuple):
     """One request, as one worker sees it."""
 
     at_s: float
@@ -26,8 +26,8 @@ class Demand(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """One replica's costs and room."""
+class PhaseWorker:
+    """Costs and room of one replica."""
 
     costs: StepCosts
     pool_tokens: int
@@ -35,9 +35,9 @@ class Worker:
     batch_max: int
 
 
-def prefill_ttfts(demands: Sequence[Demand], worker: Worker, *, stretch: float) -> list[float]:
-    """TTFT of each request at one prefill worker, first come first served; arrivals `stretch` times as far
-    apart. Seconds."""
+def prefill_ttfts(demands: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
+    """Return the TTFT in seconds of each request at one prefill worker, first come first served, with
+    arrivals `stretch` times as far apart."""
     free_s = 0.0
     ttfts: list[float] = []
     for one in demands:
@@ -50,15 +50,15 @@ def prefill_ttfts(demands: Sequence[Demand], worker: Worker, *, stretch: float) 
     return ttfts
 
 
-class _Batch:
-    """Sequences that decode together: each gains one token per step, so all of them follow one count."""
+class _PhaseBatch:
+    """Sequences that decode together. Each gains one token per step, so all of them follow one count."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: PhaseWorker) -> None:
         self._costs, self._worker = worker.costs, worker
         self._tokens = 0.0
         """Tokens that a sequence which was here from the start would have by now."""
         self._ends: list[tuple[float, int, float, int, int]] = []
-        """(count at the end, number, joined, output tokens, positions when it joined)."""
+        """Heap of (count at the end, number, joined, output tokens, positions when it joined)."""
         self._context = 0.0
         self._reserved = 0
         self._number = 0
@@ -67,14 +67,14 @@ class _Batch:
     def _step_s(self) -> float:
         return self._costs.step_s(decodes=len(self._ends), context_tokens=self._context)
 
-    def fits(self, one: Demand) -> bool:
+    def fits(self, one: PhaseRequest) -> bool:
         held = one.input_tokens + one.output_tokens
         has_room = (
             self._reserved + held <= self._worker.pool_tokens and len(self._ends) < self._worker.batch_max
         )
         return has_room or not self._ends
 
-    def join(self, one: Demand, now_s: float) -> None:
+    def join(self, one: PhaseRequest, now_s: float) -> None:
         tokens = max(1, one.output_tokens - 1)
         self._number += 1
         entry = (self._tokens + tokens, self._number, now_s, tokens, one.input_tokens)
@@ -83,7 +83,8 @@ class _Batch:
         self._reserved += one.input_tokens + one.output_tokens
 
     def run(self, now_s: float, until_s: float) -> tuple[float, float | None]:
-        """(the time then, the TPOT of the sequence that ended): up to `until_s` or to the next end."""
+        """Go on up to `until_s` or to the next end; return the time then, and the TPOT of the sequence that
+        ended."""
         if not self._ends:
             return until_s, None
         count, _, joined_s, tokens, positions = self._ends[0]
@@ -109,10 +110,10 @@ class _Batch:
         self._context += tokens * len(self._ends)
 
 
-def decode_tpots(demands: Sequence[Demand], worker: Worker, *, stretch: float) -> list[float]:
-    """TPOT of each request with more than one token at one decode worker, waiting for room included; arrivals
-    `stretch` times as far apart. Seconds per token."""
-    batch, waiting = _Batch(worker), deque[tuple[float, Demand]]()
+def decode_tpots(demands: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
+    """Return the TPOT in seconds of each request with more than one token at one decode worker, waiting for
+    room included, with arrivals `stretch` times as far apart."""
+    batch, waiting = _PhaseBatch(worker), deque[tuple[float, PhaseRequest]]()
     now_s, tpots = 0.0, list[float]()
 
     def advance(until_s: float) -> None:
@@ -144,7 +145,7 @@ def decode_tpots(demands: Sequence[Demand], worker: Worker, *, stretch: float) -
 
 
 def rate_max(share_met: Callable[[float], float], *, mean_rate: float, attain: float) -> float:
-    """The highest rate (requests per second) at which `share_met(stretch)` is at least `attain`, to
+    """Return the highest rate (requests per second) at which `share_met(stretch)` is at least `attain`, to
     `RATE_PRECISION`; 0 when no rate is low enough. `mean_rate` is that of stretch 1."""
     rate = mean_rate
     if share_met(mean_rate / rate) >= attain:

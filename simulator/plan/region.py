@@ -5,46 +5,47 @@ from itertools import product
 from math import ceil, log
 
 from baton.core.messages import Role
-from simulator.plan.clusters import Counts, Kind, Verdict
+from simulator.plan.clusters import ClusterKind, ClusterVerdict, Counts
 
 REPLICAS_MAX = 4096
-"""Of all pools together: a router follows no more workers."""
+"""Most replicas of all pools together: a router follows no more workers."""
 SLACK = 0.02
-"""Share of requests. More replicas serve better, but for chance: a cluster that missed the goal by less says
-nothing of smaller ones."""
+"""Share of requests that chance may cost. More replicas serve better otherwise, so a cluster that missed the
+goal by less says nothing of smaller ones."""
 GROWTH = 1.5
 SHORT = 1.25
 """A pool that was too small is believed to need so many times its replicas."""
 VAIN_GROWTH = 4.0
 """A kind that has so many times the replicas it began with and serves no better will not serve by growing."""
 GAIN_MIN = 0.005
-"""Share of requests; less is chance."""
+"""Share of requests that counts as a gain; less is chance."""
 CENT = 1e-6
 """Prices that differ by less are the same."""
 
 
 class Region:
-    """Knows one kind's verdicts and what follows from them."""
+    """The verdicts on one kind, and what follows from them."""
 
-    def __init__(self, kind: Kind, *, attain: float) -> None:
+    def __init__(self, kind: ClusterKind, *, attain: float) -> None:
         self.kind = kind
         self._attain = attain
-        self.verdicts: dict[Counts, Verdict] = {}
+        self.verdicts: dict[Counts, ClusterVerdict] = {}
         self._failed: list[Counts] = []
-        """Clearly: so does whatever has no more of any pool. None lies below another."""
+        """Counts that failed clearly, so that whatever has no more of any pool fails too. None lies below
+        another."""
         self._short: dict[Role, int] = {}
-        """The largest pool that was found too small."""
+        """The largest pool of each role that was found too small."""
         self._grown: Counts | None = kind.guess if sum(kind.guess) <= REPLICAS_MAX else None
-        """What to try next as long as nothing passed."""
+        """Counts to try next as long as nothing passed."""
         self._gained = (-1.0, sum(kind.guess))
-        """The best `so_far` and with how many replicas."""
+        """The best `so_far`, and with how many replicas it came."""
 
     def passes(self, counts: Counts) -> bool:
         verdict = self.verdicts.get(counts)
         return verdict is not None and not verdict.aborted and verdict.met >= self._attain
 
-    def learn(self, counts: Counts, verdict: Verdict) -> bool:
-        """Whether it passes."""
+    def learn(self, counts: Counts, verdict: ClusterVerdict) -> bool:
+        """Take a verdict; return whether the cluster passes."""
         self.verdicts[counts] = verdict
         if self.passes(counts):
             return True
@@ -57,21 +58,21 @@ class Region:
             self._grow(counts, index, verdict)
         return False
 
-    def is_clear(self, verdict: Verdict) -> bool:
-        """It failed, and so would whatever is smaller."""
+    def is_clear(self, verdict: ClusterVerdict) -> bool:
+        """Whether a cluster failed in such a way that whatever is smaller would fail, too."""
         return verdict.aborted or verdict.met < self._attain - SLACK
 
     def rule_out(self, counts: Counts) -> None:
-        """And whatever has no more of any pool."""
+        """Rule out a cluster and whatever has no more of any pool."""
         self._failed = [c for c in self._failed if not _is_within(c, counts)] + [counts]
 
-    def _lacking(self, verdict: Verdict) -> int:
-        """The pool whose objective was missed more often."""
+    def _lacking(self, verdict: ClusterVerdict) -> int:
+        """Return the pool whose objective was missed more often."""
         if len(self.kind.shapes) == 1:
             return 0
         return 0 if verdict.ttft_met <= verdict.tpot_met else 1
 
-    def _grow(self, counts: Counts, index: int, verdict: Verdict) -> None:
+    def _grow(self, counts: Counts, index: int, verdict: ClusterVerdict) -> None:
         best, replicas = self._gained
         if verdict.so_far > best + GAIN_MIN:
             self._gained = best, replicas = verdict.so_far, sum(counts)
@@ -81,7 +82,7 @@ class Region:
         self._grown = None if is_vain or sum(grown) > REPLICAS_MAX else tuple(grown)
 
     def grown(self) -> Counts | None:
-        """The next to try until one passes; None: growing does not help."""
+        """Return the next cluster to try until one passes; None when growing does not help."""
         while self._grown is not None and self.is_ruled_out(self._grown):  # by a faster kind
             self._grown = tuple(ceil(count * GROWTH) for count in self._grown)
             if sum(self._grown) > REPLICAS_MAX:
@@ -89,7 +90,7 @@ class Region:
         return self._grown
 
     def is_ruled_out(self, counts: Counts) -> bool:
-        """By what was simulated or by the work alone."""
+        """Whether a cluster is ruled out by what was simulated or by the work alone."""
         if min(counts) < 1 or not self.kind.can_do_the_work(counts):
             return True
         return any(_is_within(counts, failed) for failed in self._failed)
@@ -98,8 +99,8 @@ class Region:
         return counts not in self.verdicts and not self.is_ruled_out(counts)
 
     def open_below(self, price: float) -> Iterator[Counts]:
-        """The largest clusters cheaper than `price` (dollars per hour) that may still pass. When there are
-        none, no cheaper cluster of this kind passes."""
+        """Yield the largest clusters cheaper than `price` (dollars per hour) that may still pass. When there
+        are none, no cheaper cluster of this kind passes."""
         *heads, last_price = self.kind.prices
         spans = [range(1, min(REPLICAS_MAX, int(price / each) + 1)) for each in heads]
         for head in product(*spans):
@@ -114,8 +115,8 @@ class Region:
                     break
 
     def between(self, counts: Counts) -> Counts | None:
-        """Halfway from a cluster that passes to the smallest that may, in one pool, the dearest first; None:
-        no pool alone can be smaller."""
+        """Return the cluster halfway from one that passes to the smallest that may, in one pool, the dearest
+        first; None when no pool alone can be smaller."""
         by_price = sorted(range(len(counts)), key=lambda i: -counts[i] * self.kind.prices[i])
         for index in by_price:
             low = counts[index] - 1
@@ -126,21 +127,22 @@ class Region:
         return None
 
     def smaller(self, counts: Counts) -> Iterator[Counts]:
-        """With one replica less of one pool, not simulated yet."""
+        """Yield clusters with one replica less of one pool that were not simulated yet."""
         for index, count in enumerate(counts):
             less = _with(counts, index, count - 1)
             if count > 1 and less not in self.verdicts:
                 yield less
 
     def wanted(self, bias: Mapping[Role, float]) -> tuple[float, ...]:
-        """Replicas that each pool is believed to need. `bias`: by how much phases were wrong elsewhere."""
+        """Return the replicas that each pool is believed to need. `bias` says by how much phases were wrong
+        elsewhere."""
         believed: list[float] = []
         for (role, _), guess in zip(self.kind.shapes, self.kind.guess, strict=True):
             believed.append(max(1.0, guess * bias.get(role, 1.0), SHORT * self._short.get(role, 0)))
         return tuple(believed)
 
     def likeliest_below(self, price: float, bias: Mapping[Role, float]) -> Counts | None:
-        """Of `open_below`: the one whose scarcest pool is the least so."""
+        """Return the one of `open_below` whose scarcest pool is the least scarce."""
         wanted = self.wanted(bias)
 
         def scarcity(counts: Counts) -> float:
@@ -154,5 +156,5 @@ def _with(counts: Counts, index: int, count: int) -> Counts:
 
 
 def _is_within(counts: Counts, other: Counts) -> bool:
-    """No more of any pool."""
+    """Whether a cluster has no more of any pool than another."""
     return all(one <= two for one, two in zip(counts, other, strict=True))

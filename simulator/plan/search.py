@@ -1,15 +1,16 @@
-"""The cheapest cluster that attains the goal, by simulating as few as that takes. Pure but for `verify`.
+"""The cheapest cluster that attains the goal, found with as few simulations as that takes. Everything but
+`verify` is pure.
 
-It rests on one thing: more replicas, or faster ones, serve no worse, but for chance. A cluster that fails
-clearly rules out all that have no more of any pool, of its own shapes or of slower ones. When that leaves
-none that is cheaper than the best, the best is the cheapest. What phases say only orders the search: where
-to begin, and what to try next.
+The search rests on one thing: more replicas, or faster ones, serve no worse, but for chance. A cluster that
+fails clearly rules out all that have no more of any pool, of its own shapes or of slower ones. When that
+leaves none that is cheaper than the best, the best is the cheapest. What phases say only orders the search:
+where to begin, and what to try next.
 
 1. Until one passes: each kind from its guess, the cheapest first, growing the pool that was short.
 2. From one that passes: half-way to what is ruled out, one pool at a time.
 3. Elsewhere: the largest clusters that are cheaper than the best, of its own kind and of the others.
-4. The best with one replica less of each pool, simulated even where it is ruled out already.
-5. With what is left of the simulations: a runner-up of another kind.
+4. Around the best: one replica less of each pool, simulated even where it is ruled out already.
+5. While simulations are left: a runner-up of another kind.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,32 +18,33 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.messages import Role
-from simulator.plan.clusters import ClusterPlan, Counts, Kind, Verdict
+from simulator.plan.clusters import ClusterKind, ClusterPlan, ClusterVerdict, Counts
 from simulator.plan.region import CENT, Region
 
 RUNNER_UP_SIMULATIONS = 12
 
-Verify = Callable[[ClusterPlan], Verdict]
-IsSlower = Callable[[Kind, Kind], bool]
+Verify = Callable[[ClusterPlan], ClusterVerdict]
+IsSlower = Callable[[ClusterKind, ClusterKind], bool]
 """Whether every worker of the first kind is no better in anything than that of the second in its place."""
 
 
 class Tried(NamedTuple):
     plan: ClusterPlan
-    verdict: Verdict
+    verdict: ClusterVerdict
     passed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     best: Tried | None
-    """None: nothing that was tried serves the trace."""
+    """The cheapest that passed; None when nothing that was tried serves the trace."""
     runner_up: Tried | None
-    """Of another kind; the cheapest of those that were tried."""
+    """The cheapest that passed of another kind."""
     tried: tuple[Tried, ...]
     is_complete: bool
-    """Nothing cheaper than the best passes. False: the simulations ran out before that was known."""
-    left_out: tuple[Kind, ...]
+    """Whether it is known that nothing cheaper than the best passes; False when the simulations ran out
+    before."""
+    left_out: tuple[ClusterKind, ...]
     """Kinds of which none was simulated."""
 
 
@@ -50,29 +52,29 @@ class _OutOfSimulations(Exception):
     pass
 
 
-class _Step(NamedTuple):
+class _SearchStep(NamedTuple):
     region: Region
     counts: Counts
 
 
 class _Search:
     def __init__(
-        self, kinds: Sequence[Kind], verify: Verify, *, attain: float, simulations_max: int,
+        self, kinds: Sequence[ClusterKind], verify: Verify, *, attain: float, simulations_max: int,
         is_slower: IsSlower, on_tried: Callable[[Tried], None],
     ) -> None:  # fmt: skip
         self.regions = [Region(kind, attain=attain) for kind in kinds]
         self._verify, self._is_slower, self._on_tried = verify, is_slower, on_tried
         self._left = simulations_max
         self.tried: list[Tried] = []
-        self.best: _Step | None = None
+        self.best: _SearchStep | None = None
         self.bias: dict[Role, float] = {}
         """Replicas that the best needs, over what phases say it needs."""
 
-    def price_of(self, step: _Step) -> float:
+    def price_of(self, step: _SearchStep) -> float:
         return step.region.kind.price_of(step.counts)
 
-    def simulate(self, step: _Step) -> bool:
-        """Whether it passes. Raises _OutOfSimulations."""
+    def simulate(self, step: _SearchStep) -> bool:
+        """Simulate a cluster; return whether it passes. Raises _OutOfSimulations."""
         if self._left <= 0:
             raise _OutOfSimulations
         self._left -= 1
@@ -94,24 +96,25 @@ class _Search:
 
     # --- what to simulate next ------------------------------------------------------------------
 
-    def next_of_all(self) -> _Step | None:
-        """None: it is over."""
+    def next_of_all(self) -> _SearchStep | None:
+        """Return the next cluster to simulate; None when the search is over."""
         if self.best is None:
             return self._first(self.regions)
         region, counts = self.best
         if (between := region.between(counts)) is not None:
-            return _Step(region, between)
+            return _SearchStep(region, between)
         if (other := self._elsewhere(self.price_of(self.best))) is not None:
             return other
-        return next((_Step(region, less) for less in region.smaller(counts)), None)
+        return next((_SearchStep(region, less) for less in region.smaller(counts)), None)
 
-    def _first(self, regions: Sequence[Region]) -> _Step | None:
+    def _first(self, regions: Sequence[Region]) -> _SearchStep | None:
         grown = ((region, region.grown()) for region in regions)
-        able = (_Step(region, counts) for region, counts in grown if counts is not None)
+        able = (_SearchStep(region, counts) for region, counts in grown if counts is not None)
         return min(able, key=lambda s: (s.region.kind.is_doubtful, self.price_of(s)), default=None)
 
-    def _elsewhere(self, price: float) -> _Step | None:
-        """Of the kind that is believed to be the cheapest of those that may still be cheaper than `price`."""
+    def _elsewhere(self, price: float) -> _SearchStep | None:
+        """Return a cluster of the kind that is believed to be the cheapest of those that may still be cheaper
+        than `price`."""
 
         def believed(region: Region) -> tuple[bool, float]:
             wanted, prices = region.wanted(self.bias), region.kind.prices
@@ -119,13 +122,13 @@ class _Search:
 
         for region in sorted(self.regions, key=believed):
             if (counts := region.likeliest_below(price, self.bias)) is not None:
-                return _Step(region, counts)
+                return _SearchStep(region, counts)
         return None
 
     # --- the runner-up --------------------------------------------------------------------------
 
     def find_runner_up(self) -> None:
-        """Raises _OutOfSimulations."""
+        """Look for a runner-up. Raises _OutOfSimulations."""
         assert self.best is not None
         self._left = min(self._left, RUNNER_UP_SIMULATIONS)
         others = [region for region in self.regions if region is not self.best.region]
@@ -134,17 +137,17 @@ class _Search:
             step = self._first(others)
             if passed is not None:
                 between = passed.region.between(passed.counts)
-                step = None if between is None else _Step(passed.region, between)
+                step = None if between is None else _SearchStep(passed.region, between)
             if step is None:
                 return
             self.simulate(step)
 
-    def passed(self, regions: Sequence[Region]) -> _Step | None:
-        """The cheapest."""
-        steps = (_Step(r, counts) for r in regions for counts in r.verdicts if r.passes(counts))
+    def passed(self, regions: Sequence[Region]) -> _SearchStep | None:
+        """Return the cheapest cluster that passed."""
+        steps = (_SearchStep(r, counts) for r in regions for counts in r.verdicts if r.passes(counts))
         return min(steps, key=self.price_of, default=None)
 
-    def tried_at(self, step: _Step | None) -> Tried | None:
+    def tried_at(self, step: _SearchStep | None) -> Tried | None:
         if step is None:
             return None
         plan = step.region.kind.cluster(step.counts)
@@ -152,7 +155,7 @@ class _Search:
 
 
 def search(
-    kinds: Sequence[Kind],
+    kinds: Sequence[ClusterKind],
     verify: Verify,
     *,
     attain: float,
@@ -160,7 +163,7 @@ def search(
     is_slower: IsSlower = lambda slow, fast: False,
     on_tried: Callable[[Tried], None] = lambda _: None,
 ) -> Found:
-    """At most `simulations_max` calls of `verify`."""
+    """Search with at most `simulations_max` calls of `verify`."""
     run = _Search(kinds, verify, attain=attain, simulations_max=simulations_max,
                   is_slower=is_slower, on_tried=on_tried)  # fmt: skip
     is_complete = False

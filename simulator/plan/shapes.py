@@ -11,18 +11,18 @@ from loadgen.expected_cache import LruPrefixCache
 from loadgen.lengths import Plan
 from simulator.hardware import ModelShape, Node, find_gpu
 from simulator.plan.bounds import ROUNDING, served_alone, work_needs
-from simulator.plan.clusters import Kind, Shape
-from simulator.plan.phases import Demand, Worker, decode_tpots, prefill_ttfts, rate_max
+from simulator.plan.clusters import ClusterKind, ReplicaShape
+from simulator.plan.phases import PhaseRequest, PhaseWorker, decode_tpots, prefill_ttfts, rate_max
 from simulator.plan.region import REPLICAS_MAX
 
 GPUS_PER_NODE = 8
-"""Tensor parallelism stays within one."""
+"""GPUs of one node; tensor parallelism stays within it."""
 BLOCKS_MIN = 16
-"""As the simulator demands of a worker."""
+"""KV blocks that the simulator demands of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class PlanObjectives:
     ttft_s: float
     tpot_s: float
     attain: float
@@ -36,7 +36,7 @@ class EngineSize:
 
 
 def parse_prices(offers: Sequence[str]) -> dict[str, float]:
-    """GPU=DOLLARS_PER_HOUR each, every GPU once. Raises SetupError."""
+    """Parse GPU=DOLLARS_PER_HOUR offers, every GPU once. Raises SetupError."""
     prices: dict[str, float] = {}
     for offer in offers:
         name, _, text = offer.partition("=")
@@ -66,10 +66,10 @@ def shapes(
     pipelines: Sequence[int],
     weight_bytes: float,
     block_tokens: int,
-) -> list[Shape]:
-    """Those in which the model fits, with room for `BLOCKS_MIN` KV blocks. Raises SetupError when there is
-    none."""
-    found: list[Shape] = []
+) -> list[ReplicaShape]:
+    """Return the shapes in which the model fits, with room for `BLOCKS_MIN` KV blocks. Raises SetupError when
+    there is none."""
+    found: list[ReplicaShape] = []
     reason = ""
     for name, price in prices.items():
         for tensor in (t for t in tensors if model.heads % t == 0 and t <= GPUS_PER_NODE):
@@ -83,15 +83,15 @@ def shapes(
                 if blocks < BLOCKS_MIN:
                     reason = f"{node.gpu_count} × {name} hold {blocks} KV blocks of {block_tokens} tokens"
                     continue
-                found.append(Shape(node, price))
+                found.append(ReplicaShape(node, price))
     if not found:
         raise SetupError(f"{model.name} fits in none of the shapes: {reason or 'no such widths'}")
     return found
 
 
-def worker_of(shape: Shape, role: Role, size: EngineSize) -> Worker:
+def worker_of(shape: ReplicaShape, role: Role, size: EngineSize) -> PhaseWorker:
     node = shape.node
-    return Worker(
+    return PhaseWorker(
         node.costs(role, chunk_tokens=size.chunk_tokens),
         pool_tokens=int(node.kv_pool_bytes() / node.kv_bytes_per_token),
         chunk_tokens=size.chunk_tokens,
@@ -99,35 +99,37 @@ def worker_of(shape: Shape, role: Role, size: EngineSize) -> Worker:
     )
 
 
-def demands(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[Demand]:
-    """The plan at `factor` times its rate, with what an LRU pool of that size would have cached; None: one
-    without bound."""
+def demands(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[PhaseRequest]:
+    """Return the plan's requests at `factor` times its rate, with what an LRU pool of that size would have
+    cached; None means one without bound."""
     block_tokens = float(plan.block_tokens)
     blocks = None if pool_tokens is None or not block_tokens else max(1, int(pool_tokens / block_tokens))
     cache = LruPrefixCache(blocks)
-    found: list[Demand] = []
+    found: list[PhaseRequest] = []
     for request in plan.requests:
         hits = cache.hit_then_insert(request.hash_ids) if request.hash_ids else 0
         cached = min(int(hits * block_tokens), request.input_tokens - 1)
-        found.append(Demand(request.at_s / factor, request.input_tokens, cached, request.output_tokens))
+        found.append(PhaseRequest(request.at_s / factor, request.input_tokens, cached, request.output_tokens))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannedLoad:
     """What is asked of a cluster."""
 
     plan: Plan
     factor: float
-    """Times the plan's own rate."""
+    """Multiple of the plan's own rate."""
     rate: float
-    """Requests per second, then."""
-    objectives: Objectives
+    """Requests per second at that factor."""
+    objectives: PlanObjectives
     size: EngineSize
 
 
-def kinds(load: Load, listed: Sequence[Shape], *, on_done: Callable[[], None] = lambda: None) -> list[Kind]:
-    """Every pair of shapes, and every shape for both phases, that can serve the load at all."""
+def kinds(
+    load: PlannedLoad, listed: Sequence[ReplicaShape], *, on_done: Callable[[], None] = lambda: None
+) -> list[ClusterKind]:
+    """Return every pair of shapes, and every shape for both phases, that can serve the load at all."""
     rates: dict[tuple[Role, str], float] = {}
     for shape in listed:
         for role, rate in _rates_alone(load, shape).items():
@@ -141,11 +143,11 @@ def kinds(load: Load, listed: Sequence[Shape], *, on_done: Callable[[], None] = 
 
 
 def _kind(
-    load: Load,
-    asked: Sequence[Demand],
+    load: PlannedLoad,
+    asked: Sequence[PhaseRequest],
     rates: Mapping[tuple[Role, str], float],
-    named: tuple[tuple[Role, Shape], ...],
-) -> Kind | None:
+    named: tuple[tuple[Role, ReplicaShape], ...],
+) -> ClusterKind | None:
     wanted = load.objectives
     workers = [worker_of(shape, role, load.size) for role, shape in named]
     goal = math.ceil(wanted.attain * len(asked) - ROUNDING)
@@ -156,13 +158,14 @@ def _kind(
     for role, shape in named:
         rate = rates[role, shape.name]
         guess.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
-    kind = Kind(named, tuple(guess), needs, any(rates[role, shape.name] <= 0 for role, shape in named))
+    kind = ClusterKind(named, tuple(guess), needs, any(rates[role, shape.name] <= 0 for role, shape in named))
     short = max((1 / sum(g / n for g, n in zip(guess, each, strict=True)) for each in needs), default=1.0)
     return replace(kind, guess=tuple(math.ceil(g * max(1.0, short)) for g in guess))
 
 
-def is_slower(slow: Kind, fast: Kind) -> bool:
-    """Roles are the same, and in each the worker of `slow` is no better than that of `fast` in anything."""
+def is_slower(slow: ClusterKind, fast: ClusterKind) -> bool:
+    """Whether the roles are the same, and in each the worker of `slow` is no better than that of `fast` in
+    anything."""
     if [role for role, _ in slow.shapes] != [role for role, _ in fast.shapes]:
         return False
     return all(
@@ -172,8 +175,8 @@ def is_slower(slow: Kind, fast: Kind) -> bool:
 
 
 @cache
-def _drags(role: Role, shape: Shape) -> tuple[float, ...]:
-    """What is worse the larger it is."""
+def _drags(role: Role, shape: ReplicaShape) -> tuple[float, ...]:
+    """Return figures that are worse the larger they are."""
     costs, node = shape.node.costs(role), shape.node
     return (
         *(costs.base_s, costs.prompt_token_s, costs.decode_s, costs.context_token_s, costs.pair_s),
@@ -181,8 +184,9 @@ def _drags(role: Role, shape: Shape) -> tuple[float, ...]:
     )
 
 
-def _rates_alone(load: Load, shape: Shape) -> dict[Role, float]:
-    """What one replica takes by its phase alone, requests per second; 0: no rate is low enough."""
+def _rates_alone(load: PlannedLoad, shape: ReplicaShape) -> dict[Role, float]:
+    """Return what one replica takes by its phase alone, in requests per second; 0 when no rate is low
+    enough."""
     prefill, decode = (worker_of(shape, role, load.size) for role in (Role.PREFILL, Role.DECODE))
     asked = demands(load.plan, factor=load.factor, pool_tokens=prefill.pool_tokens)
     wanted = load.objectives
@@ -197,7 +201,7 @@ def _rates_alone(load: Load, shape: Shape) -> dict[Role, float]:
         role: rate_max(met, mean_rate=load.rate, attain=wanted.attain)
         for role, met in ((Role.PREFILL, ttft_met), (Role.DECODE, tpot_met))
     }
-    # Its time is shared between the two, as far as each alone would fill it.
+    # Its time is split between the two, as far as each alone would fill it.
     aggregated = 1 / sum(1 / rate for rate in rates.values()) if min(rates.values()) > 0 else 0.0
     return {**rates, Role.AGGREGATED: aggregated}
 

@@ -5,20 +5,20 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from baton.files.terminal import new_console
-from simulator.plan.clusters import ClusterPlan, Verdict
+from simulator.plan.clusters import ClusterPlan, ClusterVerdict
 from simulator.plan.search import Found, Tried
-from simulator.plan.shapes import Objectives
+from simulator.plan.shapes import PlanObjectives
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PlanResult:
     model: str
     rate: float
     headroom: float
-    """Asked for."""
+    """Headroom asked for."""
     reached: float | None
-    """Times the rate that the cheapest still serves, as far as was looked."""
-    objectives: Objectives
+    """How many times the rate the cheapest still serves, as far as was looked."""
+    objectives: PlanObjectives
     found: Found
 
     @property
@@ -73,12 +73,12 @@ def words(cluster: ClusterPlan) -> str:
     return f"${cluster.price_per_hour:.2f}/h, {cluster.gpu_count} GPUs: " + ", ".join(pools)
 
 
-def share_of(verdict: Verdict) -> str:
-    """Of a run that was given up, only a bound is known."""
+def share_of(verdict: ClusterVerdict) -> str:
+    """Return the share as text; of a run that was given up only a bound is known."""
     return f"<= {verdict.met:.1%}" if verdict.aborted else f"{verdict.met:.1%}"
 
 
-def show(done: Done) -> None:
+def show(done: PlanResult) -> None:
     if done.found.best is None:
         _show_nothing(done)
         return
@@ -118,7 +118,7 @@ def _how_sure(found: Found) -> str:
     return f"{tried}. None that is cheaper serves the trace{beside}."
 
 
-def _show_nothing(done: Done) -> None:
+def _show_nothing(done: PlanResult) -> None:
     console = new_console()
     console.print(f"[bold]Nothing that was tried serves[/bold] {done.purpose}.")
     if done.found.tried:

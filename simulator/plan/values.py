@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from baton.core.messages import Role
-from simulator.plan.clusters import ClusterPlan, Pool
+from simulator.plan.clusters import ClusterPlan, PlannedPool
 
 Value = Mapping[str, "Value"] | str | int | float | bool
 
@@ -12,7 +12,7 @@ Value = Mapping[str, "Value"] | str | int | float | bool
 def helm_values(
     plan: ClusterPlan, *, model: str, slo: Mapping[str, float], comments: tuple[str, ...] = ()
 ) -> str:
-    """YAML. `slo`: objectives by field of a class. `comments` go to its head, one line each."""
+    """Return YAML. `slo` gives objectives by field of a class; `comments` go to its head, one line each."""
     values: dict[str, Value] = {
         "model": {"path": model},
         "config": {"slo": {"default": "default", "classes": {"default": dict(slo)}}},
@@ -22,7 +22,7 @@ def helm_values(
     return head + "\n".join(_lines(values, 0)) + "\n"
 
 
-def _pool(role: Role, pool: Pool | None) -> Value:
+def _pool(role: Role, pool: PlannedPool | None) -> Value:
     if pool is None:
         return {"replicas": 0}
     node = pool.shape.node

@@ -12,15 +12,16 @@ from simulator.fleet.setup import Pools, block_tokens_of, fleet_spec, machine_of
 from simulator.fleet.simulate import GARBAGE_THRESHOLDS, faster
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import of_plan
-from simulator.plan.clusters import ClusterPlan, Verdict
+from simulator.plan.clusters import ClusterPlan, ClusterVerdict
 from simulator.plan.region import SLACK
-from simulator.plan.shapes import EngineSize, Load, Objectives
+from simulator.plan.shapes import EngineSize, PlannedLoad, PlanObjectives
 
 
 def spec_of(
-    cluster: ClusterPlan, objectives: Objectives, size: EngineSize, *, block_tokens: int
+    cluster: ClusterPlan, objectives: PlanObjectives, size: EngineSize, *, block_tokens: int
 ) -> FleetSpec:
-    """What the environment says of engines and routers holds; the sizes given here before that."""
+    """Describe the fleet. What the environment says of engines and routers holds, except where sizes are
+    given here."""
     config = Config()
     sized = {
         "block_tokens": block_tokens,
@@ -42,19 +43,19 @@ def spec_of(
         )
         for pool in cluster.pools.values()
     ]
-    # Each is the whole cluster on the machines of one pool; of each, that pool.
+    # Each of these is the whole cluster on the machines of one pool, from which that pool is taken.
     return replace(specs[0], workers=tuple(spec.workers[i] for i, spec in enumerate(specs)))
 
 
-def verify(cluster: ClusterPlan, load: Load) -> Verdict:
-    """Shares of all requests that met both objectives, and each. A run that can no longer come near the goal
-    is given up."""
+def verify(cluster: ClusterPlan, load: PlannedLoad) -> ClusterVerdict:
+    """Return the shares of all requests that met both objectives, and each. A run that can no longer come
+    near the goal is given up."""
     offered, wanted = len(load.plan.requests), load.objectives
     spec = spec_of(cluster, wanted, load.size, block_tokens=block_tokens_of(load.plan))
     fleet = Fleet(spec, trace_block_tokens=float(load.plan.block_tokens))
 
     def may_come_near(fleet: Fleet) -> bool:
-        missed = len(fleet.tally) - fleet.met + fleet.late_count
+        missed = len(fleet.stats) - fleet.met + fleet.late_count
         return missed <= (1 - wanted.attain + SLACK) * offered
 
     with garbage.spared(GARBAGE_THRESHOLDS):
@@ -62,17 +63,17 @@ def verify(cluster: ClusterPlan, load: Load) -> Verdict:
     return _verdict(fleet, Slo(wanted.ttft_s, wanted.tpot_s), offered)
 
 
-def _verdict(fleet: Fleet, slo: Slo, offered: int) -> Verdict:
-    ended = list(fleet.tally)
+def _verdict(fleet: Fleet, slo: Slo, offered: int) -> ClusterVerdict:
+    ended = list(fleet.stats)
     met, ttft_met, tpot_met = (
         sum(map(meets, ended)) for meets in (slo.is_met, slo.meets_ttft, slo.meets_tpot)
     )
     late = fleet.late_count
     known = len(ended) + late
     if not fleet.is_stopped:
-        return Verdict(met / offered, ttft_met / offered, tpot_met / offered, so_far=met / offered)
+        return ClusterVerdict(met / offered, ttft_met / offered, tpot_met / offered, so_far=met / offered)
     left = offered - known
-    return Verdict(
+    return ClusterVerdict(
         met=(left + met) / offered,
         ttft_met=(left + ttft_met) / offered,
         tpot_met=(left + late + tpot_met) / offered,

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from baton.core.operate import Outcome
-from baton.core.tokens import new_token
+from baton.files.token_places import new_token
 from tests.certificates import SWITCH
 from tests.integration.browser import LAPTOP, WALL, chromium, picture, sign_in
 from tests.integration.cluster import Cluster, eventually

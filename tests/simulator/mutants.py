@@ -1,4 +1,4 @@
-"""Production decisions, broken on purpose. Each names the promise it breaks."""
+"""Production decisions, broken on purpose. Each mutant names the promise that it breaks."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
@@ -45,7 +45,7 @@ class Mutant:
     name: str
     apply: Callable[[Patch], None]
     invariants: frozenset[int]
-    """Those that may be the first to be seen broken."""
+    """Invariants that may be the first to be seen broken."""
 
 
 def _lease_book_ignores_readers(patch: Patch) -> None:
@@ -199,7 +199,7 @@ def _committed_before_computed(patch: Patch) -> None:
 
 
 def _committed_with_a_rejected_draft(patch: Patch) -> None:
-    """Guesses count as computed whether or not they were right."""
+    """Draft tokens count as computed whether or not they were right."""
     advance = Scheduler._advance
 
     def all_right(self: Scheduler, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
@@ -353,7 +353,7 @@ def _weights_are_not_compared(patch: Patch) -> None:
 
 
 def _losers_of_hedges_are_heard(patch: Patch) -> None:
-    """Of two attempts the slower one is not cancelled."""
+    """The slower one of two attempts is not cancelled."""
 
     def decide(self: RouterCore, winner: Flow) -> list[object]:
         self._hedging.decided(winner.name, winner.submit.seq_id, wasted_tokens=0)
@@ -374,7 +374,7 @@ def _load_of_hedges_is_kept(patch: Patch) -> None:
 
 
 def _breakers_never_close(patch: Patch) -> None:
-    """Whoever was kept out once stays out."""
+    """A worker that was kept out once stays out."""
     patch.setattr(Circuit, "state", lambda self, now_s: State.OPEN if self.is_open else State.CLOSED)
 
 

@@ -36,7 +36,7 @@ def corrupt_reads_are_served(patch: Patch) -> None:
 
 
 def loads_never_end(patch: Patch) -> None:
-    """What was brought stays pinned."""
+    """Blocks that were promoted or fetched stay pinned."""
     patch.setattr(Loads, "_end_load", lambda self, load: [])
 
 

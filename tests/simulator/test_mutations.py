@@ -1,9 +1,9 @@
-"""The simulator must notice when a production decision is broken, or its silence means nothing.
+"""The fault simulator must notice when a production decision is broken, or its silence means nothing.
 
 Two things one might try are harmless, and are not here. A router that accepts outputs of an old epoch: the
-draw for token i depends on (seed, i) alone and outputs carry their index, so a stale output repeats what
-the client has (`the router ignores indices` is what that check rests on). A worker that does not end the
-old attempt when a higher epoch comes: the router cancels it too, and a new session ends it.
+draw for token i depends on (seed, i) alone and outputs carry their index, so a stale output repeats what the
+client has (`the router ignores indices` is what that check rests on). A worker that does not end the old
+attempt when a higher epoch comes: the router cancels it too, and a new session ends it.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from itertools import chain
 
 import pytest
 
+from simulator.faults.run_context import RunContext
 from simulator.faults.runner import SeedReport, run_seed
 from simulator.faults.scenario import draw_scenario
-from simulator.faults.world import World
 from tests.simulator.mutants import MUTANTS, STORE_MUTANTS, Mutant
 
 SEEDS_MAX = 300
@@ -47,7 +47,7 @@ CAUGHT_BY = {
     "offers are never settled": 12,
 }
 """Seeds that notice, where they are not among the first: tried before all others, so that nobody waits for a
-hundred quiet ones each time. Where a change of production made one quiet, the others are looked through."""
+hundred quiet ones each time. When a change of production makes one quiet, the others are looked through."""
 
 
 def first_failure(mutant: Mutant) -> SeedReport | None:
@@ -58,9 +58,11 @@ def first_failure(mutant: Mutant) -> SeedReport | None:
 
 
 def store_seeds() -> Iterator[int]:
-    """Those that press the store."""
+    """Mutants that only seeds which press the store can show."""
     return (
-        seed for seed in range(STORE_SEEDS_MAX) if draw_scenario(World(seed).stream("scenario")).presses_store
+        seed
+        for seed in range(STORE_SEEDS_MAX)
+        if draw_scenario(RunContext(seed).stream("scenario")).presses_store
     )
 
 

@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from simulator.faults.cli import sim
+from simulator.faults.run_context import RunContext
 from simulator.faults.runner import RunReport, run_seed, run_seeds, summarise
 from simulator.faults.scenario import draw_scenario
-from simulator.faults.world import World
 from tests.simulator.mutants import MUTANTS
 
 SEEDS = 60
@@ -34,7 +34,7 @@ OFTEN = (
     "ended: finished",
     "ended: broken",
 )
-"""What so few seeds must show; `runner.MUST_HAPPEN` is for longer runs."""
+"""Counts that so few seeds must show; `runner.MUST_HAPPEN` is for longer runs."""
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,11 @@ def test_what_is_tested_really_happened(report):
 
 
 def test_stale_reads_are_refused():
-    """Too rare for any sixty seeds: those in which reads outlive leases are looked for."""
+    """Look for seeds in which reads outlive leases, which are too rare for any sixty seeds."""
     storms = (
-        seed for seed in range(600) if draw_scenario(World(seed).stream("scenario")).read_fault_chance > 0
+        seed
+        for seed in range(600)
+        if draw_scenario(RunContext(seed).stream("scenario")).read_fault_chance > 0
     )
     assert any(run_seed(seed).counts.get("stale reads refused") for seed in storms)
 
@@ -73,7 +75,7 @@ def test_same_seed_same_events():
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_same_seed_same_events_in_another_process(hash_seed):
-    """String hashes differ from process to process; nothing may depend on them."""
+    """Two processes agree on a digest although their string hashes differ."""
     program = "from simulator.faults.runner import run_seed; print([run_seed(s).digest for s in (3, 7, 8)])"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
     output = subprocess.run(
@@ -110,4 +112,4 @@ def test_command_tells_the_record_of_a_failure(monkeypatch):
     assert result.exit_code == 1
     assert "invariant 2" in result.output
     assert f"baton sim --seed {seed}" in result.output
-    assert "Deliver" in result.output  # the request's story
+    assert "Deliver" in result.output  # the request's history

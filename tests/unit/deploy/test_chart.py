@@ -18,7 +18,7 @@ from commands.chart import OWNED, values_schema
 from control_plane.workers import first_pools
 from engine.served_models import each_model
 from simulator.hardware import GPUS, MODELS, Node, find_gpu
-from simulator.plan.clusters import ClusterPlan, Pool, Shape
+from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values
 from tests.unit.deploy.chart import (
     CHART,
@@ -221,8 +221,8 @@ def test_the_objective_of_the_rules_is_the_chosen_one():
 
 
 def plan_values(gpu, model="llama-3-8b"):
-    shape = Shape(Node(MODELS[model], find_gpu(gpu)), 3.0)
-    plan = ClusterPlan(prefill=Pool(shape, 2), decode=Pool(shape, 3))
+    shape = ReplicaShape(Node(MODELS[model], find_gpu(gpu)), 3.0)
+    plan = ClusterPlan(prefill=PlannedPool(shape, 2), decode=PlannedPool(shape, 3))
     return helm_values(
         plan, model=model, slo={"ttft_s": 1.0, "tpot_s": 0.05}, comments=("Written by a plan.",)
     )
@@ -242,10 +242,10 @@ def test_a_plans_values_install_with_the_chart(tmp_path):
 
 
 def test_a_plan_of_several_gpus_per_worker_is_refused_in_words(tmp_path):
-    shape = Shape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
+    shape = ReplicaShape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
     path = tmp_path / "plan.yaml"
     path.write_text(
-        helm_values(ClusterPlan(aggregated=Pool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0})
+        helm_values(ClusterPlan(aggregated=PlannedPool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0})
     )
     status, _, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
     assert status != 0

@@ -15,10 +15,10 @@ from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.messages import BlockEvents, RouterMessage, StartSequence, WorkerHello
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepPlan, StepResult
 from kv_transfer.read import BlockRead, ReadDone
-from simulator.fleet.agenda import Agenda
-from simulator.fleet.interface import Surroundings, Usage
-from simulator.fleet.links import Flow, Port
-from simulator.fleet.spec import WorkerSpec
+from simulator.clock import VirtualClock
+from simulator.fleet.interface import FleetServices, WorkerUsage
+from simulator.fleet.links import KVFlow, NetworkPort
+from simulator.fleet.spec import FleetWorkerSpec
 from worker.core import WorkerCore
 from worker.events import (
     FromReader,
@@ -40,14 +40,20 @@ SAMPLED = ItemResult((0,))
 
 
 class FullWorker:
-    """`FleetWorker`."""
+    """A `FleetWorker` around the production core."""
 
     def __init__(
-        self, worker_id: WorkerId, spec: WorkerSpec, agenda: Agenda, fleet: Surroundings, *, hop_s: float
+        self,
+        worker_id: WorkerId,
+        spec: FleetWorkerSpec,
+        clock: VirtualClock,
+        fleet: FleetServices,
+        *,
+        hop_s: float,
     ) -> None:
         self.worker_id, self.spec = worker_id, spec
-        self._agenda, self._fleet, self._hop_s = agenda, fleet, hop_s
-        self.sender, self.receiver = Port(spec.send_bytes_s), Port(spec.receive_bytes_s)
+        self._clock, self._fleet, self._hop_s = clock, fleet, hop_s
+        self.sender, self.receiver = NetworkPort(spec.send_bytes_s), NetworkPort(spec.receive_bytes_s)
         self._block_bytes = int(spec.kv_token_bytes * spec.block_tokens)
         self.core = WorkerCore(
             worker_id=worker_id,
@@ -88,10 +94,10 @@ class FullWorker:
         )
 
     def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
-        self._agenda.after(0.0, self._feed, RouterJoined(ROUTER))
+        self._clock.after(0.0, self._feed, RouterJoined(ROUTER))
 
-    def usage(self) -> Usage:
-        return Usage(self._busy_s, 0, 0, self.core.status().held_blocks)
+    def usage(self) -> WorkerUsage:
+        return WorkerUsage(self._busy_s, 0, 0, self.core.status().held_blocks)
 
     def hear(self, message: RouterMessage) -> None:
         if isinstance(message, StartSequence):
@@ -112,13 +118,13 @@ class FullWorker:
         return tuple(tokens)
 
     def _feed(self, event: WorkerEvent) -> None:
-        for action in self.core.handle(event, now_s=self._agenda.now_s):
+        for action in self.core.handle(event, now_s=self._clock.now_s):
             self._perform(action)
         due_s = self.core.next_tick_s
         if due_s is not None and (self._armed_s is None or due_s < self._armed_s):
             self._armed_s = due_s
             self._version += 1
-            self._agenda.at(due_s + 1e-6, self._tick, self._version)
+            self._clock.at(due_s + 1e-6, self._tick, self._version)
 
     def _tick(self, version: int) -> None:
         if version == self._version:
@@ -137,10 +143,10 @@ class FullWorker:
                 self._fleet.tell_router(self, message)
             case ToReader(reader, message):
                 peer = cast("FullWorker", self._fleet.worker(reader))
-                self._agenda.after(self._hop_s, peer._feed, FromSource(self.worker_id, message))
+                self._clock.after(self._hop_s, peer._feed, FromSource(self.worker_id, message))
             case ToSource(source, message):
                 peer = cast("FullWorker", self._fleet.worker(source.worker_id))
-                self._agenda.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
+                self._clock.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
             case BlockRead():
                 self._read(action)
             case RunStep(plan):
@@ -154,7 +160,7 @@ class FullWorker:
     def _read(self, read: BlockRead) -> None:
         source = cast("FullWorker", self._fleet.worker(read.owner))
         done = ReadDone(read.read_id, "", is_settled=True, is_stale=False)
-        flow = Flow(self._agenda, source.sender, self.receiver, lambda: self._feed(done))
+        flow = KVFlow(self._clock, source.sender, self.receiver, lambda: self._feed(done))
         flow.offer(len(read.local_blocks) * self._block_bytes, is_last=True)
 
     def _run(self, plan: StepPlan) -> None:
@@ -171,11 +177,11 @@ class FullWorker:
             prompt_tokens=prompt_tokens, decodes=decodes, context_tokens=context, pairs=pairs
         )
         self._busy_s += elapsed_s
-        self._free_s = max(self._free_s, self._agenda.now_s) + elapsed_s
+        self._free_s = max(self._free_s, self._clock.now_s) + elapsed_s
         self._steps.append((plan, elapsed_s))
-        self._agenda.at(self._free_s, self._end_step)
+        self._clock.at(self._free_s, self._end_step)
 
-    def _end_step(self, _: object) -> None:
+    def _end_step(self) -> None:
         plan, elapsed_s = self._steps.popleft()
         results = tuple(NOTHING_SAMPLED if item.sample_index is None else SAMPLED for item in plan.items)
         self._feed(StepDone(StepResult(plan.step_number, results, elapsed_s)))

@@ -1,4 +1,5 @@
-"""A fleet whose size changes: what starts, flips, drains and costs, and whether sizing agrees with it."""
+"""A fleet whose size changes: what starts, switches roles, drains and costs, and whether sizing agrees with
+it."""
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
 from simulator.fleet.scaling_report import figures_of, scaling_section
 from simulator.fleet.scaling_rules import HorizontalPodAutoscaler, QueueDepth, make_rule
 from simulator.fleet.setup import Pools
-from simulator.fleet.workload import Demand, poisson
+from simulator.fleet.workload import FleetRequest, poisson
 from tests.unit.control_plane.autoscale_world import KIND, observed
 from tests.unit.simulator.test_fleet import assert_at_rest, spec_of
 
@@ -25,7 +26,7 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 class Script:
-    """Decides what it was told, at its interval's number; else that nothing changes."""
+    """A rule that decides what it was told, at its interval's number, and else that nothing changes."""
 
     def __init__(self, **at):
         self.journal = Journal()
@@ -54,14 +55,14 @@ def some(count=200, rate=5.0, tokens=200, output=30):
 
 
 def assert_all_served(fleet, count):
-    assert len(fleet.tally) == count
-    assert all(record.outcome is Outcome.COMPLETED for record in fleet.tally)
+    assert len(fleet.stats) == count
+    assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
 def test_a_static_fleet_costs_its_workers_times_the_time():
     fleet, scaling = scaled(Script(), some(), gpus_per_worker=4)
-    assert scaling.gpu_s == pytest.approx(4 * 4 * fleet.agenda.now_s)
+    assert scaling.gpu_s == pytest.approx(4 * 4 * fleet.clock.now_s)
     assert_all_served(fleet, 200)
 
 
@@ -72,8 +73,8 @@ def test_a_started_worker_serves_after_its_delay_and_is_paid_from_the_start():
     assert serving[:4] == [2, 2, 2, 3]
     assert [seen.of(P).starting for seen in script.seen][:4] == [0, 0, 1, 0]
     assert script.seen[3].start_s == (10.0,)
-    assert scaling.gpu_s == pytest.approx(5 * fleet.agenda.now_s - 10.0)
-    assert {record.served_by[0] for record in fleet.tally} == {"prefill-0.0", "prefill-1.0", "prefill-2.0"}
+    assert scaling.gpu_s == pytest.approx(5 * fleet.clock.now_s - 10.0)
+    assert {record.served_by[0] for record in fleet.stats} == {"prefill-0.0", "prefill-1.0", "prefill-2.0"}
     assert_all_served(fleet, 400)
 
 
@@ -83,7 +84,7 @@ def test_a_stopped_worker_finishes_what_it_has_and_is_paid_until_then():
     assert len(fleet.workers) == 3
     assert script.seen[2].of(D).draining == 1
     assert scaling.drain_s_max > 3.0
-    assert 3 * fleet.agenda.now_s < scaling.gpu_s < 4 * fleet.agenda.now_s
+    assert 3 * fleet.clock.now_s < scaling.gpu_s < 4 * fleet.clock.now_s
     assert_all_served(fleet, 200)
 
 
@@ -93,7 +94,7 @@ def test_a_switched_worker_serves_in_its_new_role_and_nothing_is_lost():
     assert (scaling.switches, scaling.starts, scaling.stops) == (2, 0, 0)
     assert [seen.of(D).serving for seen in script.seen][3] == 3
     assert sum(len(seen.switch_s) for seen in script.seen) == 2
-    assert scaling.gpu_s == pytest.approx(4 * fleet.agenda.now_s)
+    assert scaling.gpu_s == pytest.approx(4 * fleet.clock.now_s)
     assert_all_served(fleet, 200)
 
 
@@ -102,7 +103,7 @@ def test_a_worker_that_has_not_started_is_given_up_first():
     fleet, scaling = scaled(script, some())
     assert max(seen.of(P).serving for seen in script.seen) == 2
     assert len(fleet.workers) == 4
-    assert scaling.gpu_s == pytest.approx(4 * fleet.agenda.now_s + 5.0)
+    assert scaling.gpu_s == pytest.approx(4 * fleet.clock.now_s + 5.0)
 
 
 def test_routers_hold_what_comes_while_there_is_no_worker():
@@ -124,7 +125,7 @@ def test_routers_hold_what_comes_while_there_is_no_worker():
     assert zero
     assert all(60.0 < sample.at_s < 420.0 for sample in zero)
     assert_all_served(fleet, 40)
-    waited = max(r.ttft_s for r in fleet.tally if r.planned_s > 390.0)
+    waited = max(r.ttft_s for r in fleet.stats if r.planned_s > 390.0)
     assert 10.0 < waited < 20.0, "one start, and what looking takes"
 
 
@@ -141,15 +142,16 @@ def test_advice_changes_nothing():
 
 def missed_share(fleet, *, ttft_s=None, tpot_s=None):
     late = 0
-    for record in fleet.tally:
+    for record in fleet.stats:
         late += ttft_s is not None and (record.ttft_s is None or record.ttft_s > ttft_s)
         late += tpot_s is not None and record.tpot_s is not None and record.tpot_s > tpot_s
-    return late / len(fleet.tally)
+    return late / len(fleet.stats)
 
 
 @pytest.mark.parametrize("rate", [45.0, 80.0])
 def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
-    """TTFT of 150 ms at prompts that take 29 ms, on a queue that theory knows only about."""
+    """The objective is a TTFT of 150 ms at prompts that take 29 ms, on a queue that theory knows only
+    about."""
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
     service_s = kind.costs.prompt_s(0, 1024, chunk_tokens=512)
@@ -280,12 +282,13 @@ def test_the_command_scales_and_says_so(tmp_path):
 
 
 def test_own_blocks_of_requests_do_not_look_alike_to_the_router():
-    """Its index goes by the first bytes of a hash; with equal ones all requests went to one worker."""
+    """The table's index goes by the first bytes of a hash; with equal ones all requests went to one
+    worker."""
     fleet = Fleet(spec_of((P, 4), (D, 2), policy="slo", any_role=False))
-    demands = [Demand(i, 0.05 * i, 600, 2, ()) for i in range(200)]
+    demands = [FleetRequest(i, 0.05 * i, 600, 2, ()) for i in range(200)]
     fleet.run(iter(demands))
     computed = [
-        sum(r.prompt_tokens for r in fleet.tally if r.served_by[0] == f"prefill-{n}.0") for n in range(4)
+        sum(r.prompt_tokens for r in fleet.stats if r.served_by[0] == f"prefill-{n}.0") for n in range(4)
     ]
     assert max(computed) < 0.6 * sum(computed)
-    assert all(record.cached_tokens == 0 for record in fleet.tally)
+    assert all(record.cached_tokens == 0 for record in fleet.stats)

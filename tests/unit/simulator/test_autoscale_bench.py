@@ -14,7 +14,7 @@ from benchmarks.autoscale_static import Clairvoyant, peak_pools, sized_pools
 from control_plane.autoscaler.values import Observation, RoleState
 from simulator.fleet.scaling import traits_of
 from simulator.fleet.setup import Pools
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 
 P, D = Role.PREFILL, Role.DECODE
 SHORT = Lengths(8000, 500)
@@ -22,11 +22,11 @@ SHORT = Lengths(8000, 500)
 
 def test_cached_is_what_an_earlier_prompt_of_the_same_copy_began_with():
     demands = [
-        Demand(0, 0.0, 1000, 1, (1, 2)),
-        Demand(1, 1.0, 1500, 1, (1, 2, 3)),
-        Demand(2, 2.0, 1500, 1, (1, 4, 5)),
-        Demand(3, 3.0, 1000, 1, (1, 2), copy=1),
-        Demand(4, 4.0, 512, 1, (1, 9)),
+        FleetRequest(0, 0.0, 1000, 1, (1, 2)),
+        FleetRequest(1, 1.0, 1500, 1, (1, 2, 3)),
+        FleetRequest(2, 2.0, 1500, 1, (1, 4, 5)),
+        FleetRequest(3, 3.0, 1000, 1, (1, 2), copy=1),
+        FleetRequest(4, 4.0, 512, 1, (1, 9)),
     ]
     # Block 2 of the first prompt is its partial one: nobody finds it.
     assert cached_tokens(demands, 512) == [0, 512, 512, 0, 511]

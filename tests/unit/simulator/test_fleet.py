@@ -1,4 +1,5 @@
-"""The fleet simulator: a queue that theory knows, accounts that balance, and rules that it shares."""
+"""The fleet simulator: a queue that theory knows, accounts that balance, and rules that production has as
+well."""
 
 import random
 from dataclasses import replace
@@ -14,9 +15,9 @@ from loadgen.lengths import Scaling, make_plan
 from loadgen.records import Outcome
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 from simulator.fleet.fleet import Fleet
-from simulator.fleet.spec import FleetSpec, StoreSpec, WorkerSpec
+from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.fleet.worker import MacroWorker
-from simulator.fleet.workload import Demand, merged, of_plan, poisson
+from simulator.fleet.workload import FleetRequest, merged, of_plan, poisson
 
 COSTS = StepCosts(0.004, 2e-5, 1e-4, 1e-8, 1e-9)
 
@@ -36,7 +37,7 @@ def spec_of(
     )
     kinds = tuple(
         (
-            WorkerSpec(
+            FleetWorkerSpec(
                 role,
                 costs,
                 block_tokens,
@@ -55,20 +56,20 @@ def spec_of(
     return FleetSpec(kinds, RouterConfig.model_validate(settings), slo_classes={"": (1.0, 0.05)})
 
 
-def draws(count: int, *, seed: int, rate: float = 20.0, prefixes: int = 6) -> list[Demand]:
-    """Short prompts, some of which begin alike."""
+def draws(count: int, *, seed: int, rate: float = 20.0, prefixes: int = 6) -> list[FleetRequest]:
+    """Yield short prompts, some of which begin alike."""
     rng = random.Random(seed)
-    at_s, demands = 0.0, list[Demand]()
+    at_s, demands = 0.0, list[FleetRequest]()
     for number in range(count):
         at_s += rng.expovariate(rate)
         shared = [1000 * rng.randrange(prefixes) + i for i in range(rng.randrange(1, 8))]
         ids = (*shared, *(100_000 + 100 * number + i for i in range(rng.randrange(1, 6))))
         tokens = 32 * len(ids) - rng.randrange(32)
-        demands.append(Demand(number, at_s, tokens, rng.randrange(1, 60), ids))
+        demands.append(FleetRequest(number, at_s, tokens, rng.randrange(1, 60), ids))
     return demands
 
 
-def ran(spec: FleetSpec, demands: list[Demand]) -> Fleet:
+def ran(spec: FleetSpec, demands: list[FleetRequest]) -> Fleet:
     fleet = Fleet(spec, trace_block_tokens=spec.workers[0][0].block_tokens)
     fleet.run(iter(demands))
     return fleet
@@ -89,7 +90,7 @@ def assert_at_rest(fleet: Fleet) -> None:
 
 
 def test_uniform_prompts_wait_as_long_as_an_m_d_1_queue_says() -> None:
-    """Mean of time in system: D + R·D²/(2(1 - R·D)), D a service, R the rate."""
+    """The mean time in the system is D + R·D²/(2(1 - R·D)), with D a service and R the rate."""
     tokens, load = 512, 0.6
     service_s = COSTS.prompt_s(0, tokens, chunk_tokens=512)
     rate = load / service_s
@@ -100,7 +101,7 @@ def test_uniform_prompts_wait_as_long_as_an_m_d_1_queue_says() -> None:
     )
     fleet = Fleet(spec)
     fleet.run(poisson(rate=rate, count=20_000, input_tokens=tokens, output_tokens=1, seed=3))
-    waits = [record.ttft_s or 0.0 for record in fleet.tally]
+    waits = [record.ttft_s or 0.0 for record in fleet.stats]
     expected_s = service_s + rate * service_s**2 / (2 * (1 - load))
     assert sum(waits) / len(waits) == pytest.approx(expected_s, rel=0.02)
 
@@ -115,31 +116,31 @@ def test_uniform_prompts_wait_as_long_as_an_m_d_1_queue_says() -> None:
     ],
 )
 def test_all_requests_end_and_nothing_is_held(pools: tuple[tuple[Role, int], ...], seed: int) -> None:
-    """Also where blocks are so few that decode workers refuse and preempt."""
+    """Accounts balance even where blocks are so few that decode workers refuse and preempt."""
     demands = draws(300, seed=seed)
     fleet = ran(spec_of(*pools, block_count=40 if seed % 2 else 4000, policy="cached_prefix"), demands)
-    assert sorted(record.index for record in fleet.tally) == list(range(300))
-    for record in fleet.tally:
+    assert sorted(record.index for record in fleet.stats) == list(range(300))
+    for record in fleet.stats:
         if record.outcome is Outcome.COMPLETED:
             assert record.completion_tokens == demands[record.index].output_tokens
             assert record.ttft_s is not None
             assert record.ttft_s > 0
     if not seed % 2:
-        assert all(record.outcome is Outcome.COMPLETED for record in fleet.tally)
+        assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
     spec = spec_of((Role.PREFILL, 2), (Role.DECODE, 1), policy="random")
-    one, two = (list(ran(spec, draws(100, seed=1)).tally) for _ in range(2))
+    one, two = (list(ran(spec, draws(100, seed=1)).stats) for _ in range(2))
     assert one == two
 
 
 def test_prefixes_are_found_where_they_were_computed() -> None:
     spec = spec_of((Role.PREFILL, 1), (Role.DECODE, 1), policy="cached_prefix")
-    first = Demand(0, 0.0, 100, 5, (1, 2, 3, 4))
-    again = Demand(1, 5.0, 110, 5, (1, 2, 3, 9))
-    records = {r.index: r for r in ran(spec, [first, again]).tally}
+    first = FleetRequest(0, 0.0, 100, 5, (1, 2, 3, 4))
+    again = FleetRequest(1, 5.0, 110, 5, (1, 2, 3, 9))
+    records = {r.index: r for r in ran(spec, [first, again]).stats}
     assert (records[0].cached_tokens, records[1].cached_tokens) == (0, 96)
 
 
@@ -147,8 +148,8 @@ def test_kv_that_is_not_there_yet_delays_the_second_token_only() -> None:
     fast, slow = (
         spec_of((Role.PREFILL, 1), (Role.DECODE, 1), link_bytes_s=bytes_s) for bytes_s in (1e12, 1e6)
     )
-    demand = Demand(0, 0.0, 1000, 10, ())
-    quick, late = (next(iter(ran(spec, [demand]).tally)) for spec in (fast, slow))
+    demand = FleetRequest(0, 0.0, 1000, 10, ())
+    quick, late = (next(iter(ran(spec, [demand]).stats)) for spec in (fast, slow))
     assert late.ttft_s == pytest.approx(quick.ttft_s)
     # 1 MB at 1 MB/s, of which one chunk moves while the next is computed
     assert late.e2e_s is not None
@@ -177,17 +178,17 @@ def test_streams_are_merged_in_order() -> None:
 
 
 def test_the_store_brings_back_what_the_pool_lost() -> None:
-    """A pool for one prompt: the second time its blocks come from host memory, and the prompt is faster."""
+    """A pool holds one prompt: the second time its blocks come from host memory, and the prompt is faster."""
     dear = StepCosts(0.004, 1e-3, 1e-4, 1e-8)
     plain = spec_of((Role.AGGREGATED, 1), costs=dear, block_count=40)
     stored = replace(plain, store=StoreSpec(host_bytes=32e6, host_bytes_s=1e9))
     ids = tuple(range(30))
     demands = [
-        Demand(0, 0.0, 960, 2, ids),
-        Demand(1, 10.0, 960, 2, tuple(range(100, 130))),
-        Demand(2, 20.0, 960, 2, ids),
+        FleetRequest(0, 0.0, 960, 2, ids),
+        FleetRequest(1, 10.0, 960, 2, tuple(range(100, 130))),
+        FleetRequest(2, 20.0, 960, 2, ids),
     ]
-    without, with_store = ({r.index: r for r in ran(spec, demands).tally} for spec in (plain, stored))
+    without, with_store = ({r.index: r for r in ran(spec, demands).stats} for spec in (plain, stored))
     assert (without[2].cached_tokens or 0) < 300
     assert (with_store[2].cached_tokens or 0) >= 896
     assert (with_store[2].ttft_s or 9) < (without[2].ttft_s or 0) / 4
@@ -200,5 +201,5 @@ def test_with_a_store_all_requests_end_and_nothing_is_held(seed: int) -> None:
         store=StoreSpec(host_bytes=2e6, ssd_bytes=4e6, ssd_read_bytes_s=1e7, peer_bytes_s=1e7),
     )
     fleet = ran(spec, draws(250, seed=seed))
-    assert len(fleet.tally) == 250
+    assert len(fleet.stats) == 250
     assert_at_rest(fleet)

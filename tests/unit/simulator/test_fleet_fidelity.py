@@ -11,9 +11,9 @@ from baton.core.costs import StepCosts
 from baton.core.messages import Role
 from loadgen.records import Outcome, Record
 from simulator.fleet.fleet import Fleet, MakeWorker
-from simulator.fleet.spec import FleetSpec, WorkerSpec
+from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 from tests.unit.simulator.full_worker import FullWorker
 
 COSTS = StepCosts(0.006, 4e-5, 2e-4, 2e-7, 1e-9)
@@ -21,21 +21,24 @@ BLOCK_TOKENS = 32
 
 
 class InStep(MacroWorker):
-    """Reports at the instants at which the production worker does: blocks that came free are news then."""
+    """A worker that reports at the instants at which the production worker does: blocks that came free are
+    news then."""
 
     def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
         super().begin(heartbeat_s, phase_s=heartbeat_s)
 
 
-def demands_of(count: int, *, rate: float, seed: int) -> list[Demand]:
+def demands_of(count: int, *, rate: float, seed: int) -> list[FleetRequest]:
     rng = random.Random(seed)
-    at_s, demands = 0.0, list[Demand]()
+    at_s, demands = 0.0, list[FleetRequest]()
     for number in range(count):
         at_s += rng.expovariate(rate)
         shared = [100 * rng.randrange(8) + i for i in range(rng.choice((2, 5, 20)))]
         ids = (*shared, *(100_000 + 1000 * number + i for i in range(rng.choice((1, 4, 30)))))
         demands.append(
-            Demand(number, at_s, BLOCK_TOKENS * len(ids) - rng.randrange(32), rng.choice((5, 30, 90)), ids)
+            FleetRequest(
+                number, at_s, BLOCK_TOKENS * len(ids) - rng.randrange(32), rng.choice((5, 30, 90)), ids
+            )
         )
     return demands
 
@@ -50,7 +53,7 @@ def spec_of(*pools: tuple[Role, int], block_count: int, tpot_slo_s: float) -> Fl
     )
     kinds = tuple(
         (
-            WorkerSpec(
+            FleetWorkerSpec(
                 role,
                 COSTS,
                 BLOCK_TOKENS,
@@ -68,10 +71,10 @@ def spec_of(*pools: tuple[Role, int], block_count: int, tpot_slo_s: float) -> Fl
     return FleetSpec(kinds, RouterConfig(policy="least_loaded", queue_wait_s=120.0))
 
 
-def records_of(spec: FleetSpec, demands: list[Demand], make_worker: MakeWorker) -> list[Record]:
+def records_of(spec: FleetSpec, demands: list[FleetRequest], make_worker: MakeWorker) -> list[Record]:
     fleet = Fleet(spec, trace_block_tokens=BLOCK_TOKENS, make_worker=make_worker)
     fleet.run(iter(demands))
-    records = sorted(fleet.tally, key=lambda record: record.index)
+    records = sorted(fleet.stats, key=lambda record: record.index)
     assert all(record.outcome is Outcome.COMPLETED for record in records)
     return records
 

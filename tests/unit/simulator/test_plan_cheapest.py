@@ -15,14 +15,14 @@ from simulator.fleet.fleet import Fleet
 from simulator.fleet.simulate import faster
 from simulator.fleet.workload import of_plan
 from simulator.hardware import Node, find_gpu, find_model
-from simulator.plan.clusters import Kind, Shape
+from simulator.plan.clusters import ClusterKind, ReplicaShape
 from simulator.plan.search import search
-from simulator.plan.shapes import EngineSize, Load, Objectives, is_slower, kinds, shapes
+from simulator.plan.shapes import EngineSize, PlannedLoad, PlanObjectives, is_slower, kinds, shapes
 from simulator.plan.verify import block_tokens_of, spec_of, verify
 
 PRICES = {"a100": 1.79, "l40s": 0.8}
 ALIKE = {"h100": 2.2, "a100": 1.0}
-"""The first is faster than the second in everything."""
+"""The first GPU is faster than the second in everything."""
 SIZE = EngineSize(2048, 256)
 ATTAIN = 0.9
 
@@ -46,7 +46,7 @@ def trace(tmp_path_factory):
 def load_of(trace, *, rate, ttft_s=1.5, tpot_s=0.03):
     plan = make_plan(open_trace(str(trace)), Scaling(Fraction(1), Fraction(1)), spread=True, seed=0)
     own_rate = (len(plan.requests) - 1) / (plan.requests[-1].at_s - plan.requests[0].at_s)
-    return Load(plan, rate / own_rate, rate, Objectives(ttft_s, tpot_s, ATTAIN), SIZE)
+    return PlannedLoad(plan, rate / own_rate, rate, PlanObjectives(ttft_s, tpot_s, ATTAIN), SIZE)
 
 
 def kinds_of(load, prices=PRICES):
@@ -56,11 +56,11 @@ def kinds_of(load, prices=PRICES):
 
 
 def whole_run(cluster, load):
-    """To the end, whatever it misses."""
+    """Simulate to the end, whatever the cluster misses."""
     spec = spec_of(cluster, load.objectives, SIZE, block_tokens=block_tokens_of(load.plan))
     fleet = Fleet(spec, trace_block_tokens=float(load.plan.block_tokens))
     fleet.run(faster(of_plan(load.plan), load.factor))
-    assert len(fleet.tally) == len(load.plan.requests)
+    assert len(fleet.stats) == len(load.plan.requests)
     return fleet.met / len(load.plan.requests)
 
 
@@ -134,8 +134,8 @@ def test_a_kind_is_slower_where_it_is_better_in_nothing():
     model = find_model("llama-3-8b")
 
     def kind(**gpus):
-        return Kind(
-            tuple((Role[r], Shape(Node(model, find_gpu(name)), 1.0)) for r, name in gpus.items()), (1,)
+        return ClusterKind(
+            tuple((Role[r], ReplicaShape(Node(model, find_gpu(name)), 1.0)) for r, name in gpus.items()), (1,)
         )
 
     h100, a100, l40s, h20 = (kind(AGGREGATED=name) for name in ("h100", "a100", "l40s", "h20"))

@@ -7,7 +7,7 @@ import yaml
 from baton.__main__ import main
 from baton.core.messages import Role
 from simulator.hardware import MODELS, Node, find_gpu
-from simulator.plan.clusters import ClusterPlan, Pool, Shape
+from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values
 
 
@@ -135,9 +135,9 @@ def test_objectives_that_nothing_meets_end_with_status_1(tmp_path, run):
 
 
 def test_values_are_yaml_whatever_the_names_are():
-    shape = Shape(Node(MODELS["llama-3-8b"], find_gpu("h100")), 3.0)
+    shape = ReplicaShape(Node(MODELS["llama-3-8b"], find_gpu("h100")), 3.0)
     text = helm_values(
-        ClusterPlan(aggregated=Pool(shape, 2)),
+        ClusterPlan(aggregated=PlannedPool(shape, 2)),
         model='odd: "name" # yes',
         slo={"ttft_s": 1.0},
         comments=("reason",),

@@ -3,17 +3,17 @@ import random
 import pytest
 
 from baton.core.costs import StepCosts
-from simulator.plan.phases import Demand, Worker, decode_tpots, prefill_ttfts, rate_max
+from simulator.plan.phases import PhaseRequest, PhaseWorker, decode_tpots, prefill_ttfts, rate_max
 
 COSTS = StepCosts(base_s=0.01, prompt_token_s=1e-4, decode_s=1e-4, context_token_s=1e-8)
-WORKER = Worker(COSTS, pool_tokens=100_000, chunk_tokens=4096, batch_max=64)
+WORKER = PhaseWorker(COSTS, pool_tokens=100_000, chunk_tokens=4096, batch_max=64)
 
 
 def poisson(count, rate, *, inputs=1000, outputs=100, seed=0):
     rng, at_s, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at_s += rng.expovariate(rate)
-        found.append(Demand(at_s, inputs, 0, outputs))
+        found.append(PhaseRequest(at_s, inputs, 0, outputs))
     return found
 
 
@@ -27,19 +27,19 @@ def test_uniform_prompts_wait_as_in_an_m_d_1_queue():
 
 
 def test_what_is_cached_is_not_computed():
-    cold, warm = Demand(0, 1000, 0, 10), Demand(0, 1000, 900, 10)
+    cold, warm = PhaseRequest(0, 1000, 0, 10), PhaseRequest(0, 1000, 900, 10)
     (cold_s,), (warm_s,) = (prefill_ttfts([one], WORKER, stretch=1.0) for one in (cold, warm))
     assert warm_s < cold_s / 4
 
 
 def test_one_sequence_alone_decodes_at_the_step_time():
-    (tpot_s,) = decode_tpots([Demand(0, 1000, 0, 101)], WORKER, stretch=1.0)
+    (tpot_s,) = decode_tpots([PhaseRequest(0, 1000, 0, 101)], WORKER, stretch=1.0)
     mean_context = 1000 + 50
     assert tpot_s == pytest.approx(COSTS.step_s(decodes=1, context_tokens=mean_context), rel=0.01)
 
 
 def brute_force(demands, worker):
-    """Step by step."""
+    """Compute the decode phase step by step."""
     waiting, running, now_s, tpots = list(demands), [], 0.0, []
     while waiting or running:
         while waiting and waiting[0].at_s <= now_s + 1e-12:
@@ -71,8 +71,8 @@ def test_a_batch_advanced_by_its_changes_is_the_one_that_runs_step_by_step():
 
 
 def test_those_that_find_no_room_wait_and_all_end():
-    small = Worker(COSTS, pool_tokens=3000, chunk_tokens=4096, batch_max=64)
-    demands = [Demand(0.0, 1000, 0, 50)] * 20
+    small = PhaseWorker(COSTS, pool_tokens=3000, chunk_tokens=4096, batch_max=64)
+    demands = [PhaseRequest(0.0, 1000, 0, 50)] * 20
     roomy, tight = (decode_tpots(demands, w, stretch=1.0) for w in (WORKER, small))
     assert len(tight) == len(roomy) == 20
     assert max(tight) > 2 * max(roomy)

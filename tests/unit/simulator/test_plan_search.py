@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.core.messages import Role
 from simulator.hardware import MODELS, Node, find_gpu
-from simulator.plan.clusters import Kind, Shape, Verdict
+from simulator.plan.clusters import ClusterKind, ClusterVerdict, ReplicaShape
 from simulator.plan.region import REPLICAS_MAX, SLACK, Region
 from simulator.plan.search import search
 
@@ -16,10 +16,10 @@ ATTAIN = 0.9
 
 
 def all_kinds(prices, *, guess=(1, 1)):
-    """`guess`: of prefill and decode."""
-    shapes = [Shape(node, price / node.gpu_count) for node, price in zip(NODES, prices, strict=False)]
-    pairs = [Kind(((Role.PREFILL, p), (Role.DECODE, d)), guess) for p, d in product(shapes, shapes)]
-    return pairs + [Kind(((Role.AGGREGATED, b),), (sum(guess),)) for b in shapes]
+    """Make a kind whose `guess` is that of prefill and decode."""
+    shapes = [ReplicaShape(node, price / node.gpu_count) for node, price in zip(NODES, prices, strict=False)]
+    pairs = [ClusterKind(((Role.PREFILL, p), (Role.DECODE, d)), guess) for p, d in product(shapes, shapes)]
+    return pairs + [ClusterKind(((Role.AGGREGATED, b),), (sum(guess),)) for b in shapes]
 
 
 def kind_of(plan):
@@ -27,7 +27,7 @@ def kind_of(plan):
 
 
 def verify_with(power, rate, *, help_share=0.0, blur=0.0):
-    """Shares that grow with every replica: a pool's own power, and some that others lend. `blur`: what
+    """Shares that grow with every replica: a pool's own power, and some that others lend. `blur` is what
     chance adds or takes, the same for the same cluster."""
 
     def verify(plan):
@@ -40,7 +40,7 @@ def verify_with(power, rate, *, help_share=0.0, blur=0.0):
         chance = blur * math.sin(1000 * plan.price_per_hour + plan.replica_count)
         met = max(0.0, min(1.0, ttft * tpot * (1 - blur) + chance))
         aborted = met < ATTAIN - SLACK
-        return Verdict(ATTAIN - SLACK if aborted else met, ttft, tpot, aborted, so_far=met)
+        return ClusterVerdict(ATTAIN - SLACK if aborted else met, ttft, tpot, aborted, so_far=met)
 
     return verify
 
@@ -95,13 +95,13 @@ def test_where_chance_plays_no_replica_of_the_cheapest_can_be_left_out(power, ra
 
 
 def test_a_guess_that_is_far_too_large_costs_few_simulations():
-    shape = Shape(NODES[0], 2.99)
-    kind = Kind(((Role.PREFILL, shape), (Role.DECODE, shape)), (24, 5))
+    shape = ReplicaShape(NODES[0], 2.99)
+    kind = ClusterKind(((Role.PREFILL, shape), (Role.DECODE, shape)), (24, 5))
 
     def verify(plan):
         counts = (plan.prefill.count, plan.decode.count)
         met = 0.95 if counts[0] >= 9 and counts[1] >= 4 else 0.8
-        return Verdict(met, met if counts[0] < 9 else 1.0, met if counts[1] < 4 else 1.0)
+        return ClusterVerdict(met, met if counts[0] < 9 else 1.0, met if counts[1] < 4 else 1.0)
 
     found = search([kind], verify, attain=ATTAIN, simulations_max=100)
     assert found.best is not None
@@ -111,8 +111,8 @@ def test_a_guess_that_is_far_too_large_costs_few_simulations():
 
 
 def test_more_of_the_pool_that_is_short_are_tried_until_one_passes():
-    shape = Shape(NODES[0], 1.0)
-    kind = Kind(((Role.PREFILL, shape), (Role.DECODE, shape)), (2, 1))
+    shape = ReplicaShape(NODES[0], 1.0)
+    kind = ClusterKind(((Role.PREFILL, shape), (Role.DECODE, shape)), (2, 1))
     truth = {(Role.PREFILL, 1): 2.0, (Role.DECODE, 1): 0.5, (Role.AGGREGATED, 1): 0.0}
     found = search([kind], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=100)
     assert (found.best.plan.prefill.count, found.best.plan.decode.count) == (2, 8)
@@ -130,29 +130,29 @@ def test_the_search_says_when_it_ran_out_of_simulations():
 
 
 def test_a_run_that_was_given_up_passes_nothing_whatever_its_bound():
-    kind = Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,))
+    kind = ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[0], 1.0)),), (1,))
     region = Region(kind, attain=ATTAIN)
-    assert not region.learn((4,), Verdict(0.95, 0.95, 0.95, aborted=True, so_far=0.5))
+    assert not region.learn((4,), ClusterVerdict(0.95, 0.95, 0.95, aborted=True, so_far=0.5))
     assert region.is_ruled_out((3,))
     assert not region.is_ruled_out((5,))
 
 
 def test_a_cluster_that_missed_by_little_rules_out_itself_alone():
     """Chance may be on the side of a smaller one."""
-    region = Region(Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,)), attain=ATTAIN)
-    region.learn((4,), Verdict(ATTAIN - SLACK / 2, 0.9, 0.9))
+    region = Region(ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[0], 1.0)),), (1,)), attain=ATTAIN)
+    region.learn((4,), ClusterVerdict(ATTAIN - SLACK / 2, 0.9, 0.9))
     assert not region.is_open((4,))
     assert region.is_open((3,))
     assert list(region.open_below(5.0)) == [(3,)]
-    region.learn((3,), Verdict(ATTAIN - 2 * SLACK, 0.9, 0.9))
+    region.learn((3,), ClusterVerdict(ATTAIN - 2 * SLACK, 0.9, 0.9))
     assert list(region.open_below(5.0)) == []
 
 
 def test_kinds_whose_work_costs_more_are_not_simulated():
-    cheap, dear = Shape(NODES[0], 1.0), Shape(NODES[1], 1.0)
+    cheap, dear = ReplicaShape(NODES[0], 1.0), ReplicaShape(NODES[1], 1.0)
     kinds = [
-        Kind(((Role.AGGREGATED, cheap),), (2,), ((1.5,),)),
-        Kind(((Role.PREFILL, dear), (Role.DECODE, dear)), (2, 2), ((3.0, 3.0),)),
+        ClusterKind(((Role.AGGREGATED, cheap),), (2,), ((1.5,),)),
+        ClusterKind(((Role.PREFILL, dear), (Role.DECODE, dear)), (2, 2), ((3.0, 3.0),)),
     ]
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search(kinds, verify_with(truth, 4), attain=ATTAIN, simulations_max=3)
@@ -163,8 +163,8 @@ def test_kinds_whose_work_costs_more_are_not_simulated():
 
 
 def test_work_that_does_not_fit_rules_clusters_out():
-    shape = Shape(NODES[0], 2.0)
-    kind = Kind(((Role.PREFILL, shape), (Role.DECODE, shape)), (3, 3), ((4.0, 4.0), (6.0, 3.0)))
+    shape = ReplicaShape(NODES[0], 2.0)
+    kind = ClusterKind(((Role.PREFILL, shape), (Role.DECODE, shape)), (3, 3), ((4.0, 4.0), (6.0, 3.0)))
     region = Region(kind, attain=ATTAIN)
     fitting = {c for c in product(range(1, 7), repeat=2) if not region.is_ruled_out(c)}
     assert fitting == {(p, d) for p, d in product(range(1, 7), repeat=2) if p + d >= 4 and p / 6 + d / 3 >= 1}
@@ -176,7 +176,7 @@ def test_kinds_that_serve_no_better_however_many_there_are_are_given_up():
 
     def verify(plan):
         tried.append(plan)
-        return Verdict(ATTAIN - SLACK, 0.7, 1.0, aborted=True, so_far=0.7)
+        return ClusterVerdict(ATTAIN - SLACK, 0.7, 1.0, aborted=True, so_far=0.7)
 
     found = search(all_kinds((1, 2, 3)), verify, attain=ATTAIN, simulations_max=1000)
     assert found.best is None
@@ -190,7 +190,7 @@ def test_no_cluster_has_more_workers_than_a_router_follows():
 
     def verify(plan):
         tried.append(plan.replica_count)
-        return Verdict(0.5, 0.5, 1.0, aborted=True, so_far=len(tried) / 100)
+        return ClusterVerdict(0.5, 0.5, 1.0, aborted=True, so_far=len(tried) / 100)
 
     search(all_kinds((1, 2, 3), guess=(900, 800)), verify, attain=ATTAIN, simulations_max=60)
     assert tried
@@ -198,8 +198,8 @@ def test_no_cluster_has_more_workers_than_a_router_follows():
 
 
 def test_what_a_faster_kind_could_not_do_is_not_tried_with_a_slower_one():
-    slow = Kind(((Role.AGGREGATED, Shape(NODES[0], 0.7)),), (3,))
-    fast = Kind(((Role.AGGREGATED, Shape(NODES[1], 0.34)),), (3,))
+    slow = ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[0], 0.7)),), (3,))
+    fast = ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[1], 0.34)),), (3,))
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 1.0)
 
     def counts_tried(**options):
@@ -212,8 +212,8 @@ def test_what_a_faster_kind_could_not_do_is_not_tried_with_a_slower_one():
 
 
 def test_kinds_that_phases_doubt_come_last():
-    cheap = Kind(((Role.AGGREGATED, Shape(NODES[0], 1.0)),), (1,), is_doubtful=True)
-    sound = Kind(((Role.AGGREGATED, Shape(NODES[1], 1.0)),), (2,))
+    cheap = ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[0], 1.0)),), (1,), is_doubtful=True)
+    sound = ClusterKind(((Role.AGGREGATED, ReplicaShape(NODES[1], 1.0)),), (2,))
     truth = dict.fromkeys(product(Role, (1, 2, 4)), 4.0)
     found = search([cheap, sound], verify_with(truth, 4.0), attain=ATTAIN, simulations_max=50)
     assert found.tried[0].plan.aggregated.shape == sound.shapes[0][1]

@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from baton.core.messages import Role
 from commands.simulate import simulate
-from simulator.fleet.agenda import Agenda
 from simulator.fleet.fleet import Fleet
-from simulator.fleet.workload import Demand
+from simulator.fleet.workload import FleetRequest
 from tests.unit.simulator.test_fleet import assert_at_rest, ran, spec_of
 
 
@@ -92,41 +91,15 @@ def test_the_rate_that_a_search_found_has_its_time_scale(tmp_path):
 
 
 def idle_fleet(gap_s: float) -> Fleet:
-    demands = [Demand(i, i * gap_s, 600, 30, ()) for i in range(5)]
+    demands = [FleetRequest(i, i * gap_s, 600, 30, ()) for i in range(5)]
     return ran(spec_of((Role.PREFILL, 1), (Role.DECODE, 1)), demands)
 
 
 def test_years_in_which_nothing_happens_cost_nothing():
     day, years = idle_fleet(86_400.0), idle_fleet(3e7)
-    assert years.agenda.event_count == day.agenda.event_count < 5_000
+    assert years.clock.event_count == day.clock.event_count < 5_000
     assert_at_rest(years)
-    latencies = [(r.ttft_s, r.e2e_s) for r in years.tally]
+    latencies = [(r.ttft_s, r.e2e_s) for r in years.stats]
     for other in (day, idle_fleet(20.0)):  # twenty seconds are simulated
-        for mine, theirs in zip(latencies, [(r.ttft_s, r.e2e_s) for r in other.tally], strict=True):
+        for mine, theirs in zip(latencies, [(r.ttft_s, r.e2e_s) for r in other.stats], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-6)
-
-
-def test_only_what_recurs_is_put_off():
-    agenda, seen = Agenda(), []
-
-    def beat(_):
-        seen.append(round(agenda.now_s, 6))
-        if len(seen) == 2:
-            agenda.leave_out(lead_s=10.0, least_s=60.0)
-        agenda.after(1.0, beat)
-
-    agenda.recurring.add(beat)
-    agenda.at(0.0, beat)
-    agenda.at(90.0, lambda _: seen.append("once"))
-    agenda.run(is_over=lambda: "once" in seen)
-    assert seen == [0, 1, *range(81, 90), "once"]
-
-
-def test_less_than_a_minute_is_not_left_out():
-    agenda, seen = Agenda(), []
-    agenda.at(69.0, seen.append)
-    agenda.leave_out(lead_s=10.0, least_s=60.0)
-    assert agenda.now_s == 0.0
-    agenda.at(0.0, lambda _: agenda.leave_out(lead_s=10.0, least_s=59.0))
-    agenda.run(is_over=lambda: agenda.now_s > 0.0)
-    assert (agenda.now_s, seen) == (59.0, [])

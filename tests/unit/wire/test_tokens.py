@@ -13,11 +13,10 @@ from baton.core.tokens import (
     TokenRecord,
     bearer_in,
     digest_of,
-    new_token,
     read_book,
     write_book,
 )
-from baton.files.token_places import LiveTokens, token_at
+from baton.files.token_places import LiveTokens, new_token, token_at
 from commands.app import app
 
 

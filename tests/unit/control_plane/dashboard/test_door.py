@@ -4,7 +4,8 @@ import httpx
 import pytest
 
 from baton.config import Config
-from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
+from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
+from baton.files.token_places import new_token
 from control_plane.dashboard.authentication import SESSION_KEY, Authentication
 from control_plane.dashboard.process import tokens_of
 from control_plane.dashboard.session_file import SessionFile

@@ -27,7 +27,8 @@ from baton.core.operate import (
     SwitchRole,
 )
 from baton.core.recent_requests import Moment, RecentRequest
-from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, new_token
+from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
+from baton.files.token_places import new_token
 from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
 from baton.wire.link import LinkBroken

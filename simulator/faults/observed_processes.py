@@ -1,0 +1,39 @@
+"""What the checkers see of the processes that they watch."""
+
+from typing import Protocol
+
+from baton.core.ids import WorkerId
+from kv_store.node.core import NodeCore
+from router.decisions.core import RouterCore
+from simulator.faults.reads import Generations
+from worker.core import WorkerCore
+
+
+class ObservedWorker(Protocol):
+    """A worker process, from outside."""
+
+    core: WorkerCore
+    worker_id: WorkerId
+    name: str
+    is_alive: bool
+    clock_trusted_from_s: float
+    generations: Generations
+
+    @property
+    def is_computing(self) -> bool: ...
+
+
+class ObservedRouter(Protocol):
+    """A router process, from outside."""
+
+    core: RouterCore
+    name: str
+
+
+class ObservedStoreNode(Protocol):
+    """A store node process, from outside."""
+
+    core: NodeCore
+    name: str
+
+    def audit(self) -> None: ...
