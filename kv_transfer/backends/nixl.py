@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
-from kv_transfer.backend import KVMemory, check_blocks, check_source
+from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost, keep_within
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
@@ -290,14 +290,6 @@ class NixlBackend:
         else:
             steps = self._read_steps(known, source_blocks, local_blocks)
         return await self._run(known, steps, frozenset(local_blocks), timeout_s)
-
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        known = self._known(peer)
-        check_source(peer, known.offer.block_count, source_blocks)
-        steps = self._generation_steps(known, source_blocks)
-        return await self._run(known, steps, frozenset(), timeout_s)
 
     async def settled(self, local_blocks: Sequence[int]) -> None:
         wanted = frozenset(local_blocks)
