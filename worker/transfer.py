@@ -35,7 +35,9 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
     checksums of blocks that are not in host memory."""
     memory = kv_memory(pool)
     if config.transfer.checksums and not memory.is_host:
-        raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
+        raise SetupError(
+            f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+        )
     backends: list[TransferBackend] = []
     for name in config.transfer.backends:
         match name:

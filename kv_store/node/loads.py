@@ -45,7 +45,7 @@ class Loads:
             self._ready(worker, load_id, demand, first, copies, tiers)
 
         def tell_failed(first: int, message: str) -> None:
-            self._context.counts.loads_failed[message if message in REASONS else "not brought"] += 1
+            self._context.counts.loads_failed[message if message in REASONS else "source failed"] += 1
             self._context.emit(ToWorker(worker.worker_id, LoadFailed(load_id, first, message)))
 
         demand = Demand(

@@ -126,5 +126,5 @@ class Space:
         )
         transfer = self._make_transfer(self._node.node_id, memory)
         await transfer.start()
-        log.info("transfer by %s for blocks of %d bytes", ", ".join(transfer.counters), self.block_bytes)
+        log.info("blocks of %d bytes are transferred by %s", self.block_bytes, ", ".join(transfer.counters))
         return transfer

@@ -114,7 +114,7 @@ class Disks:
         try:
             file, recovered = await asyncio.to_thread(work)
         except (SetupError, OSError) as error:
-            log.error("no SSD tier for blocks of %d bytes: %s", space, error)
+            log.error("blocks of %d bytes have no SSD tier: %s", space, error)
             self._post(e.SpaceOpened(space, error=str(error)))
             return
         self._files[space] = file

@@ -198,7 +198,7 @@ class StoreProcess:
             return
         timeout_s = self._config.cluster.drain_timeout_s
         log.info(
-            "offering up to %d bytes to %d peers, for at most %g s",
+            "the node offers up to %d bytes to %d peers, for at most %g s",
             budget,
             len(self._registration.peers),
             timeout_s,
