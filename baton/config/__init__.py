@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton.config.base import Seconds, SecretText, Section
+from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
+from baton.core.policies import DEFAULT_EVICTION, EVICTION_POLICIES, choices_text
 
 
 class ModelConfig(Section):
@@ -145,8 +146,10 @@ class StoreConfig(Section):
     """gRPC port of a store node, for other store nodes. 0: any free port."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port of a store node for Prometheus metrics. 0: any free port."""
-    policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
-    """What leaves a tier first."""
+    policy: Annotated[
+        EvictionPolicyName,
+        Field(description=f"Eviction: what leaves a tier first. {choices_text(EVICTION_POLICIES)}."),
+    ] = DEFAULT_EVICTION
     ttl_s: Annotated[float, Field(ge=0)] = 0.0
     """Blocks that were not used for this long are dropped. 0: never."""
     tenant_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -56,7 +56,7 @@ from kv_store.node.events import (
 from kv_store.node.promotion import NOT_HERE
 from kv_store.node.size_classes import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
 from kv_store.node.workers import ProtocolError, Worker
-from kv_store.tiers.choose import make_policy
+from kv_store.tiers.table import make_eviction_policy
 
 SLOTS_MIN = 4
 """A host memory that holds fewer blocks of a size has no use for it."""
@@ -293,8 +293,8 @@ class NodeCore:
             block_bytes=block_bytes,
             arena=Arena(slot_bytes, slot_count, self._make_generations(block_bytes, slot_count)),
             ssd=SsdSlots(ssd_slot_count),
-            host_policy=make_policy(config.policy, max(1, slot_count)),
-            ssd_policy=make_policy(config.policy, max(1, ssd_slot_count)),
+            host_policy=make_eviction_policy(config.policy, max(1, slot_count)),
+            ssd_policy=make_eviction_policy(config.policy, max(1, ssd_slot_count)),
         )
         self._parts.index.spaces[block_bytes] = space
         self._context.emit(OpenSpace(block_bytes, slot_bytes, slot_count, ssd_slot_count))

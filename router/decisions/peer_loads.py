@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.view import ClusterView
 from router.decisions.prefix_index import PrefixIndex
 
 PEER_SILENCE_S = 2.0
@@ -97,12 +97,12 @@ class PeerBook:
 
     def _tell(self, worker_id: WorkerId) -> None:
         if (worker := self._cluster.get(worker_id)) is not None:
-            worker.elsewhere = self.total(worker_id)
+            worker.set_elsewhere(self.total(worker_id))
 
     def check(self) -> None:
         """Raises AssertionError if a worker's sum is not the peers'."""
         for worker in self._cluster:
-            assert worker.elsewhere == self.total(worker.worker_id)
+            assert worker.load.elsewhere == self.total(worker.worker_id)
 
     # --- what we tell -----------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class PeerBook:
     def changes(self, router_id: RouterId) -> RouterUpdate | None:
         """Since it was asked last; None: nothing."""
         self._index.note_placed()
-        ours = {w.worker_id: w.own_share for w in self._cluster}
+        ours = {w.worker_id: w.load.own_share for w in self._cluster}
         shares = [s for w, s in ours.items() if s != self._told.get(w, WorkerShare(w))]
         shares += [WorkerShare(w) for w in self._told.keys() - ours.keys()]
         for share in shares:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from baton.core.ids import BlockHash, BlockId, SeqKey
-from baton.core.messages import Task
+from baton.core.messages import Role, Task, WorkerHello
 from baton.core.steps import ItemResult, StepItem
 from decode_worker.receiver import KVReceiver
 from engine.block_pool import BlockPool
@@ -20,7 +20,7 @@ from prefill_worker.leases import LeaseBook
 from router.decisions import breaker
 from router.decisions import core as router_core
 from router.decisions.breaker import Circuit, State
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.snapshot import WorkerFacts
 from router.decisions.core import RouterCore
 from router.decisions.flow import Flow
 from router.decisions.placing import Placing
@@ -351,12 +351,12 @@ def _step_result_is_lost(patch: Patch) -> None:
 
 def _weights_are_not_compared(patch: Patch) -> None:
     """During an upgrade old and new workers are paired."""
-    views = ClusterView.views
+    of = WorkerFacts.of
 
-    def all_alike(self: ClusterView, *args: object, **kwargs: object) -> list[object]:
-        return [view._replace(fingerprint="any") for view in views(self, *args, **kwargs)]
+    def all_alike(hello: WorkerHello, role: Role, *, is_draining: bool) -> WorkerFacts:
+        return of(hello, role, is_draining=is_draining)._replace(fingerprint="any")
 
-    patch.setattr(ClusterView, "views", all_alike)
+    patch.setattr(WorkerFacts, "of", all_alike)
 
 
 def _losers_of_hedges_are_heard(patch: Patch) -> None:

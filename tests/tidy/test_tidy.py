@@ -99,6 +99,7 @@ SLEEPERS = {
     "router/live/sessions.py",  # backoff before dialling again
     "router/live/reporting.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
+    "tests/unit/wire/test_core_driver.py",  # its event loop has virtual time
 }
 """Files where waiting for a while is the behaviour itself."""
 

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from baton.config import StoreConfig
 from baton.core.ids import BlockHash, NodeId, WorkerId
+from baton.core.policies import EVICTION_POLICIES
 from baton.core.store import (
     BlockFacts,
     BlocksWritten,
@@ -61,7 +62,7 @@ def hashes_of(space: int, name: str) -> tuple[BlockHash, ...]:
 
 class NodeMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(["lru", "serving", "s3fifo", "sieve", "lfu"]),
+        policy=st.sampled_from(sorted(EVICTION_POLICIES)),
         has_ssd=st.booleans(),
         tenant_share=st.sampled_from([1.0, 0.6]),
         ttl_s=st.sampled_from([0.0, 0.0, 10.0]),

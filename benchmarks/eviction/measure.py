@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import SetupError
-from kv_store.tiers.choose import PolicyName, make_policy
-from kv_store.tiers.harness import Requests, best_possible, chains_of, run_policy
+from benchmarks.eviction.harness import Requests, best_possible, chains_of, run_policy
+from benchmarks.eviction.table import make_compared_policy
 from loadgen.traces import read_trace
 
 
@@ -48,19 +48,20 @@ def load_requests(path: Path) -> Requests:
 
 
 def measure(
-    path: Path, sizes: Sequence[int], policies: Sequence[PolicyName], *, progress: Callable[[str], None]
+    path: Path, sizes: Sequence[int], policies: Sequence[str], *, progress: Callable[[str], None]
 ) -> Report:
     """Raises SetupError: the trace cannot be used."""
     requests = load_requests(path)
     results: list[SizeResult] = []
     for size in sizes:
         progress(f"{size} blocks: lru, optimum")
-        lru = run_policy(requests, make_policy("lru", size), size).ratio
+        lru = run_policy(requests, make_compared_policy("lru", size), size).ratio
         best = best_possible(requests, size).ratio
         measured: list[PolicyResult] = []
         for name in policies:
             progress(f"{size} blocks: {name}")
-            ratio = lru if name == "lru" else run_policy(requests, make_policy(name, size), size).ratio
+            policy = make_compared_policy(name, size)
+            ratio = lru if name == "lru" else run_policy(requests, policy, size).ratio
             closed = (ratio - lru) / (best - lru) if best > lru else None
             measured.append(PolicyResult(name, ratio, ratio - lru, closed))
         results.append(SizeResult(size, lru, best, measured))

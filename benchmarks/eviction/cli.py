@@ -1,7 +1,7 @@
 """`baton bench policies`"""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 import typer
@@ -10,10 +10,8 @@ from rich.table import Table
 
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.store_policies import Report, measure
-from kv_store.tiers.choose import PolicyName
-
-NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+from benchmarks.eviction.measure import Report, measure
+from benchmarks.eviction.table import NAMES
 
 
 def policies(
@@ -44,13 +42,11 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _policies(text: str) -> list[PolicyName]:
-    by_name: dict[str, PolicyName] = {name: name for name in NAMES}
-    chosen: list[PolicyName] = [
-        by_name[wanted.strip()] for wanted in text.split(",") if wanted.strip() in by_name
-    ]
-    if len(chosen) != len(text.split(",")):
-        raise SetupError(f"--policies: some of {','.join(NAMES)}, not {text!r}")
+def _policies(text: str) -> list[str]:
+    chosen = [name.strip() for name in text.split(",")]
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown:
+        raise SetupError(f"--policies: some of {','.join(NAMES)}, not {','.join(unknown)}")
     return chosen
 
 
