@@ -71,6 +71,10 @@ class MembershipBook(Generic[Id, Info]):
         """What the member last said of itself."""
         return self._leases[member_id].info
 
+    def get(self, member_id: Id) -> Info | None:
+        lease = self._leases.get(member_id)
+        return None if lease is None else lease.info
+
     def is_suspect(self, member_id: Id) -> bool:
         return self._leases[member_id].suspect_at_s == inf and self.suspect_s < inf
 

@@ -1,7 +1,8 @@
-"""Who may read which blocks of ours, and until when: the source's side of every hand-over.
+"""The KV owner's side of every hand-over: which blocks of this worker a decode worker may read, and until
+when.
 
-The book has shares of its own in the blocks it granted, so it and the scheduler end independently:
-a block is freed when the sequence is done with it *and* its reader is (or the lease is over).
+The hand-overs have references of their own in the blocks they granted, so they and the scheduler end
+independently: a block is freed when the sequence is done with it *and* its reader is, or its lease is over.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from baton.core.lifecycle import Lifecycle
 from baton.core.messages import KVGrant, KVRefused, KVRequest, SourceMessage
 from baton.core.steps import TokenLogprobs
 from engine.block_pool import BlockPool
+from kv_transfer.lease import LeaseBook, OwnerLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class Tell:
 
 class HandoverState(StrEnum):
     COMPUTING = auto()
-    """The sequence holds its blocks; grants are shared on top."""
+    """The sequence holds its blocks; what is granted has a reference more."""
     COMPLETE = auto()
-    """All computed; the book holds the blocks until release or lease end."""
+    """All is computed; the hand-over holds the blocks until it is released or the lease ends."""
     WITHDRAWN = auto()
-    """Cancelled, but a reader may be reading what was granted."""
+    """The sequence was cancelled, but a reader may be reading what was granted."""
     OVER = auto()
 
 
@@ -43,48 +45,48 @@ LEGAL: dict[HandoverState, frozenset[HandoverState]] = {
 
 @dataclass(slots=True, eq=False)
 class _Handover:
-    key: SeqKey
+    lease: OwnerLease[SeqKey, WorkerId]
     life: Lifecycle[HandoverState]
     blocks: list[BlockId] = field(default_factory=list[BlockId])
-    """Committed so far, in table order; with the part-filled last one once COMPLETE."""
+    """Full blocks so far, in table order; with the part-filled last one once COMPLETE."""
     held: dict[BlockId, None] = field(default_factory=dict[BlockId, None])
-    """Blocks in which the book has a share, in table order."""
-    reader: WorkerId | None = None
-    request_number: int = 0
+    """Blocks in which the hand-over has a reference, in table order."""
     next_block: int = 0
     """Position of the first block not granted yet."""
     was_granted_any: bool = False
-    lease_end_s: float | None = None
     first_token: int | None = None
     cached_token_count: int = 0
     first_logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
+    @property
+    def key(self) -> SeqKey:
+        return self.lease.key
+
 
 @dataclass(slots=True)
-class _EarlyAsk:
-    """An ask for a sequence that we have not heard of yet."""
+class _EarlyRequest:
+    """A request for a sequence that this worker has not heard of yet."""
 
     reader: WorkerId
-    ask: KVRequest
+    request: KVRequest
     ends_s: float
 
 
-class LeaseBook:
+class Handovers:
     """Hand-overs of this worker's PREFILL phases. Pure: the caller has the clock and sends what is told.
 
     While a sequence computes it holds its own blocks; `close`d early or `complete`d, what was granted
-    stays held until `released` or until no grant was made for `lease_s`.
+    stays held until it is `released` or no grant was made for `lease_s`.
     """
 
     def __init__(self, pool: BlockPool, *, lease_s: float, early_requests_max: int) -> None:
         self._pool = pool
-        self._lease_s = lease_s
         self._early_requests_max = early_requests_max
+        self._leases = LeaseBook[SeqKey, WorkerId](lease_s=lease_s)
         self._handovers: dict[SeqKey, _Handover] = {}
-        self._early: dict[SeqKey, _EarlyAsk] = {}
-        self.expired_count = 0
-        """Leases that ended without a release, since the start."""
+        """One for each lease of the book."""
+        self._early: dict[SeqKey, _EarlyRequest] = {}
 
     @property
     def count(self) -> int:
@@ -92,32 +94,38 @@ class LeaseBook:
         return len(self._handovers)
 
     @property
+    def expired_count(self) -> int:
+        """Leases that ended without a release, since the start."""
+        return self._leases.expired_count
+
+    @property
     def next_tick_s(self) -> float | None:
-        leases = (h.lease_end_s for h in self._handovers.values() if h.lease_end_s is not None)
-        return min((*leases, *(early.ends_s for early in self._early.values())), default=None)
+        ends = [early.ends_s for early in self._early.values()]
+        if (lease_end_s := self._leases.next_end_s) is not None:
+            ends.append(lease_end_s)
+        return min(ends, default=None)
 
     def held_blocks(self) -> Iterator[BlockId]:
-        """One entry for each share the book has."""
+        """One entry for each reference that the hand-overs have."""
         for handover in self._handovers.values():
             yield from handover.held
 
     # --- the sequence ---------------------------------------------------------------------------
 
     def open(self, key: SeqKey, *, now_s: float) -> list[Tell]:
-        """A PREFILL phase was accepted. An ask that came before it is answered now."""
-        assert key not in self._handovers
+        """A PREFILL phase was accepted. A request that came before it is answered now."""
         life = Lifecycle(HandoverState.COMPUTING, LEGAL, now_s=now_s)
-        self._handovers[key] = _Handover(key, life)
+        self._handovers[key] = _Handover(self._leases.open(key), life)
         early = self._early.pop(key, None)
-        return [] if early is None else self.ask(early.reader, early.ask, now_s=now_s)
+        return [] if early is None else self.request(early.reader, early.request, now_s=now_s)
 
     def committed(self, key: SeqKey, blocks: Sequence[BlockId], *, now_s: float) -> list[Tell]:
-        """All full blocks of the sequence so far. What is new goes to the reader, if there is one."""
+        """`blocks` are all full blocks of the sequence so far. New ones are granted, if there is a reader."""
         handover = self._handovers.get(key)
         if handover is None:
             return []  # released already: nobody reads
         handover.blocks = list(blocks)
-        if handover.reader is None or len(blocks) <= handover.next_block:
+        if handover.lease.reader is None or len(blocks) <= handover.next_block:
             return []
         return [self._grant(handover, now_s=now_s)]
 
@@ -132,8 +140,8 @@ class LeaseBook:
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
         now_s: float,
     ) -> list[Tell]:
-        """All prompt positions are in `blocks`, the part-filled last one included. The book takes its
-        own shares, so the caller may give its ones back; the lease runs from now."""
+        """All prompt positions are in `blocks`, the part-filled last one included. The hand-over takes its
+        own references, so the caller may give up its own; the lease runs from now."""
         handover = self._handovers.get(key)
         if handover is None:
             return []
@@ -141,15 +149,16 @@ class LeaseBook:
         handover.blocks = list(blocks)
         handover.first_token, handover.cached_token_count = first_token, cached_token_count
         handover.first_logprobs, handover.prompt_logprobs = first_logprobs, prompt_logprobs
-        if handover.reader is not None:
+        if handover.lease.reader is not None:
             return [self._grant(handover, now_s=now_s)]
         self._hold(handover, handover.blocks)
-        handover.lease_end_s = now_s + self._lease_s
+        self._leases.renew(key, now_s=now_s)
         return []
 
     def close(self, key: SeqKey, reason: str, *, now_s: float) -> list[Tell]:
-        """Cancelled, failed, refused or finished without a hand-over. The reader hears a refusal; what
-        it was granted stays until it releases it or the lease is over. Unknown: nothing happens."""
+        """The sequence was cancelled, failed, was refused or finished without a hand-over. The reader hears a
+        refusal; what it was granted stays until it releases it or the lease is over. An unknown key changes
+        nothing."""
         early = self._early.pop(key, None)
         if early is not None:
             return [Tell(early.reader, _refusal(key, reason))]
@@ -160,90 +169,92 @@ class LeaseBook:
             handover.life.to(HandoverState.WITHDRAWN, now_s=now_s, cause=reason)
         else:
             self._end(handover, reason, now_s=now_s)
-        return [] if handover.reader is None else [Tell(handover.reader, _refusal(key, reason))]
+        reader = handover.lease.reader
+        return [] if reader is None else [Tell(reader, _refusal(key, reason))]
 
-    # --- the reader ------------------------------------------------------------------------------
+    # --- the reader -----------------------------------------------------------------------------
 
     def knows(self, key: SeqKey) -> bool:
         return key in self._handovers
 
-    def ask(self, reader: WorkerId, ask: KVRequest, *, now_s: float) -> list[Tell]:
-        """Answered by a grant, of nothing if there is nothing new. Asking twice changes nothing."""
-        key = SeqKey(ask.seq_id, ask.epoch)
+    def request(self, reader: WorkerId, request: KVRequest, *, now_s: float) -> list[Tell]:
+        """Every request is answered by a grant, of nothing if there is nothing new. A second one changes
+        nothing but the lease."""
+        key = SeqKey(request.seq_id, request.epoch)
         handover = self._handovers[key]
         if handover.life.state is HandoverState.WITHDRAWN:
             return [Tell(reader, _refusal(key, "no longer offered"))]
-        if handover.reader is None:
-            handover.reader, handover.next_block = reader, ask.first_block
-        elif handover.reader != reader:
-            return [Tell(reader, _refusal(key, f"granted to {handover.reader}"))]
-        handover.request_number = max(handover.request_number, ask.request_number)
+        is_first = handover.lease.reader is None
+        if not self._leases.request(key, reader, request.request_number):
+            return [Tell(reader, _refusal(key, f"granted to {handover.lease.reader}"))]
+        if is_first:
+            handover.next_block = request.first_block
         return [self._grant(handover, now_s=now_s)]
 
-    def ask_early(self, reader: WorkerId, ask: KVRequest, *, now_s: float) -> list[Tell]:
-        """For a sequence not heard of yet: held for one lease, then refused."""
-        key = SeqKey(ask.seq_id, ask.epoch)
+    def request_early(self, reader: WorkerId, request: KVRequest, *, now_s: float) -> list[Tell]:
+        """A request for a sequence not heard of yet is held for one lease, then refused."""
+        key = SeqKey(request.seq_id, request.epoch)
         known = self._early.get(key)
         if known is None:
             if len(self._early) >= self._early_requests_max:
-                return [Tell(reader, _refusal(key, "too many asks for unknown sequences"))]
-            self._early[key] = _EarlyAsk(reader, ask, now_s + self._lease_s)
+                return [Tell(reader, _refusal(key, "too many requests for unknown sequences"))]
+            self._early[key] = _EarlyRequest(reader, request, now_s + self._leases.lease_s)
         elif known.reader != reader:
-            return [Tell(reader, _refusal(key, f"asked for by {known.reader}"))]
-        elif ask.request_number > known.ask.request_number:
-            known.ask = ask
+            return [Tell(reader, _refusal(key, f"requested by {known.reader}"))]
+        elif request.request_number > known.request.request_number:
+            known.request = request
         return []
 
     def released(self, reader: WorkerId, key: SeqKey, *, now_s: float) -> None:
-        """The reader reads no more. Unknown, repeated or not the reader: nothing happens."""
+        """The reader reads no more. An unknown key, a repetition or another reader changes nothing."""
         early = self._early.get(key)
         if early is not None and early.reader == reader:
             del self._early[key]
-        handover = self._handovers.get(key)
-        if handover is not None and handover.reader == reader:
-            self._end(handover, "released", now_s=now_s)
+        if self._leases.is_of(key, reader):
+            self._end(self._handovers[key], "released", now_s=now_s)
 
     def tick(self, *, now_s: float) -> list[Tell]:
         told: list[Tell] = []
         for key in [k for k, early in self._early.items() if early.ends_s <= now_s]:
             told.append(Tell(self._early.pop(key).reader, _refusal(key, "never heard of the sequence")))
-        for handover in list(self._handovers.values()):
-            if handover.lease_end_s is not None and handover.lease_end_s <= now_s:
-                self._lapse(handover, now_s=now_s)
+        self._leases.expire(now_s=now_s, lapse=lambda key: self._lapse(self._handovers[key], now_s=now_s))
         return told
 
     def check(self) -> None:
+        self._leases.check()
+        assert {lease.key for lease in self._leases} == self._handovers.keys()
         for handover in self._handovers.values():
             assert not handover.life.is_terminal
             assert handover.held.keys() <= set(handover.blocks)
             if handover.life.state is not HandoverState.COMPUTING or handover.held:
-                assert handover.lease_end_s is not None, "held by nobody's deadline"
+                assert handover.lease.end_s is not None, "held by nobody's deadline"
 
     # --- parts ----------------------------------------------------------------------------------
 
     def _grant(self, handover: _Handover, *, now_s: float) -> Tell:
-        assert handover.reader is not None
+        lease = handover.lease
+        assert lease.reader is not None
         first_block = handover.next_block
         blocks = handover.blocks[first_block:]
         self._hold(handover, blocks)
         handover.next_block = first_block + len(blocks)
         handover.was_granted_any |= bool(blocks)
-        handover.lease_end_s = now_s + self._lease_s
+        self._leases.renew(lease.key, now_s=now_s)
         grant = KVGrant(
-            seq_id=handover.key.seq_id,
-            epoch=handover.key.epoch,
+            seq_id=lease.key.seq_id,
+            epoch=lease.key.epoch,
             first_block=first_block,
             source_blocks=tuple(blocks),
             generations=tuple(self._pool.generation(block) for block in blocks),
-            lease_s=self._lease_s,
-            answers_request=handover.request_number,
+            lease_s=self._leases.lease_s,
+            answers_request=lease.number,
             is_last=handover.life.state is HandoverState.COMPLETE,
             first_token=handover.first_token,
             cached_token_count=handover.cached_token_count,
             first_logprobs=handover.first_logprobs,
             prompt_logprobs=handover.prompt_logprobs,
         )
-        return Tell(handover.reader, grant)
+        return Tell(lease.reader, grant)
 
     def _hold(self, handover: _Handover, blocks: Sequence[BlockId]) -> None:
         fresh = [block for block in blocks if block not in handover.held]
@@ -251,19 +262,19 @@ class LeaseBook:
         handover.held.update(dict.fromkeys(fresh))
 
     def _lapse(self, handover: _Handover, *, now_s: float) -> None:
-        self.expired_count += 1
         if handover.life.state is not HandoverState.COMPUTING:
             self._end(handover, "lease over", now_s=now_s)
             return
-        # The reader has stopped by its own, earlier, end. The sequence computes on, and whoever asks
-        # for it next starts from the beginning.
+        # The reader has stopped by its own, earlier, end. The sequence computes on, and the next reader
+        # starts from the beginning.
         self._give_back(handover)
-        handover.reader, handover.lease_end_s = None, None
+        self._leases.vacate(handover.key)
         handover.next_block, handover.was_granted_any = 0, False
 
     def _end(self, handover: _Handover, reason: str, *, now_s: float) -> None:
         handover.life.to(HandoverState.OVER, now_s=now_s, cause=reason)
         self._give_back(handover)
+        self._leases.close(handover.key)
         del self._handovers[handover.key]
 
     def _give_back(self, handover: _Handover) -> None:

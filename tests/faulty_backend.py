@@ -154,10 +154,10 @@ class FaultyBackend:
             return restore
         at, bit = self._random.randrange(size), 1 << self._random.randrange(8)
 
-        def switch_role() -> None:
+        def flip() -> None:
             block[at] ^= bit
 
-        return switch_role
+        return flip
 
     def _draw(self) -> Fault:
         scripted = next(self._script, None)
