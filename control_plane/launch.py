@@ -14,6 +14,7 @@ import psutil
 
 from baton.config import ClusterConfig, Config
 from baton.config.operators import DashboardConfig
+from baton.config.served_models import about, each_model, worker_count
 from baton.core.errors import PlatformLost, SetupError
 from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
@@ -29,9 +30,8 @@ from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
-from engine.model_check import check_machine, check_memory, check_model, check_tokenizer
-from engine.model_files import local_folder
-from engine.served_models import about, each_model, worker_count
+from engine.model_files.check import check_machine, check_memory, check_model, check_tokenizer
+from engine.model_files.resolve import local_folder
 from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ import msgspec
 import psutil
 
 from baton.config import ClusterConfig, Config
+from baton.config.served_models import each_model, worker_count
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.ray_cluster import RayCluster, first_line, namespace_of
-from engine.served_models import each_model, worker_count
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from baton.config import Config
+from baton.config.served_models import each_model
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
@@ -21,7 +22,6 @@ from control_plane.autoscaler.live import LiveAutoscaler
 from control_plane.autoscaler.settings import objectives_of, settings_of
 from control_plane.autoscaler.values import Memory, Settings
 from control_plane.desired import Operations
-from engine.served_models import each_model
 
 log = logging.getLogger(__name__)
 
