@@ -15,6 +15,7 @@ from baton.wire.transport import secure
 from benchmarks import handover as handover_bench
 from benchmarks.autoscale_cli import autoscale
 from benchmarks.engine_cli import engine
+from benchmarks.eviction.cli import policies
 from benchmarks.faults_cli import faults
 from benchmarks.fidelity_cli import fidelity
 from benchmarks.goodput_cli import goodput
@@ -26,7 +27,6 @@ from benchmarks.reuse_cli import reuse
 from benchmarks.router_cli import router
 from benchmarks.speculation_cli import speculation
 from benchmarks.store_cli import store
-from benchmarks.store_policies_cli import policies
 from benchmarks.working_set_cli import store_cost, working_set
 from control_plane.reaper import Reaper
 

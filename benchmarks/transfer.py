@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.core.errors import SetupError, TransferFailed
-from baton.core.ids import WorkerId
+from baton.core.ids import ReadId, WorkerId
+from baton.core.transfer_backends import DEFAULT_BACKENDS
 from benchmarks.transfer_raw import (
     NixlReader,
     ProcessReader,
@@ -27,13 +28,15 @@ from benchmarks.transfer_raw import (
     TcpReader,
 )
 from kv_transfer.backend import KVMemory, TransferBackend
-from kv_transfer.backends.cma import CmaBackend
-from kv_transfer.backends.nixl import NixlBackend, parse_offer
+from kv_transfer.backends.nixl import parse_offer
 from kv_transfer.manager import TransferManager
+from kv_transfer.read import BlockRead
+from kv_transfer.registry import BackendSite, build_backends
 
 START_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 30.0
 SOURCE, READER = WorkerId("bench-source.0"), WorkerId("bench-reader.0")
+HOST = "127.0.0.1"
 RAW_TRANSPORTS = ("nixl", "tcp", "shared memory")
 """Mechanisms that the checked read is compared with. process_vm_readv is what `cma` itself uses."""
 
@@ -125,7 +128,7 @@ def _pool(block_bytes: int, block_count: int) -> tuple[npt.NDArray[np.uint8], KV
 
 
 def _backends(worker_id: WorkerId, memory: KVMemory) -> list[TransferBackend]:
-    return [CmaBackend(worker_id, memory), NixlBackend(worker_id, memory)]
+    return build_backends(DEFAULT_BACKENDS, BackendSite(worker_id, memory, HOST))
 
 
 def _serve(conn: Connection, block_bytes: int, block_count: int) -> None:
@@ -157,7 +160,7 @@ class _Bench:
 
     async def run(self, seconds: float) -> TransferBenchResult:
         managers = {
-            b.name: TransferManager([b], block_bytes=self._size) for b in _backends(READER, self._memory)
+            b.name: TransferManager([b], memory=self._memory) for b in _backends(READER, self._memory)
         }
         raw = {
             "nixl": NixlReader(self._memory, parse_offer(self._offers["nixl"], block_bytes=self._size)),
@@ -187,12 +190,20 @@ class _Bench:
         return self._result(rounds - 1, next(iter(managers)))
 
     async def _checked(self, name: str, manager: TransferManager) -> None:
-        source, local = self._order.tolist(), list(range(self._count))
+        read = BlockRead(
+            read_id=ReadId(0),
+            owner=SOURCE,
+            source_blocks=tuple(self._order.tolist()),
+            local_blocks=tuple(range(self._count)),
+            generations=(1,) * self._count,
+            timeout_s=READ_TIMEOUT_S,
+            block_bytes=self._size,
+        )
         began_s = time.perf_counter()
-        outcome = await manager.read_checked(SOURCE, source, local, [1] * self._count, READ_TIMEOUT_S)
+        done = await manager.read_checked(read)
         self._spent.setdefault(("checked", name), []).append(time.perf_counter() - began_s)
-        if outcome.error:
-            raise TransferFailed(outcome.error)
+        if done.error:
+            raise TransferFailed(done.error)
 
     def _timed(self, what: tuple[str, str], call: Callable[[], None]) -> None:
         began_s = time.perf_counter()

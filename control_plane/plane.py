@@ -101,7 +101,7 @@ class ControlPlane:
     ) -> None:
         """`remember` gets what must outlive this process, each time it changes. `check` raises SetupError for
         a version of a model that cannot be started. A defect of the decisions goes to `crash`."""
-        self.book = mb.MembershipBook(life, config.member_lease_s, config.member_suspect_s)
+        self.book = mb.ClusterMembership(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from baton.config.base import Seconds, SecretText, Section
+from baton.config.base import PlacementPolicyName, Seconds, SecretText, Section
+from baton.core.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES, choices_text
 
 
 class RouterConfig(Section):
@@ -28,9 +29,10 @@ class RouterConfig(Section):
     """Addresses (host:port) of other routers to follow, besides those that the directory lists."""
     peer_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port where other routers follow this one. 0: any free port."""
-    policy: Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"] = "slo"
-    """Placement. slo: by predicted seconds, so that the objectives of most requests hold. The others are
-    there to compare: longest cached prefix under a load bound, least load, taking turns, chance."""
+    policy: Annotated[
+        PlacementPolicyName,
+        Field(description=f"Placement: which workers run a request. {choices_text(PLACEMENT_POLICIES)}."),
+    ] = DEFAULT_PLACEMENT
     any_role: bool = True
     """slo: whether a worker may run a whole request whatever its role, where that is predicted to be better
     than handing it over. False: only aggregated workers do."""

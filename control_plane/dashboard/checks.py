@@ -11,6 +11,7 @@ import msgspec
 from baton.config import Config
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, ReplicaState
+from baton.core.policies import PLACEMENT_POLICIES
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import gained, level, share_of
 from control_plane.dashboard.samples import Frame, by_label
@@ -138,7 +139,7 @@ def _store(config: Config, past: Frame) -> Iterator[Check]:
 
 def _predictor(config: Config, past: Frame) -> Check:
     name = "Placement by prediction"
-    if config.router.policy != "slo":
+    if not PLACEMENT_POLICIES[config.router.policy].predicts:
         return Check(name, "off", f"router.policy is {config.router.policy}")
     if level(past, c.PREDICTOR_FALLBACK.name):
         return Check(name, "bad", "predictions are too far off: placement is by cached prefix")

@@ -7,6 +7,7 @@ import msgspec
 from baton.config import Config
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Decision, Outcome, ReplicaState
+from baton.core.transfer_backends import BACKENDS
 from baton.telemetry import catalogue as c
 from baton.telemetry.metric import Metric
 from control_plane.dashboard import charts
@@ -105,7 +106,9 @@ def queue_chart(times: Sequence[float], points: Points) -> charts.Options:
     return charts.timeline(times, lines, unit="count")
 
 
-BACKENDS = {"cma": "c-blue", "nixl": "c-green", "nccl": "c-purple", "tcp": "c-orange"}
+BACKEND_COLORS: dict[str, str] = dict(
+    zip(BACKENDS, ("c-blue", "c-green", "c-purple", "c-orange", "c-red", "c-yellow"), strict=False)
+)
 
 
 def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
@@ -117,7 +120,7 @@ def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
             color,
             is_area=True,
         )
-        for backend, color in BACKENDS.items()
+        for backend, color in BACKEND_COLORS.items()
         if backend in found
     ]
     stored = [rate(p, c.STORE_LOADED_BYTES.name) for p in points]

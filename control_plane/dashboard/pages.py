@@ -190,5 +190,5 @@ def _role_keys(series: list[dict[str, str]]) -> list[tuple[str, str, str]]:
 
 
 def _transfer_keys(series: list[dict[str, str]]) -> list[tuple[str, str, str]]:
-    colors = {**overview.BACKENDS, "from the store": "c-sky"}
+    colors = {**overview.BACKEND_COLORS, "from the store": "c-sky"}
     return [(s["name"], colors[s["name"]], "line") for s in series if s["name"] in colors]

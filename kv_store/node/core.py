@@ -8,22 +8,22 @@ from baton.config import StoreConfig
 from baton.core.store import (
     STORE_WIRE_VERSION,
     BlockFacts,
+    BlocksGrant,
+    BlocksRefused,
+    BlocksReleased,
+    BlocksRequest,
     BlocksWritten,
     EndLoad,
     FindBlocks,
     LoadBlocks,
     NodeRef,
     OfferBlocks,
-    PinBlocks,
-    PinFailed,
-    PinnedBlocks,
     StoreHello,
     StoreRefused,
     StoreToWorker,
     StoreWelcome,
     TakeOver,
     Tier,
-    UnpinBlocks,
     WorkerToStore,
 )
 from kv_store.node.audit import check, status
@@ -43,8 +43,6 @@ from kv_store.node.events import (
     NodeEvent,
     OpenSpace,
     PeerLost,
-    PeerReadDone,
-    PeerReadSettled,
     PeersChanged,
     SpaceOpened,
     Tick,
@@ -56,7 +54,8 @@ from kv_store.node.events import (
 from kv_store.node.promotion import NOT_HERE
 from kv_store.node.size_classes import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
 from kv_store.node.workers import ProtocolError, Worker
-from kv_store.tiers.choose import make_policy
+from kv_store.tiers.table import make_eviction_policy
+from kv_transfer.read import ReadDone, ReadSettled
 
 SLOTS_MIN = 4
 """A host memory that holds fewer blocks of a size has no use for it."""
@@ -161,9 +160,9 @@ class NodeCore:
                 self._from_peer(event)
             case PeerLost(space, peer, message):
                 self._parts.peers.peer_lost(space, peer, message)
-            case PeerReadDone():
+            case ReadDone():
                 self._parts.peers.read_done(event)
-            case PeerReadSettled(read_id):
+            case ReadSettled(read_id):
                 self._parts.peers.read_settled(read_id)
             case LookedUp():
                 self._parts.lookups.looked_up(event)
@@ -219,18 +218,18 @@ class NodeCore:
         answer can only be no."""
         space, peer, message = self._parts.index.spaces.get(event.space), event.peer, event.message
         match message:
-            case PinBlocks() if space is None:
-                self._context.emit(ToPeer(event.space, peer, PinFailed(message.fetch_id, 0, NOT_HERE)))
-            case PinBlocks() if space is not None:
-                self._parts.leases.pin(space, peer, message)
-            case UnpinBlocks() if space is not None:
-                self._parts.leases.unpin(space, peer, message)
+            case BlocksRequest() if space is None:
+                self._context.emit(ToPeer(event.space, peer, BlocksRefused(message.fetch_id, 0, NOT_HERE)))
+            case BlocksRequest() if space is not None:
+                self._parts.leases.request(space, peer, message)
+            case BlocksReleased() if space is not None:
+                self._parts.leases.released(space, peer, message)
             case TakeOver():
                 self._take_over(event.space, peer, message)
-            case PinnedBlocks():
-                self._parts.peers.pinned(peer.node_id, message)
-            case PinFailed():
-                self._parts.peers.pin_failed(peer.node_id, message)
+            case BlocksGrant():
+                self._parts.peers.granted(peer.node_id, message)
+            case BlocksRefused():
+                self._parts.peers.refused(peer.node_id, message)
             case _:
                 pass
 
@@ -293,8 +292,8 @@ class NodeCore:
             block_bytes=block_bytes,
             arena=Arena(slot_bytes, slot_count, self._make_generations(block_bytes, slot_count)),
             ssd=SsdSlots(ssd_slot_count),
-            host_policy=make_policy(config.policy, max(1, slot_count)),
-            ssd_policy=make_policy(config.policy, max(1, ssd_slot_count)),
+            host_policy=make_eviction_policy(config.policy, max(1, slot_count)),
+            ssd_policy=make_eviction_policy(config.policy, max(1, ssd_slot_count)),
         )
         self._parts.index.spaces[block_bytes] = space
         self._context.emit(OpenSpace(block_bytes, slot_bytes, slot_count, ssd_slot_count))

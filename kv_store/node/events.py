@@ -21,6 +21,7 @@ from baton.core.store import (
     Tier,
     WorkerToStore,
 )
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -99,21 +100,6 @@ class IoDone(msgspec.Struct, frozen=True):
     """Read: the checksum of the payload, which was found right."""
 
 
-class PeerReadDone(msgspec.Struct, frozen=True):
-    """A ReadPeer ended, as in `worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
-
-    read_id: int
-    error: str = ""
-    is_settled: bool = True
-    is_stale: bool = False
-    corrupt: tuple[int, ...] = ()
-    seconds: float = 0.0
-
-
-class PeerReadSettled(msgspec.Struct, frozen=True):
-    read_id: int
-
-
 class LookedUp(msgspec.Struct, frozen=True):
     """The directory's answer. A directory that does not answer in time counts as nothing for each hash."""
 
@@ -159,8 +145,8 @@ NodeEvent = (
     | FromPeer
     | PeerLost
     | IoDone
-    | PeerReadDone
-    | PeerReadSettled
+    | ReadDone
+    | ReadSettled
     | LookedUp
     | DirectoryForgot
     | PeersChanged
@@ -246,20 +232,6 @@ class ForgetHost(msgspec.Struct, frozen=True):
     slot: int
 
 
-class ReadPeer(msgspec.Struct, frozen=True):
-    """Read source_slots[i] of the peer into slots[i], then compare generations and checksums (0: none). It is
-    always answered by one PeerReadDone, within `timeout_s` and a little."""
-
-    read_id: int
-    space: int
-    peer: NodeId
-    source_slots: tuple[int, ...]
-    slots: tuple[int, ...]
-    generations: tuple[int, ...]
-    checksums: tuple[int, ...]
-    timeout_s: float
-
-
 class LookUp(msgspec.Struct, frozen=True):
     """Ask which other nodes have these blocks. It is always answered by one LookedUp, within `timeout_s` and
     a little."""
@@ -282,7 +254,7 @@ NodeAction = (
     | WriteSsd
     | ForgetSsd
     | ForgetHost
-    | ReadPeer
+    | BlockRead
     | LookUp
     | Publish
 )

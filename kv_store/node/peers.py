@@ -4,26 +4,29 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.ids import BlockHash, NodeId
+from baton.core.ids import BlockHash, NodeId, ReadId, WorkerId
 from baton.core.store import (
+    BlocksGrant,
+    BlocksRefused,
+    BlocksReleased,
+    BlocksRequest,
     Holding,
     NodeRef,
-    PinBlocks,
-    PinFailed,
-    PinnedBlocks,
     Tier,
-    UnpinBlocks,
 )
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
-from kv_store.node.events import PeerReadDone, ReadPeer, ToPeer
-from kv_store.node.fetches import Fetch, PeerRead, Pinned
+from kv_store.node.events import ToPeer
+from kv_store.node.fetches import Fetch, GrantedBlock, PeerRead
 from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
 from kv_store.node.promotion import NO_HOLDER, Bringer, Fill
 from kv_store.node.replication import Replication
 from kv_store.node.size_classes import Space
+from kv_transfer.lease import ReaderLease
+from kv_transfer.read import BlockRead, ReadDone
+from kv_transfer.session import BadGrant, OpenReads
 
 FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128
@@ -59,7 +62,7 @@ class PeerFetches:
         self._fetches: dict[int, Fetch] = {}
         self._fetch_of: dict[Fill, Fetch] = {}
         """The fetch, not over, that is to bring it."""
-        self._reads: dict[int, PeerRead] = {}
+        self._reads: OpenReads[Fetch, list[GrantedBlock]] = OpenReads()
         self._peers: dict[NodeId, _Peer] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
         """Of slots that reads of a peer keep aside, as bytes may yet land there."""
@@ -74,14 +77,16 @@ class PeerFetches:
         return len(self._pending)
 
     def read_slots(self) -> list[tuple[Space, int]]:
-        return [(read.fetch.space, slot) for read in self._reads.values() for slot in read.slots]
+        return [(read.session.space, slot) for read in self._reads for slot in read.quarantined]
 
     def predict(self, space: Space) -> tuple[float, float]:
         """(seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.meter.at(self._context.now_s)
         block_s = per_byte_s * space.slot_bytes
-        unread = sum(fetch.end - fetch.pinned_count + len(fetch.queue) for fetch in self._fetches.values())
-        reading = sum(len(read.slots) for read in self._reads.values())
+        unread = sum(
+            fetch.wanted_end - fetch.granted_end + len(fetch.queue) for fetch in self._fetches.values()
+        )
+        reading = self._reads.quarantined_count
         queued = len(self._pending) + unread + reading
         return queued * block_s + max(0.0, latency_s - block_s), block_s
 
@@ -112,7 +117,7 @@ class PeerFetches:
         self._bringer.forget(fill)
         fetch = self._fetch_of.get(fill)
         if fetch is not None and not fetch.is_waited_for:
-            if fill.is_late and not fetch.is_granted:
+            if fill.is_late and not fetch.lease.is_granted:
                 self._avoid(fetch.peer.node_id)
             if not self._is_reading(fetch):
                 self._over(fetch)
@@ -143,31 +148,35 @@ class PeerFetches:
             if fetch.peer.node_id == node_id and fetch.space.block_bytes == space
         ]
         for fetch in lost:
-            fetch.is_lost = True
+            fetch.owner_lost()
         for fetch in lost:
             self._fail(fetch, f"{node_id}: {message}")
 
-    def pinned(self, node_id: NodeId, answer: PinnedBlocks) -> None:
-        fetch = self._fetch_from(node_id, answer.fetch_id)
+    def granted(self, node_id: NodeId, grant: BlocksGrant) -> None:
+        fetch = self._fetch_from(node_id, grant.fetch_id)
         if fetch is None:
             return
-        reason = fetch.accept(answer)
-        if reason:
-            self._fail(fetch, f"{node_id} answers with {reason}")
-        else:
-            self._over_if_done(fetch)
-
-    def pin_failed(self, node_id: NodeId, failure: PinFailed) -> None:
-        """No fault of the peer's: it does not have them any more, or has no room."""
-        fetch = self._fetch_from(node_id, failure.fetch_id)
-        if fetch is None or not fetch.pinned_count <= failure.first < fetch.end:
+        renew_s = fetch.lease.renew_s
+        try:
+            fetch.take_in(grant)
+        except BadGrant as error:
+            self._fail(fetch, f"{node_id} answers with {error}")
             return
-        gone = fetch.fills[failure.first : fetch.end]
-        fetch.end = failure.first
+        if fetch.lease.renew_s < renew_s:  # its leases are shorter than ours
+            self._context.at(fetch.lease.renew_s, lambda: self._renew(fetch))
+        self._over_if_done(fetch)
+
+    def refused(self, node_id: NodeId, refusal: BlocksRefused) -> None:
+        """No fault of the peer's: it does not have them any more, or has no room."""
+        fetch, first = self._fetch_from(node_id, refusal.fetch_id), refusal.first_block
+        if fetch is None or not fetch.granted_end <= first < fetch.wanted_end:
+            return
+        gone = fetch.fills[first : fetch.wanted_end]
+        fetch.wanted_end = first
         for fill in gone:
             del self._fetch_of[fill]
         for fill in gone:
-            self._try_elsewhere(fill, node_id, failure.message)
+            self._try_elsewhere(fill, node_id, refusal.message)
         self._over_if_done(fetch)
 
     # --- fetches --------------------------------------------------------------------------------
@@ -191,38 +200,45 @@ class PeerFetches:
 
     def _begin(self, peer: NodeRef, fills: list[Fill]) -> None:
         deadline_s = max(fill.deadline_s for fill in fills)
-        fetch = Fetch(self._context.new_id(), fills[0].space, peer, fills, deadline_s)
+        fetch = Fetch(
+            lease=ReaderLease(lease_s=self._context.config.lease_s, patience_end_s=deadline_s),
+            block_count=len(fills),
+            fetch_id=self._context.new_id(),
+            space=fills[0].space,
+            peer=peer,
+            fills=fills,
+            deadline_s=deadline_s,
+        )
         self._fetches[fetch.fetch_id] = fetch
         self._fetch_of.update(dict.fromkeys(fills, fetch))
         self._peer(peer.node_id).fetch_count += 1
-        self._pin(fetch)
+        self._request(fetch)
 
-    def _pin(self, fetch: Fetch) -> None:
-        """Asks for the blocks, or renews the lease."""
+    def _request(self, fetch: Fetch) -> None:
+        """Request the blocks, or renew the lease."""
         now_s = self._context.now_s
-        fetch.pin_number += 1
-        fetch.asked_s[fetch.pin_number] = now_s
+        number = fetch.lease.request(now_s=now_s)
         hashes = tuple(fill.block_hash for fill in fetch.fills)
         time_left_s = max(0.001, fetch.deadline_s - now_s)
-        message = PinBlocks(fetch.fetch_id, hashes, time_left_s, fetch.pin_number)
+        message = BlocksRequest(fetch.fetch_id, hashes, time_left_s, number)
         self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
-        self._context.at(now_s + self._context.config.lease_s / 3, lambda: self._renew(fetch))
+        self._context.at(fetch.lease.renew_s, lambda: self._renew(fetch))
 
     def _renew(self, fetch: Fetch) -> None:
-        if fetch.is_over:
-            return
         now_s = self._context.now_s
+        if fetch.is_over or now_s < fetch.lease.renew_s:
+            return
         if now_s >= fetch.deadline_s:
             self._fail(fetch, f"{fetch.peer.node_id} was too slow")
-        elif now_s >= fetch.lease_end_s:
+        elif now_s >= fetch.lease.end_s:
             self._fail(fetch, f"the lease of {fetch.peer.node_id} is over")
         else:
-            self._pin(fetch)
+            self._request(fetch)
 
     def _read_next(self, fetch: Fetch) -> bool:
         """False: there is no slot just now."""
         now_s = self._context.now_s
-        left_s = min(fetch.lease_end_s, now_s + self._context.config.load_timeout_s) - now_s
+        left_s = min(fetch.lease.end_s, now_s + self._context.config.load_timeout_s) - now_s
         if left_s <= 0:
             self._fail(fetch, f"the lease of {fetch.peer.node_id} is over")
             return True
@@ -234,27 +250,26 @@ class PeerFetches:
         self._over_if_done(fetch)
         return bool(slots or refused)
 
-    def _start_read(self, fetch: Fetch, blocks: list[Pinned], slots: list[int], left_s: float) -> None:
-        read_id = self._context.new_id()
-        self._reads[read_id] = PeerRead(fetch, blocks, slots, self._context.now_s)
-        fetch.reads_open += 1
+    def _start_read(self, fetch: Fetch, blocks: list[GrantedBlock], slots: list[int], left_s: float) -> None:
+        read = BlockRead(
+            read_id=ReadId(self._context.new_id()),
+            owner=WorkerId(fetch.peer.node_id),
+            source_blocks=tuple(block.slot for block in blocks),
+            local_blocks=tuple(slots),
+            generations=tuple(block.generation for block in blocks),
+            timeout_s=left_s,
+            block_bytes=fetch.space.block_bytes,
+            checksums=tuple(block.checksum for block in blocks),
+        )
+        opened = self._reads.start(read, fetch, blocks, now_s=self._context.now_s)
+        opened.quarantined = slots
         for block in blocks:
             block.fill.is_reading = True
-        read = ReadPeer(
-            read_id=read_id,
-            space=fetch.space.block_bytes,
-            peer=fetch.peer.node_id,
-            source_slots=tuple(block.slot for block in blocks),
-            slots=tuple(slots),
-            generations=tuple(block.generation for block in blocks),
-            checksums=tuple(block.checksum for block in blocks),
-            timeout_s=left_s,
-        )
         self._context.emit(read)
 
-    def _take_slots(self, fetch: Fetch) -> tuple[list[Pinned], list[int], list[tuple[Fill, str]]]:
+    def _take_slots(self, fetch: Fetch) -> tuple[list[GrantedBlock], list[int], list[tuple[Fill, str]]]:
         """(what to read, where to, what no slot is allowed for). What nobody waits for is left out."""
-        blocks: list[Pinned] = []
+        blocks: list[GrantedBlock] = []
         slots: list[int] = []
         refused: list[tuple[Fill, str]] = []
         most = max(1, READ_BYTES_MAX // fetch.space.slot_bytes)
@@ -275,66 +290,55 @@ class PeerFetches:
 
     # --- reads ----------------------------------------------------------------------------------
 
-    def read_done(self, done: PeerReadDone) -> None:
-        """Good only if it settled, and ended before the lease did; as a one-sided read can land late, the
-        generations were compared after it."""
-        read = self._reads.get(done.read_id)
-        if read is None or read.is_done:
+    def read_done(self, done: ReadDone) -> None:
+        now_s = self._context.now_s
+        ended = self._reads.done(done, now_s=now_s)
+        if ended is None:
             return
-        read.is_done = True
-        fetch, now_s = read.fetch, self._context.now_s
-        reason = done.error or ("the peer's slots changed hands" if done.is_stale else "")
-        if not reason and now_s >= fetch.lease_end_s:
-            reason = "it ended after the lease"
-        if not reason and not done.is_settled:
-            reason = "it has not settled"
-        if reason:
-            self._read_failed(read, reason)
+        read, verdict = ended
+        fetch, peer = read.session, read.session.peer.node_id
+        if verdict.fault:
+            # The peer is left for another holder, which is likelier to answer than the same one again.
+            for block in read.part:
+                block.fill.is_reading = False
+                self._try_elsewhere(block.fill, peer, verdict.fault)
+            self._fail(fetch, f"{peer}: {verdict.fault}")
         else:
             self._measure(read)
             self._accept(read, set(done.corrupt))
-        if reason:
-            self._fail(fetch, f"{fetch.peer.node_id}: {reason}")
-        else:
             self._over_if_done(fetch)
-        self._stuck_bytes[fetch.peer.node_id] += len(read.slots) * fetch.space.slot_bytes
+        self._stuck_bytes[peer] += len(read.quarantined) * fetch.space.slot_bytes
         if done.is_settled:
             self.read_settled(done.read_id)
 
-    def read_settled(self, read_id: int) -> None:
+    def read_settled(self, read_id: ReadId) -> None:
         """Nothing can land any more: slots that were set aside come back."""
-        read = self._reads.get(read_id)
-        if read is None or not read.is_done:
+        read = self._reads.settled(read_id)
+        if read is None:
             return
-        del self._reads[read_id]
-        self._stuck_bytes[read.fetch.peer.node_id] -= len(read.slots) * read.fetch.space.slot_bytes
-        if not self._stuck_bytes[read.fetch.peer.node_id]:
-            del self._stuck_bytes[read.fetch.peer.node_id]  # nodes come and go
-        for slot in read.slots:
-            self._index.free_slot(read.fetch.space, slot)
-        read.fetch.reads_open -= 1
-        self._release_if_settled(read.fetch)
-
-    def _read_failed(self, read: PeerRead, reason: str) -> None:
-        for block in read.blocks:
-            block.fill.is_reading = False
-            self._try_elsewhere(block.fill, read.fetch.peer.node_id, reason)
+        fetch, peer = read.session, read.session.peer.node_id
+        self._stuck_bytes[peer] -= len(read.quarantined) * fetch.space.slot_bytes
+        if not self._stuck_bytes[peer]:
+            del self._stuck_bytes[peer]  # nodes come and go
+        for slot in read.quarantined:
+            self._index.free_slot(fetch.space, slot)
+        self._close_if_settled(fetch)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
         """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
         left: list[int] = []
-        for i, (block, slot) in enumerate(zip(read.blocks, read.slots, strict=True)):
+        for i, (block, slot) in enumerate(zip(read.part, read.quarantined, strict=True)):
             block.fill.is_reading = False
             if i in corrupt:
                 self._context.counts.corrupt[Tier.PEER] += 1
-                read.fetch.corrupt.append(block.fill.block_hash)
-                self._try_elsewhere(block.fill, read.fetch.peer.node_id, "its checksum did not hold")
+                read.session.corrupt.append(block.fill.block_hash)
+                self._try_elsewhere(block.fill, read.session.peer.node_id, "its checksum did not hold")
                 left.append(slot)
             elif not self._arrive(block, slot):
                 left.append(slot)
-        read.slots = left
+        read.quarantined = left
 
-    def _arrive(self, block: Pinned, slot: int) -> bool:
+    def _arrive(self, block: GrantedBlock, slot: int) -> bool:
         """Whether the slot is the block's from now on."""
         fill = block.fill
         space, counts = fill.space, self._context.counts
@@ -357,10 +361,10 @@ class PeerFetches:
         return True
 
     def _measure(self, read: PeerRead) -> None:
-        byte_count = len(read.blocks) * read.fetch.space.block_bytes
+        byte_count = read.read.byte_count
         now_s = self._context.now_s
-        for meter in (self.meter, self._peer(read.fetch.peer.node_id).meter):
-            meter.done(byte_count, block_count=len(read.blocks), started_s=read.started_s, now_s=now_s)
+        for meter in (self.meter, self._peer(read.session.peer.node_id).meter):
+            meter.done(byte_count, block_count=len(read.part), started_s=read.started_s, now_s=now_s)
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -370,7 +374,10 @@ class PeerFetches:
             return
         self._context.counts.fetches_failed += 1
         self._avoid(fetch.peer.node_id)
-        unread = [*(p.fill for p in fetch.queue), *fetch.fills[fetch.pinned_count : fetch.end]]
+        unread = [
+            *(block.fill for block in fetch.queue),
+            *fetch.fills[fetch.granted_end : fetch.wanted_end],
+        ]
         self._over(fetch)
         for fill in unread:
             self._try_elsewhere(fill, fetch.peer.node_id, reason)
@@ -385,29 +392,29 @@ class PeerFetches:
             self._bringer.failed(fill, reason)
 
     def _over_if_done(self, fetch: Fetch) -> None:
-        is_read = not fetch.queue and fetch.pinned_count >= fetch.end and not self._is_reading(fetch)
+        is_read = not fetch.queue and fetch.granted_end >= fetch.wanted_end and not self._is_reading(fetch)
         if not fetch.is_over and (is_read or not (fetch.is_waited_for or self._is_reading(fetch))):
             self._over(fetch)
 
     def _is_reading(self, fetch: Fetch) -> bool:
-        return any(read.fetch is fetch and not read.is_done for read in self._reads.values())
+        return any(not read.is_done for read in self._reads.of(fetch))
 
     def _over(self, fetch: Fetch) -> None:
-        fetch.is_over = True
+        fetch.end(tell_owner=True)
         for fill in fetch.fills:
             if self._fetch_of.get(fill) is fetch:
                 del self._fetch_of[fill]
         fetch.queue.clear()
-        fetch.end = min(fetch.end, fetch.pinned_count)
-        self._release_if_settled(fetch)
+        fetch.wanted_end = min(fetch.wanted_end, fetch.granted_end)
+        self._close_if_settled(fetch)
 
-    def _release_if_settled(self, fetch: Fetch) -> None:
-        """The peer's pins end when nothing of ours can read them any more."""
+    def _close_if_settled(self, fetch: Fetch) -> None:
+        """The peer may let go of the blocks when nothing of ours can read them any more."""
         if not fetch.is_over or fetch.reads_open or self._fetches.pop(fetch.fetch_id, None) is None:
             return
         self._peer(fetch.peer.node_id).fetch_count -= 1
-        if not fetch.is_lost:
-            message = UnpinBlocks(fetch.fetch_id, tuple(fetch.corrupt))
+        if fetch.take_release():
+            message = BlocksReleased(fetch.fetch_id, tuple(fetch.corrupt))
             self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
 
     # --- parts ----------------------------------------------------------------------------------
@@ -462,17 +469,18 @@ class PeerFetches:
         return sum(1 for fetch in self._fetches.values() if not fetch.is_over)
 
     def _reading_count(self) -> int:
-        return sum(1 for read in self._reads.values() if not read.is_done)
+        return self._reads.in_flight_count
 
     def check(self) -> None:
-        open_reads: Counter[int] = Counter(read.fetch.fetch_id for read in self._reads.values())
-        assert open_reads.keys() <= self._fetches.keys()
+        self._reads.check()
+        reading = {read.session.fetch_id for read in self._reads}
+        assert reading <= self._fetches.keys()
         for fetch in self._fetches.values():
-            assert fetch.reads_open == open_reads[fetch.fetch_id]
+            assert bool(fetch.reads_open) == (fetch.fetch_id in reading)
             assert not fetch.is_over or fetch.reads_open
-            assert fetch.end <= len(fetch.fills)
+            assert fetch.wanted_end <= len(fetch.fills)
         assert self._open_count() <= FETCHES_MAX
         assert self._stuck_bytes.total() == sum(
-            len(read.slots) * read.fetch.space.slot_bytes for read in self._reads.values() if read.is_done
+            len(read.quarantined) * read.session.space.slot_bytes for read in self._reads if read.is_done
         )
         assert self._reading_count() <= READS_MAX

@@ -13,11 +13,10 @@ from baton.core.errors import SetupError
 from baton.core.ids import NodeId
 from baton.core.store import NodeHello, NodeRef
 from kv_store.arena import Arena
-from kv_store.checksum import checksum
 from kv_store.node import events as e
-from kv_store.process.peers import Spawn
 from kv_transfer.backend import KVMemory
 from kv_transfer.manager import TransferManager
+from kv_transfer.peers import Spawn
 
 log = logging.getLogger(__name__)
 
@@ -102,20 +101,6 @@ class Space:
 
     def hello(self, transfer: TransferManager) -> NodeHello:
         return NodeHello(self._node, self.arena.slot_bytes, self.block_bytes, transfer.offers())
-
-    async def corrupt(self, slots: Sequence[int], checksums: Sequence[int]) -> tuple[int, ...]:
-        """Positions whose checksum (0: none) does not hold."""
-        if not any(checksums):
-            return ()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._corrupt, tuple(slots), tuple(checksums))
-
-    def _corrupt(self, slots: tuple[int, ...], checksums: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            index
-            for index, (slot, expected) in enumerate(zip(slots, checksums, strict=True))
-            if expected and checksum(self.arena.view(slot)[: self.block_bytes]) != expected
-        )
 
     async def _start_transfer(self) -> TransferManager:
         memory = KVMemory(

@@ -13,12 +13,12 @@ from baton.config import StoreConfig
 from baton.core.errors import SetupError
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.node import events as e
-from kv_store.process.peers import Spawn
 from kv_store.ssd.block_file import BlockFile
 from kv_store.ssd.errors import CorruptBlock, DiskError, DiskFull
 from kv_store.ssd.folder import files_in, own_folder
 from kv_store.ssd.folder_lock import FolderLock
 from kv_store.ssd.layout import PAGE_BYTES, slot_disk_bytes
+from kv_transfer.peers import Spawn
 
 log = logging.getLogger(__name__)
 

@@ -44,13 +44,14 @@ from kv_store.node import events as e
 from kv_store.node.core import NodeCore
 from kv_store.process.local import LocalServer, LocalSessions
 from kv_store.process.metrics import StoreMetrics, accounts
-from kv_store.process.peers import READER_MESSAGES, Answering, Asking, PeerReads
+from kv_store.process.peers import READER_MESSAGES, Answering, Asking
 from kv_store.process.size_class import Space
 from kv_store.process.ssd import Disks, within_disk
-from kv_store.process.transfer import transfer_manager
 from kv_store.ssd.errors import DiskError
 from kv_transfer.backend import KVMemory
 from kv_transfer.manager import TransferManager
+from kv_transfer.read import BlockRead
+from kv_transfer.registry import BackendSite, build_backends
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,6 @@ class StoreProcess:
             store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._background.spawn
         )
         self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
-        self._reads = PeerReads(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
         self._registration = StoreRegistration(
             self._directory,
             member=self._member,
@@ -177,7 +177,7 @@ class StoreProcess:
             performer(e.WriteSsd, lambda a: self._disks.write(a)),
             performer(e.ForgetSsd, lambda a: self._disks.forget(a)),
             performer(e.ForgetHost, lambda a: self._spaces[a.space].forget(a.slot)),
-            performer(e.ReadPeer, self._read_peer),
+            performer(BlockRead, self._read_peer),
             performer(e.LookUp, lambda a: self._registration.look_up(a)),
             performer(e.Publish, lambda a: self._registration.publish(a.changes)),
         )
@@ -258,15 +258,15 @@ class StoreProcess:
         if isinstance(action.message, READER_MESSAGES):
             self._asking.send(action.space, action.peer, action.message)
         else:
-            self._answering.send(action.space, action.peer.node_id, action.message)
+            self._answering.send(action.space, action.peer, action.message)
 
     def _read_ssd(self, action: e.ReadSsd) -> None:
         self._spaces[action.space].use([action.slot])
         self._disks.read(action)
 
-    def _read_peer(self, action: e.ReadPeer) -> None:
-        self._spaces[action.space].use(action.slots)
-        self._reads.start(action)
+    def _read_peer(self, read: BlockRead) -> None:
+        self._spaces[read.block_bytes].use(read.local_blocks)
+        self._asking.read(read)
 
     def _worker_space(self, worker_id: WorkerId) -> Space | None:
         hello = self._workers.hello(worker_id)
@@ -278,7 +278,9 @@ class StoreProcess:
         return cast(MutableSequence[int], table)
 
     def _make_transfer(self, node_id: NodeId, memory: KVMemory) -> TransferManager:
-        return transfer_manager(node_id, memory, self._config.transfer, host=self._host)
+        name = WorkerId(f"{node_id}/{memory.block_bytes}")
+        site = BackendSite(name, memory, self._host)
+        return TransferManager(build_backends(self._config.transfer.backends, site), memory=memory)
 
     # --- peers, as `baton.wire.store_nodes.StoreHandler` ------------------------------------------
 

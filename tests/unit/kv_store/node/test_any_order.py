@@ -6,14 +6,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from baton.config import StoreConfig
 from baton.core.ids import BlockHash, NodeId, WorkerId
+from baton.core.policies import EVICTION_POLICIES
 from baton.core.store import (
     BlockFacts,
+    BlocksGrant,
+    BlocksRefused,
     BlocksWritten,
     Holding,
     NodeRef,
     OfferBlocks,
-    PinFailed,
-    PinnedBlocks,
     StoreHello,
     TakeOver,
     Tier,
@@ -27,10 +28,9 @@ from kv_store.node.events import (
     IoDone,
     LookedUp,
     PeerLost,
-    PeerReadDone,
-    PeerReadSettled,
     PeersChanged,
 )
+from kv_transfer.read import ReadDone, ReadSettled
 from tests.unit.kv_store.node.world import World
 
 SMALL, LARGE = 4096, 8000
@@ -61,7 +61,7 @@ def hashes_of(space: int, name: str) -> tuple[BlockHash, ...]:
 
 class NodeMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(["lru", "serving", "s3fifo", "sieve", "lfu"]),
+        policy=st.sampled_from(sorted(EVICTION_POLICIES)),
         has_ssd=st.booleans(),
         tenant_share=st.sampled_from([1.0, 0.6]),
         ttl_s=st.sampled_from([0.0, 0.0, 10.0]),
@@ -217,7 +217,7 @@ class NodeMachine(RuleBasedStateMachine):
             node = next(peer for peer in PEERS if peer.node_id == key[0])
             space, pin = self.world.asked[key]
             first = min(skip, len(pin.hashes))
-            self.world.handle(FromPeer(space, node, PinFailed(key[1], first, "gone")))
+            self.world.handle(FromPeer(space, node, BlocksRefused(key[1], first, "gone")))
         else:
             self.answer(key, skip, count, is_lying=how == "lie")
 
@@ -229,7 +229,7 @@ class NodeMachine(RuleBasedStateMachine):
         facts = tuple(known[h] for h in hashes)[is_lying:]
         numbers = tuple(key[1] * 100 + first + i for i in range(len(hashes)))
         self.world.at_peers.update(zip(numbers, hashes, strict=True))
-        answer = PinnedBlocks(key[1], first, numbers, numbers, facts, numbers, 3.0, pin.pin_number)
+        answer = BlocksGrant(key[1], first, numbers, numbers, facts, numbers, 3.0, pin.request_number)
         self.world.handle(FromPeer(space, node, answer))
 
     @precondition(lambda self: self.world.reads)
@@ -241,12 +241,12 @@ class NodeMachine(RuleBasedStateMachine):
         read = self.world.reads.pop(read_id)
         corrupt = (0,) if how == "corrupt" else ()
         if how in ("", "corrupt"):
-            for i, slot in enumerate(read.slots):
+            for i, slot in enumerate(read.local_blocks):
                 if i not in corrupt:
-                    self.world.arena[read.space, slot] = self.world.at_peers[read.source_slots[i]]
+                    self.world.arena[read.block_bytes, slot] = self.world.at_peers[read.source_blocks[i]]
         if how == "unsettled":
             self.world.unsettled[read_id] = read
-        done = PeerReadDone(
+        done = ReadDone(
             read_id,
             error="gone" if how in ("error", "unsettled") else "",
             is_settled=how != "unsettled",
@@ -274,7 +274,7 @@ class NodeMachine(RuleBasedStateMachine):
     def peer_read_settles(self, data):
         read_id = data.draw(st.sampled_from(list(self.world.unsettled)))
         read = self.world.unsettled.pop(read_id)
-        self.world.handle(PeerReadSettled(read.read_id))
+        self.world.handle(ReadSettled(read.read_id))
 
     @rule(peer=peers, space=spaces, is_due=rarely)
     def peer_lost(self, peer, space, is_due):
@@ -327,8 +327,8 @@ class NodeMachine(RuleBasedStateMachine):
     @rule()
     def ids_that_nobody_knows(self):
         self.world.handle(IoDone(99_999))
-        self.world.handle(PeerReadDone(99_999))
-        self.world.handle(PeerReadSettled(99_999))
+        self.world.handle(ReadDone(99_999))
+        self.world.handle(ReadSettled(99_999))
         self.world.handle(LookedUp(99_999, ()))
 
     @rule(is_due=rarely, is_really_due=rarely)
@@ -349,10 +349,10 @@ class NodeMachine(RuleBasedStateMachine):
                 world.io_ends(op_id, "")
             for read_id in list(world.reads):
                 del world.reads[read_id]
-                world.handle(PeerReadDone(read_id, error="over"))
+                world.handle(ReadDone(read_id, error="over"))
             for read_id in list(world.unsettled):
                 del world.unsettled[read_id]
-                world.handle(PeerReadSettled(read_id))
+                world.handle(ReadSettled(read_id))
             world.wait(3.0)
         assert world.core.is_idle
         status = world.core.status()

@@ -8,7 +8,11 @@ from baton.config import StoreConfig
 from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.store import (
     BlockFacts,
+    BlocksGrant,
     BlocksReady,
+    BlocksRefused,
+    BlocksReleased,
+    BlocksRequest,
     BlocksWritten,
     EndLoad,
     FindBlocks,
@@ -17,14 +21,10 @@ from baton.core.store import (
     LoadFailed,
     NodeRef,
     OfferBlocks,
-    PinBlocks,
-    PinFailed,
-    PinnedBlocks,
     StoreHello,
     TakeBlocks,
     TakeOver,
     Tier,
-    UnpinBlocks,
 )
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
@@ -39,7 +39,6 @@ from kv_store.node.events import (
     NodeEvent,
     OpenSpace,
     Publish,
-    ReadPeer,
     ReadSsd,
     Recovered,
     SpaceOpened,
@@ -50,6 +49,7 @@ from kv_store.node.events import (
     WorkerLost,
     WriteSsd,
 )
+from kv_transfer.read import BlockRead
 
 TORN = BlockHash(b"torn")
 """Content of a slot that somebody is writing into."""
@@ -82,7 +82,7 @@ class Fetched:
     ends_s: float
     slots: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
-    pin_number: int = 0
+    request_number: int = 0
 
 
 class World:
@@ -99,10 +99,10 @@ class World:
         self.slot_bytes: dict[int, int] = {}
         self.workers: dict[WorkerId, WorkerModel] = {}
         self.io: dict[int, ReadSsd | WriteSsd] = {}
-        self.reads: dict[int, ReadPeer] = {}
-        self.unsettled: dict[int, ReadPeer] = {}
+        self.reads: dict[int, BlockRead] = {}
+        self.unsettled: dict[int, BlockRead] = {}
         self.lookups: dict[int, LookUp] = {}
-        self.asked: dict[tuple[NodeId, int], tuple[int, PinBlocks]] = {}
+        self.asked: dict[tuple[NodeId, int], tuple[int, BlocksRequest]] = {}
         """Fetches of ours at peers, not yet unpinned."""
         self.at_peers: dict[int, BlockHash] = {}
         """What is in the slots of peers, whose numbers are all different here."""
@@ -216,18 +216,18 @@ class World:
         fetch_id = self.new_id()
         ends_s = self.now_s + self.config.lease_s
         self.leases[peer.node_id, fetch_id] = Fetched(peer, space, hashes, ends_s)
-        self.handle(FromPeer(space, peer, PinBlocks(fetch_id, hashes, time_left_s)))
+        self.handle(FromPeer(space, peer, BlocksRequest(fetch_id, hashes, time_left_s)))
 
     def peer_renews(self, key: tuple[NodeId, int]) -> None:
         lease = self.leases[key]
         lease.ends_s = self.now_s + self.config.lease_s
-        lease.pin_number += 1
-        again = PinBlocks(key[1], lease.hashes, 1.0, lease.pin_number)
+        lease.request_number += 1
+        again = BlocksRequest(key[1], lease.hashes, 1.0, lease.request_number)
         self.handle(FromPeer(lease.space, lease.peer, again))
 
     def peer_unpins(self, key: tuple[NodeId, int], corrupt: tuple[BlockHash, ...] = ()) -> None:
         lease = self.leases.pop(key)
-        self.handle(FromPeer(lease.space, lease.peer, UnpinBlocks(key[1], corrupt)))
+        self.handle(FromPeer(lease.space, lease.peer, BlocksReleased(key[1], corrupt)))
 
     # --- actions --------------------------------------------------------------------------------
 
@@ -258,10 +258,10 @@ class World:
                 self.file.pop((action.space, action.ssd_slot), None)
             case ForgetHost():
                 self.arena.pop((action.space, action.slot), None)
-            case ReadPeer():
+            case BlockRead():
                 self.reads[action.read_id] = action
-                for slot in action.slots:
-                    self._tear(action.space, slot)
+                for slot in action.local_blocks:
+                    self._tear(action.block_bytes, slot)
             case LookUp():
                 self.lookups[action.lookup_id] = action
             case Publish():
@@ -301,23 +301,23 @@ class World:
     def _to_peer(self, action: ToPeer) -> None:
         peer = action.peer.node_id
         match action.message:
-            case PinBlocks() as pin:
+            case BlocksRequest() as pin:
                 known = self.asked.get((peer, pin.fetch_id))
-                assert known is None or known[1].pin_number < pin.pin_number
+                assert known is None or known[1].request_number < pin.request_number
                 self.asked[peer, pin.fetch_id] = (action.space, pin)
-            case UnpinBlocks(fetch_id):
+            case BlocksReleased(fetch_id):
                 del self.asked[peer, fetch_id]
-            case PinnedBlocks() as pinned:
+            case BlocksGrant() as pinned:
                 lease = self.leases[peer, pinned.fetch_id]
-                assert pinned.first == len(lease.slots)
-                assert len(pinned.slots) == len(pinned.generations) == len(pinned.facts)
-                lease.slots += pinned.slots
+                assert pinned.first_block == len(lease.slots)
+                assert len(pinned.source_blocks) == len(pinned.generations) == len(pinned.facts)
+                lease.slots += pinned.source_blocks
                 lease.generations += pinned.generations
-                if pinned.slots:
+                if pinned.source_blocks:
                     lease.ends_s = self.now_s + self.config.lease_s
-            case PinFailed() as failed:
+            case BlocksRefused() as failed:
                 lease = self.leases[peer, failed.fetch_id]
-                assert failed.first == len(lease.slots)
+                assert failed.first_block == len(lease.slots)
                 if not lease.slots:
                     del self.leases[peer, failed.fetch_id]
             case TakeOver() as offer:
@@ -350,7 +350,7 @@ class World:
                 assert self.arena[lease.space, slot] == lease.hashes[i]
                 assert self.generations[lease.space][slot] == lease.generations[i]
         for read in [*self.reads.values(), *self.unsettled.values()]:
-            assert all(self.arena[read.space, slot] == TORN for slot in read.slots)
+            assert all(self.arena[read.block_bytes, slot] == TORN for slot in read.local_blocks)
         used = sum(self.slot_bytes[space] for space, _ in self.arena)
         assert used <= self.config.host_bytes
         on_disk = sum(self.slot_bytes[space] + 4096 for space, _ in self.file)
