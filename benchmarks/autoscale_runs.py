@@ -12,7 +12,7 @@ from baton.config.router import RouterConfig
 from baton.core.messages import Role
 from benchmarks.autoscale_loads import Load, drawn, of_trace
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import Bounds, Objective, Settings
+from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, Rule, ScalingSpec
 from simulator.fleet.scaling_rules import RuleName, make_rule
@@ -98,11 +98,11 @@ class Stage:
             heartbeat_s=1.0,
         )
 
-    def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> Settings:
+    def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> AutoscalerSettings:
         case, bounds = self.case, Bounds(1, REPLICAS_MAX)
-        return Settings(
+        return AutoscalerSettings(
             bounds={Role.PREFILL: bounds, Role.DECODE: bounds},
-            objectives={"": Objective(case.ttft_slo_s, case.tpot_slo_s)},
+            objectives={"": LatencyObjective(case.ttft_slo_s, case.tpot_slo_s)},
             attain=case.attain,
             headroom=headroom,
             start_s=case.load.start_s,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from baton.core.messages import Role
 from benchmarks.autoscale_loads import profile_of
 from benchmarks.autoscale_runs import Run, Stage
-from control_plane.autoscaler.sizing import Decoding, Prompt, decode_needed, prefill_needed
-from control_plane.autoscaler.values import Observation, Settings, Traits
+from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
+from control_plane.autoscaler.values import AutoscalerSettings, Observation, Traits
 from simulator.fleet.scaling import traits_of
 from simulator.fleet.scaling_rules import Counting
 from simulator.fleet.setup import Pools
@@ -30,7 +30,7 @@ def sized_pools(ready: Stage, start_s: float, window_s: float, *, scale: float =
     first, after = (bisect_left(ready.demands, at_s, key=_at_s) for at_s in (start_s, start_s + window_s))
     inside = ready.demands[first:after]
     prompts = [
-        Prompt(
+        PromptGroup(
             1.0,
             kind.costs.prompt_s(cached, d.input_tokens, chunk_tokens=kind.chunk_tokens),
             case.ttft_slo_s,
@@ -39,7 +39,7 @@ def sized_pools(ready: Stage, start_s: float, window_s: float, *, scale: float =
     ]
     tokens = sum(d.output_tokens for d in inside)
     context = sum(d.output_tokens * (d.input_tokens + d.output_tokens / 2) for d in inside)
-    decoding = Decoding(scale * tokens / window_s, context / max(1, tokens), case.tpot_slo_s)
+    decoding = DecodeLoad(scale * tokens / window_s, context / max(1, tokens), case.tpot_slo_s)
     work = scale * sum(p.service_s for p in prompts) / window_s
     prefill = prefill_needed(prompts, work=work, missed_max=(1 - case.attain) / 2)
     return Pools(max(1, prefill), max(1, decode_needed(decoding, kind)))
@@ -121,7 +121,7 @@ class Clairvoyant(Counting):
     maximum from now until twice a start-up time from now, so that no worker is stopped that would be
     started again at once. Misses of other rules that this rule avoids are the cost of not knowing."""
 
-    def __init__(self, ready: Stage, settings: Settings) -> None:
+    def __init__(self, ready: Stage, settings: AutoscalerSettings) -> None:
         super().__init__(settings)
         load = ready.case.load
         self._ahead_s = 2 * settings.start_s

@@ -20,7 +20,7 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from benchmarks import limits
-from engine.executor import Executor
+from engine.execution.executor import Executor
 
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
 """Calls that count as the model's own work; everything else is overhead."""

@@ -19,7 +19,7 @@ from engine.devices import torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import AttentionSpec, BatchLayout, Kernels, Span
 from engine.kernels.weights import DenseMatrix, Matrix
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.quant.round import round_int4, round_int8
 
 CACHE_BYTES = 256 * 2**20

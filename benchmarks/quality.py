@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from benchmarks.demo_model.text import conversations
-from engine.executor import Executor
+from engine.execution.executor import Executor
 
 VARIANTS: dict[str, dict[str, str]] = {
     "as-is": {},

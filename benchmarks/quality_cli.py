@@ -13,7 +13,7 @@ from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks import quality as quality_bench
 from benchmarks.quality import BASE_DTYPES, VARIANTS, Plan, Quality
-from engine.model_files import resolve_model
+from engine.model_files.resolve import resolve_model
 
 
 def quality(

@@ -29,7 +29,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from benchmarks.router_free import Plan, Ports
 from benchmarks.router_load import Client, LoadSeen, closed_loop, open_loop
-from engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
+from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 
 START_S = 120.0
 PROMPTS = 64

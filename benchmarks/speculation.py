@@ -31,7 +31,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepResult
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from worker import events as e
 from worker.core import WorkerCore
 

@@ -15,7 +15,7 @@ import torch
 
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.copying import BlockCopier
 

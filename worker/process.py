@@ -34,7 +34,7 @@ from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from kv_transfer.manager import TransferManager
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions

@@ -8,8 +8,8 @@ from typing import Any
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
-from engine.kv_pairs import TorchPairs
-from engine.kv_pool import KVPool
+from engine.kv.pairs import TorchPairs
+from engine.kv.pool import KVPool
 from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager

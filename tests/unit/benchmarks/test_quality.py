@@ -16,8 +16,8 @@ from baton.core.errors import SetupError
 from benchmarks import quality
 from benchmarks.cli import app
 from benchmarks.quality import Plan, measure, text_tokens, variant_model
-from engine import sources
 from engine.kernels.weights import DenseMatrix, IntMatrix
+from engine.loading import sources
 from engine.quant.round import round_int8
 from tests.models import make_model
 
