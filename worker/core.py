@@ -29,9 +29,9 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepResult
 from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, ReceiverAction, Send
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from engine.scheduling.step_time import StepWork
 from kv_transfer.read import BlockRead, ReadDone, ReadSettled
@@ -111,7 +111,7 @@ class WorkerCore:
         self._cache = PrefixCache(self._pool)
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
         for work, elapsed_s in measured:
-            self._scheduler.times.saw(work, elapsed_s)
+            self._scheduler.times.observe(work, elapsed_s)
         self._handovers = Handovers(
             self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max
         )
@@ -190,7 +190,7 @@ class WorkerCore:
         shares.update(self._scheduler.held_blocks())
         shares.update(self._store.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
-        assert all(self._pool.shares(block) == count for block, count in shares.items())
+        assert all(self._pool.ref_count(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
         assert live + self._receiver.count == len(self._attempts)
         assert not self.is_idle or self._pool.held_count == 0

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, FoundSpan, Tier
-from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
 from kv_store.planner import PathTimes, Plan, Prompt, plan_load
 from kv_store.tiers.policy import EvictionPolicy
 from kv_store.tiers.table import make_eviction_policy

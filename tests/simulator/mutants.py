@@ -11,10 +11,10 @@ from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Role, Task, WorkerHello
 from baton.core.steps import ItemResult, StepItem
 from decode_worker.receiver import KVReceiver
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.items import Work
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.tables import Tables
 from kv_transfer.lease import ReaderLease
@@ -115,27 +115,27 @@ def _generations_not_compared(patch: Patch) -> None:
 def _generation_does_not_rise(patch: Patch) -> None:
     """A block given out again looks as it did before."""
 
-    def take_one(self: BlockPool) -> BlockId:
+    def allocate_one(self: BlockPool) -> BlockId:
         block, _ = (self._blank or self._kept).popitem(last=False)
         if block in self._remembered:
             self._remembered.remove(block)
             if self._forget is not None:
                 self._forget(block)
-        self._shares[block] = 1
+        self._ref_counts[block] = 1
         return block
 
-    patch.setattr(BlockPool, "_take_one", take_one)
+    patch.setattr(BlockPool, "_allocate_one", allocate_one)
 
 
 def _double_free(patch: Patch) -> None:
     """A shared block is free as soon as one of its holders is done."""
 
-    def give_back(self: BlockPool, blocks: Ordered[BlockId]) -> None:
+    def release(self: BlockPool, blocks: Ordered[BlockId]) -> None:
         for block in reversed(blocks):
-            if self._shares.pop(block, None) is not None:
+            if self._ref_counts.pop(block, None) is not None:
                 (self._kept if block in self._remembered else self._blank)[block] = None
 
-    patch.setattr(BlockPool, "give_back", give_back)
+    patch.setattr(BlockPool, "release", release)
 
 
 def _dropped_blocks_leak(patch: Patch) -> None:
@@ -157,7 +157,7 @@ def _freed_during_a_step(patch: Patch) -> None:
         remove(self, seq)
         if seq.is_dropped:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "remove", at_once)
     _commits_living_ones_only(patch)
@@ -171,7 +171,7 @@ def _freed_after_the_first_step(patch: Patch) -> None:
         advance(self, seq, *args)
         if seq.is_dropped and seq.steps_open:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "_advance", last_one)
     _commits_living_ones_only(patch)

@@ -76,7 +76,7 @@ SLEEPERS = {
     "benchmarks/router_free.py",  # a worker's steps take their time
     "benchmarks/router_load.py",  # requests are sent when they are due
     "commands/operate.py",  # a pause before asking again
-    "engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
+    "engine/kv/pairs.py",  # torch.distributed can only be asked whether it is done
     "kv_store/process/local.py",  # backoff when out of descriptors
     "kv_store/process/store_node.py",  # a pause before dialling again
     "worker/expert_watch.py",  # counts on the device are looked at at intervals
