@@ -1,4 +1,4 @@
-"""Which workers to talk to. Pure: the directory's views in, addresses and events out.
+"""The workers to talk to. Pure: the directory's views in, addresses and events out.
 
 What the directory said last holds until it says otherwise, and a worker that it no longer lists is
 merely not dialled again: a session that is open says more about its worker than a directory that has

@@ -27,16 +27,16 @@ HELD_MAX = 4
 """Sequences that are held though there is room, passed by one look at most: those behind them would be,
 too."""
 TIMELY_MIN = 0.5
-"""Who meets its objectives with less than this probability goes behind those that do with more. The earliest
+"""A sequence that meets its objectives with less than this probability goes behind the others. The earliest
 deadline first is a bad order under overload: everybody would be served when it is just too late."""
 LATE_LEAVES_SHARE = 0.25
-"""Of a worker's blocks: late sequences are placed only while so much stays free."""
+"""Share of a worker's blocks: late sequences are placed only while so much stays free."""
 WAIT_FOR_SPEED_SHARE = 0.5
-"""Of the time until its first token is due, for decode to become fast enough; then it is late."""
+"""Share of the time until its first token is due, for decode to become fast enough; then it is late."""
 BURST_S = 2.0
-"""Of all service: what a tenant that had less than its share lately may have before the others."""
+"""Seconds of all service: what a tenant that had less than its share lately may have before the others."""
 BLIND_STEPS = 2
-"""Of prompts, that a worker is given ahead while predictions are not trusted."""
+"""Steps of prompts that a worker is given ahead while predictions are not trusted."""
 HOLD_S_MIN = 0.01
 """Between two looks for no other reason than that time has passed."""
 LOOK_S = 0.004
@@ -320,7 +320,7 @@ class Waiting:
     def _judge(
         self, flow: Flow, placement: Placement, forecast: Forecast, *, now_s: float
     ) -> tuple[Outcome, str]:
-        """Of a sequence that could be placed now: PLACED, HELD or LATE."""
+        """The outcome for a sequence that could be placed now: PLACED, HELD or LATE."""
         seq_id = flow.name
         if seq_id not in self._promised and self._has_objectives(flow):
             found = self._chances(flow, forecast, now_s=now_s)
@@ -385,7 +385,7 @@ class Waiting:
     def _refuse_at_the_door(
         self, flow: Flow, waiter: Waiter, forecast: Forecast | None, now_s: float
     ) -> list[RouterAction] | None:
-        """Of one that has to wait: refused, or None after noting whether it is late already. `forecast`:
+        """The refusal of one that has to wait, or None after noting whether it is late already. `forecast`:
         if it was tried, and one was made."""
         if not self._has_objectives(flow) or waiter.seq_id in self._promised:
             return None

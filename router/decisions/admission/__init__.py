@@ -1,4 +1,4 @@
-"""Who waits for a place, in which order, and who is refused. Pure.
+"""Admission: which requests wait for a place, in which order, and which are refused. Pure.
 
 `router.decisions.waiting` applies it to sequences.
 

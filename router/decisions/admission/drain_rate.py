@@ -3,7 +3,7 @@
 import math
 
 REMEMBERED_S = 5.0
-"""Of time in which somebody waited: the rate is that of about so long."""
+"""Seconds of time in which somebody waited: the rate is that of about so long."""
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 """Clients of OpenAI's libraries do not wait for longer than a minute."""
 SMOOTHING = 0.1

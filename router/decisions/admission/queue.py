@@ -57,7 +57,7 @@ Key = tuple[int, float, int, SequenceId]
 
 @dataclass(slots=True)
 class _Queue:
-    """Of one tenant."""
+    """The waiting sequences of one tenant."""
 
     weight: float
     timely: list[Key] = field(default_factory=list[Key])

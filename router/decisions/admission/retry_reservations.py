@@ -25,7 +25,7 @@ class Promise(NamedTuple):
 
 
 class _Book:
-    """Of one tenant."""
+    """The reservations of one tenant."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, Promise] = {}
@@ -41,7 +41,7 @@ class Promises:
         self._books: dict[str, _Book] = {}
         self._count = 0
         self.returned_share = RETURN_FIRST
-        """Of those that were due lately, who came."""
+        """The share of those due lately that came."""
 
     def __len__(self) -> int:
         return self._count
