@@ -12,7 +12,7 @@ from baton.core.messages import MembershipView, Role
 from router.decisions.events import WorkerUpdated
 
 
-class Roster:
+class FollowedMembership:
     def __init__(self, static_addresses: Iterable[str] = ()) -> None:
         """`static_addresses`: workers given by hand, wanted whatever the directory says."""
         self._static = frozenset(static_addresses)

@@ -8,6 +8,6 @@
 | `shares` | whose turn it is among tenants |
 | `holdings` | who has more than its share at the workers already, and leaves room to others |
 | `pace` | how long the line takes |
-| `chances` | whether a sequence can still meet its objectives |
+| `attainment` | whether a sequence can still meet its objectives |
 | `promises` | when a refused client should come back, and that this is kept |
 """

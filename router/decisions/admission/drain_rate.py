@@ -11,7 +11,7 @@ COUNT_MIN = 3.0
 """Placings that make a rate."""
 
 
-class Pace:
+class DrainRate:
     """Tokens placed per second while somebody waits. While nobody does, nothing is learnt: places are taken
     as fast as requests come, which says nothing of how fast they could be."""
 

@@ -34,7 +34,7 @@ class _Book:
         self.until_s = 0.0
 
 
-class Promises:
+class RetryReservations:
     """One tenant's do not hold up another's: between them their shares decide."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ class _Held(NamedTuple):
     tokens: int
 
 
-class Holdings:
+class TenantUsage:
     def __init__(self) -> None:
         self._held: dict[SequenceId, _Held] = {}
         self._tokens: dict[str, int] = {}
