@@ -279,14 +279,14 @@ class WorkerProcess:
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
-        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        log.info("the worker drains for at most %g s", self._config.cluster.drain_timeout_s)
         self._role_switcher.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
                 await self._until(self._idle, stop_now)
         except TimeoutError:
-            log.warning("not drained in time: %s", self._core.status())
+            log.warning("the worker is not drained in time: %s", self._core.status())
 
     async def _until(self, *events: asyncio.Event) -> None:
         """Wait for one of them. Raises WorkerCrashed, with its cause, when core, engine or a task fails."""

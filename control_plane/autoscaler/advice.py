@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from baton.core.messages import Role
 
 
-class Advised:
+class AdviceFilter:
     """What was advised last. Nobody follows it, so each decision begins from what runs: told each time, it
     would go to and fro with the load. More is news at once, less when it has been less for the patience."""
 

@@ -14,7 +14,7 @@ STRAINED = 0.5
 QUIET_S, QUIET_MAX_S = 900.0, 7200.0
 
 
-class Attainment:
+class DemandCorrection:
     """A factor on demand, learnt. It rises when more requests miss than may though sizing saw enough
     replicas, and falls slowly when sizing predicts misses that do not come; after each rise it waits longer
     before it falls, so that it settles. A pool with room to spare teaches nothing."""
