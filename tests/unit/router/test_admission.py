@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.ids import SequenceId
-from router.decisions.admission.attainment import below
+from router.decisions.admission.attainment import attainment, below
 from router.decisions.admission.drain_rate import (
     RETRY_AFTER_S_MAX,
     RETRY_AFTER_S_MIN,
