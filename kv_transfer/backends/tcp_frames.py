@@ -97,7 +97,7 @@ class Line:
         return bytes(data)
 
     def abort(self) -> None:
-        """From any thread: whoever is in `send` or `fill` gets an OSError."""
+        """May be called from any thread: whoever is in `send` or `fill` gets an OSError."""
         self.is_aborted = True
         with contextlib.suppress(OSError):  # not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)

@@ -35,7 +35,7 @@ from kv_transfer.backends.tcp_frames import (
 CONNECTIONS_MAX = 256
 HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
-"""From a request's first byte to its answer's last; readers give up far sooner."""
+"""Time from a request's first byte to its answer's last; readers give up far sooner."""
 IDLE_S = 24 * 3600.0
 
 log = logging.getLogger(__name__)
