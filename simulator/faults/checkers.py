@@ -10,11 +10,11 @@ from baton.core.ids import WorkerId
 from baton.core.messages import (
     KVGrant,
     KVReleased,
+    OwnerMessage,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
     SequenceRefused,
-    SourceMessage,
     StartSequence,
     StepOutput,
     WorkerMessage,
@@ -239,7 +239,7 @@ class Checkers:
         if output.finish is not None:
             self._ended_outputs.add(key)
 
-    def source_says(self, worker: ObservedWorker, reader: WorkerId, message: SourceMessage) -> None:
+    def owner_says(self, worker: ObservedWorker, reader: WorkerId, message: OwnerMessage) -> None:
         """Remember until when what is held, and count leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
             self.run.counts["asks refused by the source"] += 1
@@ -271,7 +271,7 @@ class Checkers:
                     seq_id=min(keys)[1],
                 )
 
-    def source_hears(self, worker: ObservedWorker, message: object) -> None:
+    def owner_hears(self, worker: ObservedWorker, message: object) -> None:
         if isinstance(message, KVReleased):
             self._leases.pop((worker.worker_id, message.seq_id, message.epoch), None)
             self.run.counts["leases released" if message.taken else "leases given back unread"] += 1

@@ -1,7 +1,7 @@
 """The worker process around the production `WorkerCore`: its memory, its GPU, its sessions, its timer.
 
 The rules are those of the asyncio process: messages to a lost router are dropped; a session to a KV owner is
-opened when first needed, and `SourceLost` says that it broke or could not be opened.
+opened when first needed, and `OwnerLost` says that it broke or could not be opened.
 """
 
 import random
@@ -15,12 +15,12 @@ from baton.core.messages import (
     CancelSequence,
     FailureReason,
     KVGrant,
+    OwnerMessage,
     PeerRef,
     ReaderMessage,
     Role,
     RouterMessage,
     SequenceFailed,
-    SourceMessage,
     StartSequence,
 )
 from baton.core.steps import StepPlan, StepResult
@@ -36,19 +36,19 @@ from worker.core import WorkerCore
 from worker.events import (
     CopyFromStore,
     CopyToStore,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
+    OwnerLost,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
-    SourceLost,
     StepDone,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
     ToStore,
     WorkerAction,
     WorkerEvent,
@@ -117,12 +117,12 @@ class SimWorker(SimProcess):
         "_device_free_s",
         "_model",
         "_network",
+        "_owner_sessions",
         "_reader_sessions",
         "_reads",
         "_results",
         "_router_sessions",
         "_scenario",
-        "_source_sessions",
         "_steps",
         "_timer",
         "core",
@@ -170,7 +170,7 @@ class SimWorker(SimProcess):
         """The virtual instant at which the last of them is done."""
         self._router_sessions: dict[RouterId, SimSession] = {}
         self._reader_sessions: dict[WorkerId, SimSession] = {}
-        self._source_sessions: dict[WorkerId, SimSession] = {}
+        self._owner_sessions: dict[WorkerId, SimSession] = {}
         self._connecting: dict[WorkerId, list[ReaderMessage]] = {}
         self._results: deque[StepResult] = deque()
         self.core = WorkerCore(
@@ -219,7 +219,7 @@ class SimWorker(SimProcess):
         if not isinstance(event, Tick):
             self.run.note(self.name, event)
             if isinstance(event, FromReader):
-                self._checkers.source_hears(self, event.message)
+                self._checkers.owner_hears(self, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.worker_heard(self, event.message)
@@ -245,13 +245,13 @@ class SimWorker(SimProcess):
                     session.send(0, message)
             case ToReader(reader, message):
                 self.run.note(f"{self.name} -> {reader}", message)
-                self._checkers.source_says(self, reader, message)
+                self._checkers.owner_says(self, reader, message)
                 session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
-            case ToSource(source, message):
+            case ToOwner(source, message):
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
-                self._to_source(source, message)
+                self._to_owner(source, message)
             case BlockRead():
                 self.run.note(self.name, action)
                 self._checkers.read_starts(self, action)
@@ -265,9 +265,9 @@ class SimWorker(SimProcess):
                 self._checkers.copy_starts(self, action)
                 self.store.copy(action)
 
-    def _to_source(self, source: PeerRef, message: ReaderMessage) -> None:
+    def _to_owner(self, source: PeerRef, message: ReaderMessage) -> None:
         peer_id = source.worker_id
-        session = self._source_sessions.get(peer_id)
+        session = self._owner_sessions.get(peer_id)
         if session is not None and session.is_open:
             session.send(1, message)
         elif peer_id in self._connecting:
@@ -283,13 +283,13 @@ class SimWorker(SimProcess):
         messages = self._connecting.pop(source.worker_id, [])
         is_cut_off = self._network.is_cut_off(source.worker_id) or self._network.is_cut_off(self.name)
         if not isinstance(peer, SimWorker) or not peer.is_alive or peer.is_frozen or is_cut_off:
-            gone = SourceLost(source.worker_id, "cannot connect")
+            gone = OwnerLost(source.worker_id, "cannot connect")
             self.run.clock.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
             return
         if peer.fingerprint != self.fingerprint:
             raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
-        session = self._network.open(TowardsSource(self, peer.worker_id), TowardsReader(peer, self.worker_id))
-        self._source_sessions[source.worker_id] = session
+        session = self._network.open(TowardsOwner(self, peer.worker_id), TowardsReader(peer, self.worker_id))
+        self._owner_sessions[source.worker_id] = session
         peer.accept_reader(self.worker_id, session)
         for message in messages:
             session.send(1, message)
@@ -334,12 +334,12 @@ class SimWorker(SimProcess):
         break is no news."""
         self._reader_sessions[reader] = session
 
-    def source_broke(self, source: WorkerId, session: SimSession, reason: str) -> None:
-        if self._source_sessions.get(source) is session:
-            del self._source_sessions[source]
+    def owner_broke(self, source: WorkerId, session: SimSession, reason: str) -> None:
+        if self._owner_sessions.get(source) is session:
+            del self._owner_sessions[source]
             if self._compute_rng.random() < 0.5:
                 self._reads.give_up(self, source)
-            self.feed(SourceLost(source, reason))
+            self.feed(OwnerLost(source, reason))
 
     def reader_broke(self, reader: WorkerId, session: SimSession) -> None:
         if self._reader_sessions.get(reader) is session:
@@ -386,7 +386,7 @@ class SimWorker(SimProcess):
         self._network.process_died(self, noticed_s=noticed_s)
 
 
-class TowardsSource:
+class TowardsOwner:
     """The reader's end of a session between two workers."""
 
     __slots__ = ("_source", "_worker")
@@ -403,10 +403,10 @@ class TowardsSource:
         if strike is not None and isinstance(message, KVGrant):
             worker.on_grant = None
             strike()
-        worker.post_event(FromSource(self._source, cast(SourceMessage, message)))
+        worker.post_event(FromOwner(self._source, cast(OwnerMessage, message)))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._worker.source_broke(self._source, session, reason)
+        self._worker.owner_broke(self._source, session, reason)
 
 
 class TowardsReader:

@@ -21,16 +21,16 @@ from simulator.fleet.links import KVFlow, NetworkPort
 from simulator.fleet.spec import FleetWorkerSpec
 from worker.core import WorkerCore
 from worker.events import (
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
     RouterJoined,
     RunStep,
     StepDone,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
     WorkerAction,
     WorkerEvent,
 )
@@ -143,8 +143,8 @@ class FullWorker:
                 self._fleet.tell_router(self, message)
             case ToReader(reader, message):
                 peer = cast("FullWorker", self._fleet.worker(reader))
-                self._clock.after(self._hop_s, peer._feed, FromSource(self.worker_id, message))
-            case ToSource(source, message):
+                self._clock.after(self._hop_s, peer._feed, FromOwner(self.worker_id, message))
+            case ToOwner(source, message):
                 peer = cast("FullWorker", self._fleet.worker(source.worker_id))
                 self._clock.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
             case BlockRead():
