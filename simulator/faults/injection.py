@@ -141,9 +141,9 @@ class Faults:
     def _session_break(self) -> None:
         session = self._session()
         if session is not None:
-            session.break_off("reset", hears_s=(self._hears_s(), self._hears_s()))
+            session.break_off("reset", noticed_after_s=(self._noticed_after_s(), self._noticed_after_s()))
 
-    def _hears_s(self) -> float:
+    def _noticed_after_s(self) -> float:
         return self._rng.choice((0.0, 0.001, 0.1, 0.7)) * self._rng.random()
 
     def _session(self) -> SimSession | None:

@@ -168,7 +168,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shapes = (*BAD_DAYS, _forgetful, _forgetful, _forgetful)
+    shapes = (*STRESS_SHAPES, _forgetful, _forgetful, _forgetful)
     shape = rng.choice((*(None,) * 6, *shapes))
     return scenario if shape is None else shape(scenario)
 
@@ -392,5 +392,5 @@ def _draw_router(rng: random.Random) -> RouterConfig:
     )
 
 
-BAD_DAYS = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
+STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
 """Shapes that press on one thing; those of the store are beside them."""

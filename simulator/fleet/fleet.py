@@ -348,7 +348,7 @@ class Fleet:
     def perform(self, action: RouterAction) -> None:
         match action:
             case ToWorker(worker_id, message):
-                self.clock.after(self.spec.hop_s, self.worker(worker_id).hear, message)
+                self.clock.after(self.spec.hop_s, self.worker(worker_id).on_message, message)
             case Deliver(seq_id, first_index, tokens, cached):
                 live = self._live[seq_id]
                 if first_index == 0:
@@ -410,7 +410,7 @@ class Fleet:
 
     # --- surroundings of workers ----------------------------------------------------------------
 
-    def tell_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
+    def send_to_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
         event = FromWorker(worker.worker_id, message)
         self.clock.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
 

@@ -13,17 +13,17 @@ class Observed:
     def __init__(self, objectives: Mapping[str, tuple[float, float]]) -> None:
         """TTFT and TPOT objectives per class in seconds, 0 for none."""
         self._objectives = objectives
-        self._offered = ArrivalCounters()
+        self._arrivals = ArrivalCounters()
 
     def take(self) -> dict[str, ClassLoad]:
-        offered, self._offered = self._offered, ArrivalCounters()
+        offered, self._arrivals = self._arrivals, ArrivalCounters()
         return offered.totals()
 
     def arrived(self, demand: FleetRequest) -> None:
-        self._offered.arrived(demand.slo_class, demand.input_tokens)
+        self._arrivals.arrived(demand.slo_class, demand.input_tokens)
 
     def started(self, demand: FleetRequest, cached: int, first_s: float) -> None:
-        self._offered.started(
+        self._arrivals.started(
             demand.slo_class,
             prompt_tokens=demand.input_tokens,
             cached_tokens=cached,
@@ -33,9 +33,9 @@ class Observed:
 
     def over(self, demand: FleetRequest, first_s: float, last_s: float, generated: int) -> None:
         if not generated:
-            self._offered.gave_up(demand.slo_class)
+            self._arrivals.gave_up(demand.slo_class)
             return
-        self._offered.ended(
+        self._arrivals.ended(
             demand.slo_class,
             prompt_tokens=demand.input_tokens,
             output_tokens=generated,

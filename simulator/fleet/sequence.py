@@ -48,7 +48,7 @@ class MacroSequence:
     prompt_steps_tokens: int = 0
     """Prompt tokens computed here, recomputed ones included."""
     is_running: bool = False
-    told_count: int | None = None
+    reported_count: int | None = None
     """Generated tokens that the router heard of, counted from the sequence's first; None when it heard of
     none from here."""
 

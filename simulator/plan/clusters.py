@@ -90,7 +90,7 @@ class ClusterKind:
 
     shapes: tuple[tuple[Role, ReplicaShape], ...]
     """Shapes of prefill and decode, or of the aggregated pool alone."""
-    guess: Counts
+    estimate: Counts
     """Counts by what the phases alone say, and never less than the work needs."""
     needs: tuple[Needs, ...] = ()
     """Needs of each piece of work that must be done, wherever."""

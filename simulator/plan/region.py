@@ -35,9 +35,9 @@ class Region:
         another."""
         self._short: dict[Role, int] = {}
         """The largest pool of each role that was found too small."""
-        self._grown: Counts | None = kind.guess if sum(kind.guess) <= REPLICAS_MAX else None
+        self._grown: Counts | None = kind.estimate if sum(kind.estimate) <= REPLICAS_MAX else None
         """Counts to try next as long as nothing passed."""
-        self._gained = (-1.0, sum(kind.guess))
+        self._gained = (-1.0, sum(kind.estimate))
         """The best `so_far`, and with how many replicas it came."""
 
     def passes(self, counts: Counts) -> bool:
@@ -137,8 +137,8 @@ class Region:
         """Return the replicas that each pool is believed to need. `bias` says by how much phases were wrong
         elsewhere."""
         believed: list[float] = []
-        for (role, _), guess in zip(self.kind.shapes, self.kind.guess, strict=True):
-            believed.append(max(1.0, guess * bias.get(role, 1.0), SHORT * self._short.get(role, 0)))
+        for (role, _), estimate in zip(self.kind.shapes, self.kind.estimate, strict=True):
+            believed.append(max(1.0, estimate * bias.get(role, 1.0), SHORT * self._short.get(role, 0)))
         return tuple(believed)
 
     def likeliest_below(self, price: float, bias: Mapping[Role, float]) -> Counts | None:

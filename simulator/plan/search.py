@@ -90,8 +90,8 @@ class _Search:
         if passed and (self.best is None or self.price_of(step) < self.price_of(self.best) - CENT):
             self.best = step
             kind = step.region.kind
-            for (role, _), count, guess in zip(kind.shapes, step.counts, kind.guess, strict=True):
-                self.bias[role] = count / guess
+            for (role, _), count, estimate in zip(kind.shapes, step.counts, kind.estimate, strict=True):
+                self.bias[role] = count / estimate
         return passed
 
     # --- what to simulate next ------------------------------------------------------------------

@@ -154,13 +154,15 @@ def _kind(
     if served_alone(asked, workers, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s) < goal:
         return None
     needs = work_needs(asked, workers, goal=goal, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
-    guess: list[int] = []
+    estimate: list[int] = []
     for role, shape in named:
         rate = rates[role, shape.name]
-        guess.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
-    kind = ClusterKind(named, tuple(guess), needs, any(rates[role, shape.name] <= 0 for role, shape in named))
-    short = max((1 / sum(g / n for g, n in zip(guess, each, strict=True)) for each in needs), default=1.0)
-    return replace(kind, guess=tuple(math.ceil(g * max(1.0, short)) for g in guess))
+        estimate.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
+    kind = ClusterKind(
+        named, tuple(estimate), needs, any(rates[role, shape.name] <= 0 for role, shape in named)
+    )
+    short = max((1 / sum(g / n for g, n in zip(estimate, each, strict=True)) for each in needs), default=1.0)
+    return replace(kind, estimate=tuple(math.ceil(g * max(1.0, short)) for g in estimate))
 
 
 def is_slower(slow: ClusterKind, fast: ClusterKind) -> bool:
