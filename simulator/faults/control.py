@@ -122,7 +122,7 @@ class Cluster:
         self._incarnations = self._lives = 0
         self._rng = run.stream("control")
         self._reported: dict[WorkerId, tuple[Role, bool, bool]] = {}
-        """What the reconciler heard last of each worker: its role, whether it drains, whether it is
+        """The last report to the reconciler about each worker: its role, whether it drains, whether it is
         silent."""
         self._desired = Counter(scenario.roles)
         self._reconciler = self._new_reconciler()

@@ -1,4 +1,4 @@
-"""The bad day: which fault strikes when, drawn from the seed. `stop` ends it and heals everything."""
+"""The faults of a run: the seed decides which of them strikes when, and `stop` ends and heals all of them."""
 
 import random
 from collections.abc import Callable

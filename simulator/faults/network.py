@@ -58,7 +58,7 @@ class SimProcess:
             run.clock, origin_s=rng.uniform(0, 1000), rate=rng.uniform(0.995, 1.005)
         )
         self.clock_trusted_from_s = 0.0
-        """Until this instant the local clock may be late by more than any slack, because it stopped not long
+        """The local clock may be late by more than any slack until this instant, because it stopped not long
         ago."""
         self._inbox: list[Callable[[], None]] = []
 
@@ -156,8 +156,8 @@ class SimSession:
         self.stalled_until_s[to_end] = max(self.stalled_until_s[to_end], until_s)
 
     def break_off(self, reason: str, *, noticed_after_s: tuple[float | None, float | None]) -> None:
-        """Break the session. `noticed_after_s[i]` is the time after which ends[i] hears of it; None means that it
-        knows."""
+        """Break the session. Each of `noticed_after_s` is the time after which that end hears of it; None
+        means that it knows."""
         if not self.is_open:
             return
         self.is_open = False

@@ -35,7 +35,7 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 0.5
 
 
 class MemberLink:
-    """What the router's adapter knows of its session to one member."""
+    """The state of the router's session to one member."""
 
     __slots__ = ("backoff_s", "has_hello", "last_message_s", "member", "session")
 

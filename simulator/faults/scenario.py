@@ -1,4 +1,4 @@
-"""What one seed is about: the cluster, the load and the faults, all drawn from the seed."""
+"""The cluster, the load and the faults of one seed, all drawn from the seed."""
 
 import random
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a worker of the fleet and the others know of each other."""
+"""The interfaces between the fleet, its workers and their engines."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from simulator.fleet.spec import FleetWorkerSpec
 
 
 class FleetServices(Protocol):
-    """What a worker needs of the fleet."""
+    """The services that a worker has of the fleet."""
 
     def send_to_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
 

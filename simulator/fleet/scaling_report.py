@@ -1,4 +1,4 @@
-"""What scaling did to a run: figures, and a section of its page."""
+"""The effect of scaling on a run: figures, and a section of its page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ class ScalingFigures(msgspec.Struct, frozen=True):
     switches: int
     drain_s_max: float
     reversals: Mapping[str, int]
-    """How often the desired count of each role turned from up to down or back."""
+    """Count of turns of each role's desired count from up to down or back."""
     samples: Sequence[ScaleSample]
     decisions: Sequence[Decision]
     """Decisions that changed something, oldest first; the newest of them if there are very many."""

@@ -43,7 +43,7 @@ def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rul
 
 
 class Counting:
-    """What the simple rules have in common: a count per role, from its state alone."""
+    """A rule that computes a count per role from the state of that role alone."""
 
     def __init__(self, settings: Settings) -> None:
         self.journal = Journal()

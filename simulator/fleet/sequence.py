@@ -44,7 +44,7 @@ class MacroSequence:
     first_step_s: float | None = None
     load_s: float = 0.0
     waiting_since_s: float | None = None
-    """Since when it waits for blocks to come."""
+    """The instant since which the sequence waits for blocks to come."""
     prompt_steps_tokens: int = 0
     """Prompt tokens computed here, recomputed ones included."""
     is_running: bool = False

@@ -1,4 +1,4 @@
-"""From what a person asks for - a model, GPUs, pools, objectives - to the fleet that is simulated."""
+"""The fleet that is simulated, made from what a person asks for: a model, GPUs, pools, objectives."""
 
 from dataclasses import dataclass, replace
 from math import inf

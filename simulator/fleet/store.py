@@ -123,7 +123,7 @@ class HostStore:
 
 
 class HolderCounts:
-    """How many hosts have each block."""
+    """The count of hosts that have each block."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}

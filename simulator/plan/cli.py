@@ -63,7 +63,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """What to plan for."""
+    """The load, the model and the objectives that are planned for."""
 
     model: ModelShape
     plan: Plan

@@ -59,7 +59,7 @@ class Region:
         return False
 
     def is_clear(self, verdict: ClusterVerdict) -> bool:
-        """Whether a cluster failed in such a way that whatever is smaller would fail, too."""
+        """Return whether a cluster failed in such a way that whatever is smaller would fail, too."""
         return verdict.aborted or verdict.met < self._attain - SLACK
 
     def rule_out(self, counts: Counts) -> None:
@@ -90,7 +90,7 @@ class Region:
         return self._grown
 
     def is_ruled_out(self, counts: Counts) -> bool:
-        """Whether a cluster is ruled out by what was simulated or by the work alone."""
+        """Return whether a cluster is ruled out by what was simulated or by the work alone."""
         if min(counts) < 1 or not self.kind.can_do_the_work(counts):
             return True
         return any(_is_within(counts, failed) for failed in self._failed)
@@ -156,5 +156,5 @@ def _with(counts: Counts, index: int, count: int) -> Counts:
 
 
 def _is_within(counts: Counts, other: Counts) -> bool:
-    """Whether a cluster has no more of any pool than another."""
+    """Return whether a cluster has no more of any pool than another."""
     return all(one <= two for one, two in zip(counts, other, strict=True))

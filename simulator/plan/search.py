@@ -25,7 +25,8 @@ RUNNER_UP_SIMULATIONS = 12
 
 Verify = Callable[[ClusterPlan], ClusterVerdict]
 IsSlower = Callable[[ClusterKind, ClusterKind], bool]
-"""Whether every worker of the first kind is no better in anything than that of the second in its place."""
+"""A function that tells whether every worker of the first kind is no better in anything than that of the
+second in its place."""
 
 
 class Tried(NamedTuple):
@@ -42,8 +43,7 @@ class Found:
     """The cheapest that passed of another kind."""
     tried: tuple[Tried, ...]
     is_complete: bool
-    """Whether it is known that nothing cheaper than the best passes; False when the simulations ran out
-    before."""
+    """It is known that nothing cheaper than the best passes; False when the simulations ran out before."""
     left_out: tuple[ClusterKind, ...]
     """Kinds of which none was simulated."""
 

@@ -171,7 +171,7 @@ def _freed_during_a_step(patch: Patch) -> None:
 
 
 def _freed_after_the_first_step(patch: Patch) -> None:
-    """With a step planned ahead, a cancelled sequence is released when the first of both is done."""
+    """A cancelled sequence with a step planned ahead is released when the first of both steps is done."""
     advance = Scheduler._advance
 
     def last_one(self: Scheduler, seq: Sequence, *args: object) -> None:
