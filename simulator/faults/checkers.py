@@ -241,7 +241,7 @@ class Checkers:
     def observe_owner_message(self, worker: ObservedWorker, reader: WorkerId, message: SourceMessage) -> None:
         """Remember until when what is held, and count leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
-            self.run.counts["asks refused by the source"] += 1
+            self.run.counts["KV requests refused by the owner"] += 1
             return
         if message.source_blocks:
             self.run.counts["grants of blocks"] += 1
@@ -312,7 +312,7 @@ class Checkers:
         counts["blocks swapped out"] += len(plan.swap_out)
         counts["blocks swapped in"] += len(plan.swap_in)
         for item in plan.items:
-            counts["drafts"] += item.draft_count
+            counts["draft tokens"] += item.draft_count
             counts["histories given"] += item.history is not None
             counts["embeddings"] += item.wants_embedding
 

@@ -325,7 +325,7 @@ class Cluster:
                 return
             is_drained = worker.core.status().is_draining and worker.core.is_idle
             if is_drained or self.run.clock.now_s >= until_s:
-                self.run.counts["running workers flipped"] += 1
+                self.run.counts["running workers that switched roles"] += 1
                 worker.post_event(SetRole(role, resumes=True))
             else:
                 self._finish_switch(slot, worker, role, number, until_s)

@@ -165,7 +165,7 @@ class SimReads:
         counts["reads"] += 1
         source = self.workers.get(action.source)
         if source is None or not source.is_alive:
-            counts["reads of a dead source"] += 1
+            counts["reads of a dead owner"] += 1
             self.run.clock.after(
                 min(action.timeout_s, 10 * self.latency_s),
                 lambda: reader.post_event(ReadDone(action.read_id, error="no such peer")),

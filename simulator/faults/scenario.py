@@ -74,7 +74,7 @@ ARRIVALS_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One small cluster and its bad day. Seconds are virtual."""
+    """One small cluster, its load and its faults. Seconds are virtual."""
 
     roles: tuple[Role, ...]
     router_count: int

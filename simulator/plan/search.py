@@ -6,7 +6,7 @@ fails clearly rules out all that have no more of any pool, of its own shapes or 
 leaves none that is cheaper than the best, the best is the cheapest. What phases say only orders the search:
 where to begin, and what to try next.
 
-1. Until one passes: each kind from its guess, the cheapest first, growing the pool that was short.
+1. Until one passes: each kind from its estimate, the cheapest first, growing the pool that was short.
 2. From one that passes: half-way to what is ruled out, one pool at a time.
 3. Elsewhere: the largest clusters that are cheaper than the best, of its own kind and of the others.
 4. Around the best: one replica less of each pool, simulated even where it is ruled out already.
