@@ -1,22 +1,23 @@
-"""The `baton` command: `python -m baton` is the same."""
+"""The entry point of the `baton` command, which `python -m baton` runs, too."""
 
 import logging
 import os
 import sys
 
-# gRPC's own remarks (a peer that ends says goodbye) are not for whoever reads what a command says.
+# gRPC logs every peer that closes its connection. Users of a command do not need these lines.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main() -> None:
-    """A SetupError, wherever it comes from, is one line and its own exit status."""
+    """Run the command line. A SetupError, wherever it is raised, prints one line and sets its own exit
+    status."""
     from baton.core.errors import SetupError
     from commands.app import app
     from commands.run import run_app
-    from commands.standard_output import telling
+    from commands.standard_output import checked_stdout
 
     try:
-        with telling():
+        with checked_stdout():
             run_app(app, name="baton")
     except SetupError as error:
         print(f"baton: {error}", file=sys.stderr)

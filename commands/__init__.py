@@ -1,1 +1,1 @@
-"""The `baton` command. Its parts import what they need when they run, so that `--help` is quick."""
+"""The `baton` command. Its modules import what they need when they run, so that `--help` is quick."""

@@ -1,4 +1,4 @@
-"""The commands. Each says in its help what it does and shows an example."""
+"""The command line. The help of each command says what it does and shows an example."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,21 +28,23 @@ Model = Annotated[str | None, typer.Option(help="Hugging Face folder, hub id, or
 Models = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Several models (YAML, TOML or JSON), instead of --model.", show_default=False
+        metavar="FILE",
+        help="File that lists several models (YAML, TOML or JSON); replaces --model.",
+        show_default=False,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="Model name clients use; default: the folder's.")]
+Name = Annotated[str | None, typer.Option(help="Model name that clients use; default: the folder's name.")]
 DType = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")]
-Host = Annotated[str | None, typer.Option(help="Interface of the public API.")]
+Host = Annotated[str | None, typer.Option(help="Interface that the public API listens on.")]
 Port = Annotated[int | None, typer.Option(help="Port of the public API; 0: any free one.")]
 Store = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Redis that lists the store's blocks (redis://, rediss://, unix://, redis+sentinel://, "
-        "redis+cluster://); default: the control plane does. Passwords are better in the environment: "
-        "BATON_STORE__DIRECTORY.",
+        help="Redis that holds the directory of KV blocks (redis://, rediss://, unix://, redis+sentinel://, "
+        "redis+cluster://); default: the control plane holds it. Put a URL with a password into the "
+        "environment instead: BATON_STORE__DIRECTORY.",
         show_default=False,
     ),
 ]
@@ -50,7 +52,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 
 def _pools(prefill: int | None, decode: int | None, aggregated: int | None) -> dict[str, int | None]:
-    """`--aggregated 2` alone means two workers, not two beside the default pools."""
+    """Worker counts of the three roles. `--aggregated 2` alone means two workers, not two beside the default
+    pools."""
     if aggregated and prefill is None and decode is None:
         prefill = decode = 0
     return {
@@ -71,7 +74,7 @@ def serve(
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
     aggregated: Annotated[
         int | None,
-        typer.Option(min=0, help="Workers that take either phase; alone, instead of the two pools."),
+        typer.Option(min=0, help="Workers that run both phases; given alone, they replace the two pools."),
     ] = None,
     routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
@@ -80,7 +83,9 @@ def serve(
     store: Store = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """The whole cluster: control plane, workers, router; Ctrl-C drains, twice ends at once.
+    """Start a whole cluster: control plane, workers and router.
+
+    Ctrl-C drains the cluster; a second Ctrl-C stops it at once.
 
     Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
     """
@@ -110,24 +115,26 @@ def control(
     decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
     aggregated: Annotated[
         int | None,
-        typer.Option(min=0, help="Workers that take either phase; alone, instead of the two pools."),
+        typer.Option(min=0, help="Workers that run both phases; given alone, they replace the two pools."),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the directory.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port that the control plane listens on.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
     store: Store = None,
     only: Annotated[
         bool,
         typer.Option(
             "--only",
-            help="Nothing but the control plane, on a Ray that runs: killed and started anew at the "
-            "same port, it goes on with its workers.",
+            help="Start only the control plane, on a running Ray cluster. If it is killed and restarted at "
+            "the same port, it keeps its workers.",
         ),
     ] = False,
     exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
     local_ray: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Control plane and workers, without a router: routers join with `baton router --control`.
+    """Start the control plane and workers without a router.
+
+    Routers join with `baton router --control`.
 
     Example: baton control --model Qwen/Qwen3-0.6B --prefill 1 --decode 1 --port 7000
     """
@@ -150,13 +157,15 @@ def control(
 
 @app.command()
 def dashboard(
-    control: Annotated[str, typer.Option(help="host:port of the control plane to look at.")],
-    host: Annotated[str | None, typer.Option(help="Interface it listens on.")] = None,
+    control: Annotated[str, typer.Option(help="host:port of the control plane to show.")],
+    host: Annotated[str | None, typer.Option(help="Interface that it listens on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
     exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """One more dashboard: the control plane starts one itself (dashboard.enabled).
+    """Start one more dashboard.
+
+    The control plane starts one itself unless dashboard.enabled is false.
 
     Example: baton dashboard --control 127.0.0.1:7000 --port 8071 --set access.tokens=tokens.txt
     """
@@ -173,14 +182,16 @@ def router(
     model: Model = None,
     name: Name = None,
     models: Models = None,
-    control: Annotated[str, typer.Option(help="host:port of the directory to follow.")] = "",
+    control: Annotated[str, typer.Option(help="host:port of the control plane to follow.")] = "",
     worker: Annotated[list[str], typer.Option(help="host:port of a worker; repeatable.")] = [],  # noqa: B006
     host: Host = None,
     port: Port = None,
     exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """One router: the public API in front of workers that a directory lists, or that are named.
+    """Start one router, which serves the public API.
+
+    It follows a control plane, which lists the workers, or uses the workers that you name.
 
     Example: baton router --model Qwen/Qwen3-0.6B --control 127.0.0.1:7000 --port 8000
     """
@@ -198,14 +209,16 @@ def worker(
     name: Name = None,
     role: Annotated[str, typer.Option(help="prefill, decode or aggregated.")] = "aggregated",
     replica: Annotated[str, typer.Option(help="Stable name of this worker; default: its role.")] = "",
-    control: Annotated[str, typer.Option(help="host:port of the directory to join.")] = "",
+    control: Annotated[str, typer.Option(help="host:port of the control plane to join.")] = "",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="gRPC port; 0: any free one.")] = 0,
     dtype: DType = None,
     device: Device = None,
     store: Store = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """One worker without Ray; SIGTERM drains it. Prints `ready HOST:PORT` when it serves.
+    """Start one worker, without Ray.
+
+    SIGTERM drains it. It prints `ready HOST:PORT` once it serves.
 
     Example: baton worker --model Qwen/Qwen3-0.6B --role prefill --control 127.0.0.1:7000
     """
@@ -227,7 +240,9 @@ def worker(
 def doctor(
     url: Annotated[str, typer.Option(help="The router's URL.")] = "http://127.0.0.1:8000",
 ) -> None:
-    """Is every part present, compatible and really in use? Exit status 1 if not.
+    """Check that every part is present, compatible and really in use.
+
+    The exit status is 1 if a check fails.
 
     Example: baton doctor --url http://127.0.0.1:8000
     """
@@ -241,7 +256,7 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema.")] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Every setting with its value, its bounds, its environment variable and its documentation.
+    """List every setting with its value, its type and bounds, and its documentation.
 
     Example: baton config --set transfer.lease_s=10
     """
@@ -258,7 +273,8 @@ app.add_typer(tokens_app, name="tokens")
 
 
 def _mount(name: str, module: str, needs: str, summary: str, example: str) -> None:
-    """A command that another part of Baton implements: imported, and helped, by that part."""
+    """Add a command that another package implements. That package is imported when the command runs or shows
+    its help."""
 
     def command(context: typer.Context) -> None:
         from commands.parts import run_part
@@ -273,49 +289,55 @@ _mount(
     "sim",
     "simulator.faults.cli",
     "",
-    "Fault simulator: production decisions under virtual time with seeded faults.",
+    "Fault simulator: the production decisions under virtual time, with seeded faults.",
     "baton sim --seeds 100",
 )
 _mount(
     "simulate",
     "commands.simulate",
     "worker",
-    "Fleet simulator: a production trace on a large cluster of modelled GPUs.",
+    "Fleet simulator: a production trace on a modelled GPU cluster, with the production router.",
     "baton simulate trace.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8",
 )
 _mount(
     "plan",
     "simulator.plan.cli",
     "worker",
-    "The cheapest cluster that serves a trace within its objectives.",
+    "Find the cheapest cluster that serves a trace within its SLOs.",
     "baton plan trace.jsonl --model llama-3-70b --gpu h100=2.99 --ttft-slo 5 --tpot-slo 0.05",
 )
 _mount(
     "replay",
     "loadgen.cli",
     "",
-    "Open-loop replay of a production trace, with goodput under SLOs.",
+    "Replay a production trace against a server, open loop, and report goodput under SLOs.",
     "baton replay trace.jsonl --url http://127.0.0.1:8000",
 )
 _mount(
     "synth",
     "loadgen.synth.cli",
     "",
-    "Synthetic traces that look like a production trace, and how alike they are.",
+    "Generate synthetic traces that resemble a production trace, and measure how alike they are.",
     "baton synth mooncake-conversation --requests 5000 --out trace.jsonl",
 )
 _mount(
     "compare",
     "loadgen.compare",
     "",
-    "Reports of several runs beside one another: tables, JSON, one HTML page.",
+    "Compare the reports of several runs: tables, JSON, one HTML page.",
     "baton compare baton.json vllm.json --html compared.html",
 )
-_mount("bench", "benchmarks.cli", "worker", "Measure parts against their limits.", "baton bench handover")
+_mount(
+    "bench",
+    "benchmarks.cli",
+    "worker",
+    "Measure parts of Baton against their limits and baselines.",
+    "baton bench handover",
+)
 _mount(
     "demo-model",
     "benchmarks.demo_model.make",
     "worker",
-    "Make the small demo model: trained here, nothing is downloaded.",
+    "Train the small demo model on this machine; nothing is downloaded.",
     "baton demo-model models/baton-demo",
 )

@@ -1,4 +1,4 @@
-"""`baton simulate … --autoscale RULE`: the options, and what they make of a fleet."""
+"""The options of `baton simulate … --autoscale RULE`, and the scaling of a fleet that follows from them."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -20,9 +20,9 @@ AutoscaleRule = Annotated[
     typer.Option(
         "--autoscale",
         metavar="RULE",
-        help="Workers come, change their role and go as one of "
+        help="Rule that starts, switches and drains workers: "
         + ", ".join(RULES)
-        + " says. Bounds and all else: --set autoscale.FIELD=VALUE.",
+        + ". Set bounds and the other settings with --set autoscale.FIELD=VALUE.",
     ),
 ]
 START_UP_S, HPA_TARGET = 120.0, 0.7
@@ -30,20 +30,20 @@ StartUp = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help=f"Of --autoscale: seconds until a worker serves that is started; default: {START_UP_S:g}.",
+        help=f"Seconds that a new worker needs to start, with --autoscale; default: {START_UP_S:g}.",
     ),
 ]
 HpaTarget = Annotated[
     float | None,
     typer.Option(
-        min=0.05, max=1, help=f"Load that --autoscale hpa aims at, of what there is; default: {HPA_TARGET}."
+        min=0.05, max=1, help=f"Utilisation (0 to 1) that --autoscale hpa aims at; default: {HPA_TARGET}."
     ),
 ]
-Advise = Annotated[bool, typer.Option(help="Record what --autoscale would do, and do nothing.")]
+Advise = Annotated[bool, typer.Option(help="Only record what --autoscale would do.")]
 
 
 def check_options(name: str, *, start_up_s: float | None, hpa_target: float | None, is_advice: bool) -> None:
-    """Raises SetupError: what is asked for would do nothing."""
+    """Raises SetupError for an option that would have no effect."""
     asked = {
         "--start-up": start_up_s is not None,
         "--advise": is_advice,
@@ -52,7 +52,7 @@ def check_options(name: str, *, start_up_s: float | None, hpa_target: float | No
     for option, is_given in asked.items():
         rule = "hpa" if option == "--hpa-target" else "RULE"
         if is_given and (not name or rule not in ("RULE", name)):
-            raise SetupError(f"{option} is of --autoscale: give --autoscale {rule}, too")
+            raise SetupError(f"{option} needs --autoscale {rule}")
 
 
 def scaled(
@@ -65,9 +65,9 @@ def scaled(
     is_advice: bool,
     gpus_per_worker: int,
 ) -> Callable[[Fleet], FleetScaling]:
-    """Makes the scaling of a fleet that is about to run. Raises SetupError."""
+    """A function that adds the scaling to a fleet that is about to run. Raises SetupError."""
     if name not in RULES:
-        raise SetupError(f"--autoscale: one of {', '.join(RULES)}, not {name!r}")
+        raise SetupError(f"--autoscale {name}: no such rule; choose one of {', '.join(RULES)}")
     if spec.cells > 1:
         raise SetupError("--autoscale works with one cell: leave --cells out")
     roles = {kind.role for kind, _ in spec.workers}

@@ -1,10 +1,9 @@
-"""Making certificates for a private cluster: an authority of its own, and what it signs. A folder has
+"""Certificates for a private cluster: an authority of its own, and the certificates it signs. A folder has
 
-    ca.pem, ca.key        the authority; ca.pem has a former one too, while its certificates still count
+    ca.pem, ca.key        the authority; ca.pem also has a former one while its certificates are valid
     NAME.pem, NAME.key    one certificate each, for the processes of one host or of one kind
 
-Keys are for their owner only (0600) and never leave the folder by themselves. Only hosts that issue
-certificates need ca.key.
+Keys are readable by their owner only (0600). Only hosts that issue certificates need ca.key.
 """
 
 import ipaddress
@@ -34,19 +33,19 @@ from baton.wire.parties import Party, name_of, parties_named
 CA_NAME = "ca"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 BACKDATED = timedelta(minutes=10)
-"""Certificates count from a little before they are made: clocks of hosts differ."""
+"""Certificates are valid from a little before they are made, because the clocks of hosts differ."""
 
 Key = ec.EllipticCurvePrivateKey
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """One certificate of a folder, for lists."""
+    """One certificate of a folder, as lists show it."""
 
     name: str
     subject: str
     parties: tuple[Party, ...]
     domain: str
-    """Empty: it names no part of a cluster, like an authority."""
+    """The domain is empty for certificates that name no part of a cluster, like an authority's."""
     hosts: tuple[str, ...]
     ends: datetime
 
@@ -69,7 +68,7 @@ class Authority:
         """Raises SetupError if the folder has one already."""
         if (folder / f"{CA_NAME}.key").exists():
             raise SetupError(
-                f"{folder} has an authority already: use it, or `baton certs rotate-ca {folder}`"
+                f"{folder} has an authority already: use it, or run `baton certs rotate-ca {folder}`"
             )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,18 +80,21 @@ class Authority:
         return cls(folder)
 
     def rotate(self, *, days: int, now: datetime) -> "Authority":
-        """A new authority that signs from now on, beside the one whose certificates still count."""
+        """Add a new authority, which signs from now on. The former one stays while its certificates are
+        valid."""
         certificate, key = _authority(days=days, now=now)
         _write_certificates(self._folder / f"{CA_NAME}.pem", [certificate, self._signer])
         _write_key(self._folder / f"{CA_NAME}.key", key)
         return Authority(self._folder)
 
     def drop_former(self) -> int:
-        """How many authorities do not count any more. Raises SetupError while a certificate of the folder
-        is still of them."""
+        """Drop former authorities and return how many there were. Raises SetupError while a certificate of
+        the folder is still signed by one of them."""
         for one in listed(self._folder):
             if one.name != CA_NAME and not is_signed_by(self._read(one.name), self._signer):
-                raise SetupError(f"{one.name} is of the former authority: `baton certs renew` first")
+                raise SetupError(
+                    f"{one.name} is signed by the former authority: renew it first with `baton certs renew`"
+                )
         _write_certificates(self._folder / f"{CA_NAME}.pem", [self._signer])
         return len(self._all) - 1
 
@@ -106,23 +108,28 @@ class Authority:
         days: float,
         now: datetime,
     ) -> Path:
-        """Returns the certificate's path. `hosts`: names and addresses beside the parts', for other programs
-        that look at them. Replaces one of that name. Raises SetupError."""
+        """Make a certificate, replacing one of that name, and return its path.
+
+        `hosts` are names and addresses that other programs check; Baton looks at the parts only. Raises
+        SetupError.
+        """
         if not NAME.fullmatch(name) or name == CA_NAME:
-            raise SetupError(f"name {name!r:.80}: 1 to 60 letters, digits, '_', '.', '-', and not {CA_NAME}")
+            raise SetupError(
+                f"name {name!r:.80}: use 1 to 60 letters, digits, '_', '.', '-', and not {CA_NAME}"
+            )
         if not parties:
-            raise SetupError(f"{name}: say for which parts it is, for example --role worker")
+            raise SetupError(f"{name}: name the parts that it is for, for example --role worker")
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(name_of(party, domain)) for party in parties]
         certificate = self._signed(key, name, [*names, *map(_host_name, hosts)], days=days, now=now)
         path = self._folder / f"{name}.pem"
-        # Who reads between the two sees that they do not fit, and looks again.
+        # A process that reads between the two writes sees that they do not match, and reads again.
         _write_key(self._folder / f"{name}.key", key)
         _write_certificates(path, [certificate])
         return path
 
     def renew(self, name: str, *, days: float, now: datetime) -> Path:
-        """The same with a new key and a new end. Raises SetupError."""
+        """Make the certificate again with a new key and a new end. Raises SetupError."""
         old = describe(name, self._read(name))
         return self.issue(name, old.parties, domain=old.domain, hosts=old.hosts, days=days, now=now)
 
@@ -135,7 +142,7 @@ class Authority:
         authority = self._signer
         ends = min(now + timedelta(days=days), authority.not_valid_after_utc)
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        # Backdated only as far as it lasts: one that is to be over already stays possible, for tests.
+        # The backdating is no longer than the lifetime, so that tests can make a certificate that has ended.
         begins = max(min(now - BACKDATED, ends - BACKDATED), authority.not_valid_before_utc)
         return (
             _builder(_subject(name), authority.subject, key, begins=begins, ends=ends)
@@ -151,7 +158,7 @@ class Authority:
 
 
 def listed(folder: Path) -> list[Issued]:
-    """All certificates of a folder; authorities first. Raises SetupError."""
+    """All certificates of a folder, authorities first. Raises SetupError."""
     if not folder.is_dir():
         raise SetupError(f"no folder {folder}: make one with `baton certs init {folder}`")
     found: list[Issued] = []
@@ -190,7 +197,7 @@ def _host_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
-        raise SetupError(f"--host {host!r:.80}: a host's name or address")
+        raise SetupError(f"--host {host!r:.80} is neither a host name nor an address")
     return x509.DNSName(host.lower())
 
 
@@ -226,7 +233,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    """`signs`: certificates, which only an authority does."""
+    """`signs` says whether the key may sign certificates, which only an authority does."""
     return x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=signs,
@@ -257,7 +264,7 @@ def _read_key(path: Path) -> Key:
     except (ValueError, TypeError):
         raise SetupError(f"{path} holds no private key in PEM, or an encrypted one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise SetupError(f"{path} is no key of `baton certs`: it has keys of elliptic curves")
+        raise SetupError(f"{path} is not a key of `baton certs`, which makes elliptic-curve keys")
     return key
 
 
@@ -270,6 +277,6 @@ def _write_certificates(path: Path, certificates: Sequence[x509.Certificate]) ->
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:
-    """In one step: whoever reads it sees the old one or the new one."""
+    """Write in one step, so that a reader sees either the old file or the new one."""
     with opened(path, mode=mode, keeps_mode=False) as file:
         file.write(content)

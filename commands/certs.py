@@ -1,4 +1,4 @@
-"""`baton certs`: an authority and certificates for a private cluster."""
+"""`baton certs` makes an authority and certificates for a private cluster."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -24,16 +24,18 @@ DEFAULT_NAME = "node"
 OPERATOR_NAME = "operator"
 
 app = typer.Typer(
-    help="Certificates for mutual TLS between the processes of a private cluster.",
+    help="Create and renew certificates for mutual TLS between the processes of a private cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Folder = Annotated[Path, typer.Argument(help="Where certificates and keys are.")]
-Domain = Annotated[str, typer.Option(help="As tls.domain: clusters of one authority differ in it.")]
-Days = Annotated[float, typer.Option(min=0.01, max=3650, help="How long the certificates count.")]
-AuthorityDays = Annotated[int, typer.Option(min=1, max=36_500, help="How long the authority counts.")]
+Folder = Annotated[Path, typer.Argument(help="Folder with the certificates and keys.")]
+Domain = Annotated[
+    str, typer.Option(help="Value of tls.domain; clusters that share an authority have different ones.")
+]
+Days = Annotated[float, typer.Option(min=0.01, max=3650, help="Days that the certificates are valid.")]
+AuthorityDays = Annotated[int, typer.Option(min=1, max=36_500, help="Days that the authority is valid.")]
 DOMAIN = TlsConfig().domain
 
 
@@ -59,27 +61,27 @@ def init(
     authority.issue(OPERATOR_NAME, [Party.OPERATOR], domain=domain, days=days, now=now)
     typer.echo(
         f"{folder}/ca.pem, {DEFAULT_NAME}.pem, {OPERATOR_NAME}.pem. Every host needs ca.pem and "
-        f"{DEFAULT_NAME}.pem with {DEFAULT_NAME}.key; ca.key stays here. They count for {days:g} days: "
-        f"`baton certs renew {folder}`"
+        f"{DEFAULT_NAME}.pem with {DEFAULT_NAME}.key; ca.key stays here. They are valid for {days:g} days; "
+        f"renew them with `baton certs renew {folder}`"
     )
 
 
 @app.command()
 def issue(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="Of the files: NAME.pem and NAME.key.")],
+    name: Annotated[str, typer.Argument(help="Name of the files: NAME.pem and NAME.key.")],
     role: Annotated[
         list[Party] | None,
-        typer.Option(help="What its holder is; repeatable. Default: all but operator."),
+        typer.Option(help="Part that it is for; repeatable. Default: all but operator."),
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address to put beside it; repeatable. Baton looks at the roles only."),
+        typer.Option(help="Host name or address to add; repeatable. Baton itself checks the roles only."),
     ] = None,
     domain: Domain = DOMAIN,
     days: Days = DAYS,
 ) -> None:
-    """One more certificate, such as for the hosts that only have workers.
+    """Make one more certificate, for example for the hosts that only have workers.
 
     Example: baton certs issue certs gpu-hosts --role worker --role store
     """
@@ -94,13 +96,17 @@ def issue(
 @app.command()
 def renew(
     folder: Folder,
-    names: Annotated[list[str] | None, typer.Argument(help="Default: those that end soon.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Certificates to renew; default: those that end soon.")
+    ] = None,
     within_days: Annotated[
-        float, typer.Option(min=0, help="Without names: those that end within so many days.")
+        float, typer.Option(min=0, help="Without names: renew those that end within this many days.")
     ] = RENEW_WITHIN_DAYS,
     days: Days = DAYS,
 ) -> None:
-    """New keys and new ends for certificates. Processes that read these files use them for their next
+    """Renew the key and the end of certificates.
+
+    Running processes use the new files for their next
     connection, without a restart.
 
     Example: baton certs renew certs --within-days 30
@@ -119,7 +125,9 @@ def list_certificates(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """What is in a folder, for whom, and until when. Exit status 1 if a certificate has ended.
+    """List the certificates of a folder, with their parts and ends.
+
+    The exit status is 1 if a certificate has ended.
 
     Example: baton certs list certs
     """
@@ -142,13 +150,13 @@ def list_certificates(
 def rotate_ca(
     folder: Folder,
     authority_days: AuthorityDays = AUTHORITY_DAYS,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="The former authority does not count any more.")
-    ] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Stop trusting the former authority.")] = False,
 ) -> None:
-    """Change the authority of a running cluster. First without --finish, and bring ca.pem, which then has
-    both, to all hosts; then `baton certs renew FOLDER --within-days 99999`, and bring the certificates; then
-    --finish, and bring ca.pem once more.
+    """Change the authority of a running cluster, in three steps.
+
+    (1) Run this without --finish, and copy
+    ca.pem, which then has both authorities, to all hosts. (2) Run `baton certs renew FOLDER --within-days
+    99999`, and copy the certificates. (3) Run this with --finish, and copy ca.pem once more.
 
     Example: baton certs rotate-ca certs
     """
@@ -156,11 +164,11 @@ def rotate_ca(
     if finish:
         if not (dropped := authority.drop_former()):
             raise SetupError(f"{folder}/ca.pem has no former authority: nothing to finish")
-        typer.echo(f"{dropped} former authorities do not count any more: bring ca.pem to all")
+        typer.echo(f"{dropped} former authorities are no longer trusted: copy ca.pem to all")
         return
     authority.rotate(days=authority_days, now=datetime.now(UTC))
     typer.echo(
-        f"{folder}/ca.pem has the new authority and the former one: bring it to all hosts, then "
+        f"{folder}/ca.pem has the new authority and the former one: copy it to all hosts, then run "
         f"`baton certs renew {folder} --within-days 99999`"
     )
 
@@ -181,4 +189,4 @@ def _check_domain(domain: str) -> None:
     try:
         TlsConfig(domain=domain)
     except ValueError:
-        raise SetupError(f"--domain {domain!r:.80}: small letters, digits, '.' and '-'") from None
+        raise SetupError(f"--domain {domain!r:.80}: use small letters, digits, '.' and '-'") from None

@@ -1,4 +1,5 @@
-"""The chart's values.schema.json: the settings, and what the chart adds. `python -m commands.chart FILE`."""
+"""Generates the chart's values.schema.json from the settings and the chart's own values. Run `python -m
+commands.chart FILE`."""
 
 import json
 import sys
@@ -57,13 +58,13 @@ def whole(minimum: int = 0, maximum: int | None = None) -> Schema:
 
 
 def closed(properties: Mapping[str, Schema], *, required: tuple[str, ...] = ()) -> Schema:
-    """An object with these properties and no others."""
+    """The schema of an object with these properties and no others."""
     schema: Schema = {"type": "object", "additionalProperties": False, "properties": dict(properties)}
     return schema | ({"required": list(required)} if required else {})
 
 
 def each(schema: Schema) -> Schema:
-    """Any names, each with a value like this."""
+    """The schema of an object with any names, each with a value of this schema."""
     return {"type": "object", "additionalProperties": schema}
 
 
@@ -106,7 +107,7 @@ PLACED = {"nodeSelector": LABELS, "tolerations": TOLERATIONS}
 SIZED = {"cpu": CPU, "memory": QUANTITY}
 RDMA = closed({"resource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), "count": whole(0, 16)})
 TAG = text("Never latest: what runs must be known.", pattern=r"^[A-Za-z0-9_.-]*$") | {
-    "not": {"const": "latest"}  # Helm's patterns are Go's, which cannot look ahead
+    "not": {"const": "latest"}  # Helm's patterns are Go's, which have no lookahead
 }
 DIGEST = text(pattern=r"^(sha256:[0-9a-f]{64})?$")
 IMAGE = closed(
@@ -116,7 +117,7 @@ PEERS = listed({"type": "object"})
 
 
 def config_schema() -> Schema:
-    """Sections and fields of `Config` that an operator may set."""
+    """The sections and fields of `Config` that an operator may set."""
     whole_schema = Config.model_json_schema()
     kinds = whole_schema.get("$defs", {})
     sections: dict[str, Schema] = {}
@@ -133,7 +134,7 @@ def config_schema() -> Schema:
 
 
 def models_schema() -> Schema:
-    """What a model of several may have of its own, by name."""
+    """The sections that each of several models may set for itself, by model name."""
     whole_schema = Config.model_json_schema()
     kinds = whole_schema.get("$defs", {})
     entry: dict[str, Schema] = {}
@@ -148,7 +149,7 @@ def models_schema() -> Schema:
 
 
 def _inlined(schema: Any, kinds: Mapping[str, Schema]) -> Any:
-    """With each `$ref` replaced by what it refers to."""
+    """The schema with each `$ref` replaced by the schema that it refers to."""
     if isinstance(schema, list):
         return [_inlined(item, kinds) for item in schema]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(schema, dict):
@@ -327,7 +328,7 @@ def values_schema() -> Schema:
         "security": closed({"user": whole(1), "group": whole(1)}),
         "serviceAccount": closed(account),
         "test": closed({"keySecret": SECRET_KEY}),
-        "global": {"type": "object"},  # Helm's own, for charts within charts
+        "global": {"type": "object"},  # Helm passes these values to subcharts
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **closed(values)}
 

@@ -1,4 +1,4 @@
-"""`baton doctor`: is every part present, compatible, and really in use?
+"""`baton doctor` checks that every part is present, compatible, and really in use.
 
 Counters are the proof: a feature that is switched on and has never moved a byte is not in use.
 """
@@ -40,14 +40,15 @@ class ListedWorker(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What a router's /health has and other servers' have not."""
+    """The fields that only a Baton router's /health has."""
 
     status: str
     workers: dict[Role, list[ListedWorker]]
 
 
 class KnownWorker(msgspec.Struct, frozen=True):
-    """As the router lists it, with its own word for itself (None: it does not answer)."""
+    """A worker as the router lists it, with the status that the worker itself reports (None: it does not
+    answer)."""
 
     worker_id: str
     role: Role
@@ -59,7 +60,7 @@ class KnownWorker(msgspec.Struct, frozen=True):
 
 
 def examine(url: str) -> int:
-    """Prints the findings. Returns the exit status: 1 if one is bad. Raises SetupError if there is no
+    """Print the findings and return the exit status: 1 if a finding is bad. Raises SetupError if there is no
     router at `url`."""
     config = load_config()
     secure(config.tls, config.access)
@@ -78,7 +79,7 @@ def _health(url: str) -> dict[str, Any]:
         health = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S).json()
         msgspec.convert(health, Health)
     except msgspec.ValidationError:
-        raise SetupError(f"no Baton router at {url}: what /health tells there is not a router's") from None
+        raise SetupError(f"no Baton router at {url}: its /health is not that of a router") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise SetupError(f"no Baton router at {url}: {error}") from None
     return health
@@ -109,7 +110,7 @@ async def _status(address: str) -> WorkerStatusReply | None:
 
 
 def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Iterator[Finding]:
-    """Pure."""
+    """The findings. This function is pure."""
     yield from _router(health)
     models = _models(health)
     for name, status in models.items():
@@ -124,7 +125,7 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
 
 
 def _machine() -> Iterator[Finding]:
-    """Of the machine this runs on, which need not be the cluster's."""
+    """Findings about the machine that this command runs on, which need not be the cluster's."""
     if (note := scheduling_note()) is not None:
         yield Finding("note", f"this machine: {note}")
 
@@ -139,16 +140,16 @@ def _router(health: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _peers(health)
     directory = health.get("directory", "none")
     if directory == "none":
-        yield Finding("note", "directory: none, workers are named by hand")
+        yield Finding("note", "directory: none; the workers are named on the command line")
     else:
         text = f"directory: {directory}"
         yield Finding("ok", text) if directory == "current" else Finding("bad", text)
 
 
 def _models(health: Mapping[str, Any]) -> dict[str, str]:
-    """Name to status."""
-    told: Mapping[str, Any] = health.get("models") or {str(health.get("model")): health}
-    return {name: str(one.get("status")) for name, one in told.items()}
+    """The status of each model, by name."""
+    models: Mapping[str, Any] = health.get("models") or {str(health.get("model")): health}
+    return {name: str(one.get("status")) for name, one in models.items()}
 
 
 def _of(model: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -162,21 +163,21 @@ def _level(status: object) -> Level:
 
 
 def _peers(health: Mapping[str, Any]) -> Iterator[Finding]:
-    """Routers that tell this one of their load. One that is alone has none; it cannot know of those that it
-    does not hear."""
+    """Findings about other routers that report their load to this one. A lone router has none. This router
+    cannot know of a router that it has not heard from."""
     count = int(health.get("peers", 0))
     if count:
         others = "another router" if count == 1 else f"{count} other routers"
-        yield Finding("ok", f"peers: {others} counted, so that load and budgets are of all")
+        yield Finding("ok", f"peers: {others} known; load and budgets count all routers")
     else:
         yield Finding(
             "note",
-            "peers: none heard; right for one router, with several their load is not known to this one",
+            "peers: none known; correct for a single router. With several, this one does not know their load",
         )
 
 
 def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Finding]:
-    """`is_served`: the router finds a place for requests."""
+    """`is_served` says whether the router can place requests."""
     for role in Role:
         count = sum(w.role is role for w in workers)
         if count:
@@ -199,7 +200,7 @@ def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Findi
 def _missing(role: str, other: str, *, falls_back: bool) -> Finding:
     if falls_back:
         return Finding("note", f"no {role} worker: everything is served on the {other} pool, degraded")
-    return Finding("bad", f"nobody can {role}")
+    return Finding("bad", f"no worker can {role}")
 
 
 def _compatibility(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
@@ -222,7 +223,7 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
         or not roles & {Role.DECODE, Role.AGGREGATED}
         or roles == {Role.AGGREGATED}
     ):
-        yield Finding("note", "no separate pools: KV has nowhere to move")
+        yield Finding("note", "no separate pools: KV does not have to move")
         return
     bytes_by_backend: dict[str, int] = {}
     for name, value in _sums(workers).items():
@@ -238,13 +239,15 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
         if any(count for name, count in _sums(workers).items() if name.endswith(".reads_failed")):
             yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved: reads fail")
         else:
-            yield Finding("note", "no KV has moved: every request was predicted to do better on one worker")
+            yield Finding(
+                "note", "no KV has moved: the router predicted every request to be faster on one worker"
+            )
     else:
         yield Finding("note", "no KV has moved yet: send a request of at least one block of tokens")
 
 
 def _notes(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
-    """What the workers themselves say, each thing once."""
+    """The notes that the workers report, each one once."""
     by_note: dict[str, list[str]] = {}
     for worker in workers:
         for note in worker.status.notes if worker.status else ():
@@ -276,10 +279,10 @@ def _caches(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
 
 
 def _store(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
-    """Workers without a store say why in their notes."""
+    """Findings about the KV store. Workers without a store give the reason in their notes."""
     joined = [w for w in workers if w.status is not None and w.status.accounts.get("store.joined")]
     if not joined:
-        yield Finding("note", "no KV store: what leaves the KV pools is computed again")
+        yield Finding("note", "no KV store: blocks that leave the KV pools are computed again when needed")
         return
     if len(joined) < len(workers):
         yield Finding("note", f"{len(joined)} of {len(workers)} workers have a KV store")
@@ -287,9 +290,9 @@ def _store(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     written, loaded = int(sums.get("store.written_blocks", 0)), _by_reason(sums, "store.loaded_blocks.")
     if loaded:
         blocks = ", ".join(f"{count} from {tier}" for tier, count in loaded.items())
-        yield Finding("ok", f"the KV store is in use: {written} blocks written, loaded: {blocks}")
+        yield Finding("ok", f"the KV store is in use: {written} blocks written; blocks loaded: {blocks}")
     elif written:
-        yield Finding("note", f"the KV store has {written} blocks of these workers and was of no use yet")
+        yield Finding("note", f"the KV store has {written} blocks of these workers; none has been loaded yet")
     elif sums.get("step_tokens.prefill", 0):
         yield Finding("note", "nothing was written to the KV store: prompts were shorter than a block so far")
     yield from _store_troubles(sums)
@@ -300,7 +303,7 @@ def _store_troubles(sums: Mapping[str, float]) -> Iterator[Finding]:
     if corrupt := computed.get("corrupt", 0):
         yield Finding("bad", f"{corrupt} blocks came damaged from the KV store and were computed again")
     if in_vain := computed.get("late", 0) + computed.get("failed", 0):
-        yield Finding("note", f"{in_vain} blocks did not come from the KV store in time and were computed")
+        yield Finding("note", f"{in_vain} blocks did not arrive from the KV store in time and were computed")
 
 
 def _by_reason(sums: Mapping[str, float], prefix: str) -> dict[str, int]:

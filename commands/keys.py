@@ -1,4 +1,4 @@
-"""`baton keys`: API keys and their tenants, in a file or a Redis."""
+"""`baton keys` manages API keys and their tenants, in a file or in Redis."""
 
 import asyncio
 import json
@@ -32,29 +32,33 @@ from router.tenants.keys import (
 T = TypeVar("T")
 
 PLACE = Annotated[
-    str, typer.Option("--keys", help="File (.toml, .yaml, .json) or Redis URL; as router.keys.")
+    str, typer.Option("--keys", help="File (.toml, .yaml, .json) or Redis URL, as in router.keys.")
 ]
-NAME_OPTION = Annotated[str, typer.Option("--directory-name", help="As store.directory_name, in a Redis.")]
-app = typer.Typer(help="API keys and their tenants.", no_args_is_help=True)
+NAME_OPTION = Annotated[
+    str, typer.Option("--directory-name", help="Name of the directory in Redis, as in store.directory_name.")
+]
+app = typer.Typer(help="Create, list and revoke API keys and their tenants.", no_args_is_help=True)
 
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is; a tenant that is not there is made.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant of the key; created if it does not exist.")],
     keys: PLACE = "",
     directory_name: NAME_OPTION = "default",
-    note: Annotated[str, typer.Option(help="For lists.")] = "",
+    note: Annotated[str, typer.Option(help="Note that `baton keys list` shows.")] = "",
     limit: Annotated[
         list[str] | None,
-        typer.Option("--set", help="field=value of the tenant, such as requests_per_minute=60; repeatable."),
+        typer.Option("--set", help="Limit of the tenant, such as requests_per_minute=60; repeatable."),
     ] = None,
 ) -> None:
-    """Make a key and print it: this once, since only its digest is kept.
+    """Make a key and print it.
+
+    It is shown only this once, because only its digest is stored.
 
     Example: baton keys create acme --keys keys.toml --set requests_per_minute=600 --note billing
     """
     if not NAME.fullmatch(tenant):
-        raise SetupError(f"tenant {tenant!r:.80}: 1 to 64 letters, digits, '_', '.', '@', '-'")
+        raise SetupError(f"tenant {tenant!r:.80}: use 1 to 64 letters, digits, '_', '.', '@', '-'")
     key = new_key()
     created = datetime.now(UTC).isoformat(timespec="seconds")
     record = KeyRecord(digest_of(key), tenant, created=created, note=note)
@@ -66,9 +70,9 @@ def create(
 def list_keys(
     keys: PLACE = "",
     directory_name: NAME_OPTION = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tenants with their limits, and their keys by id.
+    """List tenants with their limits, and their keys by id.
 
     Example: baton keys list --keys keys.toml
     """
@@ -94,11 +98,13 @@ def list_keys(
 
 @app.command()
 def revoke(
-    ids: Annotated[list[str], typer.Argument(help="Ids, as `baton keys list` shows them, or whole keys.")],
+    ids: Annotated[list[str], typer.Argument(help="Ids as `baton keys list` shows them, or whole keys.")],
     keys: PLACE = "",
     directory_name: NAME_OPTION = "default",
 ) -> None:
-    """End keys. Routers see it within two seconds.
+    """Revoke keys.
+
+    Routers refuse them within two seconds.
 
     Example: baton keys revoke --keys keys.toml 3f2a91c07b1e
     """
@@ -188,12 +194,12 @@ def _revoke_in_file(path: Path, ids: list[str]) -> int:
 
 
 def _named(book: KeyBook, ids: list[str]) -> list[KeyRecord]:
-    """Raises SetupError: there is no such key."""
+    """Raises SetupError if a key does not exist."""
     gone = [r for r in book.keys if r.key_id in ids or r.sha256 in map(digest_of, ids)]
     known = {r.key_id for r in gone} | {r.sha256 for r in gone}
     for one in ids:
         if one not in known and digest_of(one) not in known:
-            raise SetupError(f"no key {one[:12]!r}: see `baton keys list`")
+            raise SetupError(f"no key {one[:12]!r}: list the keys with `baton keys list`")
     return gone
 
 

@@ -1,4 +1,4 @@
-"""A file that names the models of a cluster."""
+"""The file that names the models of a cluster."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, dict[str, Any]]:
-    """What its `models` says: name to sections, see `config_models.ModelEntry`. Raises SetupError."""
+    """The sections of each model, by name, from the file's `models` (see `ModelEntry`). Raises SetupError."""
     fields = read_structured(path, what="models", bytes_max=FILE_BYTES_MAX)
     try:
         models = msgspec.convert(fields, _File).models

@@ -1,4 +1,4 @@
-"""Commands that look at a running cluster and change it: status, scale, flip, drain, rollout."""
+"""Commands that inspect and change a running cluster: status, scale, switch-role, drain, rollout."""
 
 import asyncio
 import getpass
@@ -39,30 +39,33 @@ Control = Annotated[
     typer.Option(
         metavar="HOST:PORT",
         envvar="BATON_CONTROL",
-        help="Control plane; default: the one that `baton serve` runs on this machine.",
+        help="Address of the control plane; default: the one that `baton serve` runs on this machine.",
         show_default=False,
     ),
 ]
-Why = Annotated[str, typer.Option(help="Kept in the log of decisions.", show_default=False)]
-ModelName = Annotated[str, typer.Option("--model", help="As clients name it; default: the only one.")]
-OneModel = Annotated[
-    str, typer.Option("--model", help="Only its workers, by their names with or without the model's.")
+Reason = Annotated[str, typer.Option(help="Reason to keep in the decision log.", show_default=False)]
+ModelName = Annotated[
+    str, typer.Option("--model", help="Model name that clients use; default: the only model.")
 ]
-Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done.")]
-Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: not at all.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever is lost by it.")]
+OneModel = Annotated[str, typer.Option("--model", help="Only the workers of this model.")]
+Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done; change nothing.")]
+Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: do not wait.")]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask for confirmation, even if a role loses its last worker."),
+]
 
 WAIT_S = 600.0
 ASK_S = 2.0
-"""For the name of a cluster that is only mentioned."""
+"""Longest wait for the names of a cluster's models, which only an error text shows."""
 
 
 def status(
     model: OneModel = "",
     control: Control = "",
-    as_json: Annotated[bool, typer.Option("--json", help="All of it, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole state as JSON.")] = False,
 ) -> None:
-    """What is wanted, what is there, and the latest decisions with their reasons.
+    """Show the wanted and the running workers, and the latest decisions with their reasons.
 
     Example: baton status --control 127.0.0.1:7000
     """
@@ -77,33 +80,37 @@ def status(
 
 def scale(
     role: Annotated[str, typer.Argument(help="prefill, decode or aggregated.")],
-    count: Annotated[int, typer.Argument(min=0, help="Replicas there shall be.")],
+    count: Annotated[int, typer.Argument(min=0, help="Wanted number of workers.")],
     model: ModelName = "",
     control: Control = "",
-    reason: Why = "",
+    reason: Reason = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
 ) -> None:
-    """So many workers of a role. What is too many is drained, what is missing is started.
+    """Set the number of workers of a role.
+
+    Surplus workers are drained, missing ones are started.
 
     Example: baton scale decode 3 --reason "evening peak"
     """
     action = Scale(_role(role), count, model)
-    _order(control, lambda state: action, _How(reason, advise, wait, yes))
+    _order(control, lambda state: action, _OrderOptions(reason, advise, wait, yes))
 
 
 def switch_role(
-    worker: Annotated[str, typer.Argument(help="Name or id, as `baton status` shows it.")],
+    worker: Annotated[str, typer.Argument(help="Worker's name or id, as `baton status` shows it.")],
     role: Annotated[str, typer.Argument(help="prefill, decode or aggregated.")],
     model: OneModel = "",
     control: Control = "",
-    reason: Why = "",
+    reason: Reason = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
 ) -> None:
-    """Give a running worker another role: it finishes what it holds, its weights stay loaded.
+    """Give a running worker another role.
+
+    It finishes its requests first and keeps its weights loaded.
 
     Example: baton switch-role prefill-1 decode
     """
@@ -111,25 +118,29 @@ def switch_role(
     _order(
         control,
         lambda state: SwitchRole(_worker(state, worker, model), asked),
-        _How(reason, advise, wait, yes),
+        _OrderOptions(reason, advise, wait, yes),
     )
 
 
 def drain(
-    target: Annotated[str, typer.Argument(metavar="WORKER|NODE", help="As `baton status` shows it.")],
+    target: Annotated[
+        str, typer.Argument(metavar="WORKER|NODE", help="Name or id, as `baton status` shows it.")
+    ],
     replace: Annotated[
         bool, typer.Option(help="Start another worker in its place, or make the pool one smaller.")
     ] = True,
-    undo: Annotated[bool, typer.Option("--undo", help="Of a node: use it again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Use a drained node again.")] = False,
     model: OneModel = "",
     control: Control = "",
-    reason: Why = "",
+    reason: Reason = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
     yes: Yes = False,
 ) -> None:
-    """Empty a worker, or all workers of a node: they get nothing new, and streams finish or go on elsewhere.
-    Waits until those started in their place serve.
+    """Drain a worker, or all workers of a node.
+
+    They get no new requests; their streams finish or move to other workers. The command waits until the
+    replacements serve.
 
     Example: baton drain decode-1 --reason "it is slow"
     """
@@ -138,41 +149,48 @@ def drain(
         if model or state.replica(target) is not None:
             if undo:
                 raise SetupError(
-                    f"--undo is of nodes, and {target} is a worker: one that was drained does not come back; "
-                    "another was started in its place, or `baton scale` starts one"
+                    f"--undo works for nodes, and {target} is a worker: a drained worker does not come back; "
+                    "start another one with `baton scale` if none was started in its place"
                 )
             return Drain(_worker(state, target, model), replace)
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(
                 [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
             )
-            raise SetupError(f"no worker and no node {target!r} here: there is {names}")
+            raise SetupError(f"no worker and no node {target!r} here: choose one of {names}")
         return DrainNode(target, undo)
 
-    _order(control, action, _How(reason, advise, wait, yes))
+    _order(control, action, _OrderOptions(reason, advise, wait, yes))
 
 
 def rollout(
-    version: Annotated[str, typer.Argument(help="A name for it; one that ran before takes it back.")],
+    version: Annotated[
+        str, typer.Argument(help="Name of the new version; the name of an earlier version rolls back to it.")
+    ],
     sets: Annotated[
         list[str],
-        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="What is different; repeatable."),
+        typer.Option(
+            "--set", metavar="SECTION.FIELD=VALUE", help="Setting that the new version changes; repeatable."
+        ),
     ] = [],  # noqa: B006 - typer copies it
     model: ModelName = "",
-    surge: Annotated[int, typer.Option(min=0, help="Workers per role beyond the usual, meanwhile.")] = 1,
-    unavailable: Annotated[int, typer.Option(min=0, help="Workers per role that may be missing.")] = 0,
+    surge: Annotated[int, typer.Option(min=0, help="Extra workers per role while it runs.")] = 1,
+    unavailable: Annotated[
+        int, typer.Option(min=0, help="Workers per role that may be missing while it runs.")
+    ] = 0,
     control: Control = "",
-    reason: Why = "",
+    reason: Reason = "",
     advise: Advise = False,
     wait: Wait = WAIT_S,
 ) -> None:
-    """Exchange all workers of a model, a few at a time, for ones with other settings. No stream is lost. With
-    nothing different, workers are only started anew.
+    """Replace all workers of a model, a few at a time, by workers with other settings.
+
+    No stream is lost. Without --set, the workers are restarted as they are.
 
     Example: baton rollout v2 --set engine.kv_bytes=1073741824 --unavailable 1 --surge 0
     """
     action = RollOut(Version(version, tuple(sets)), model, surge, unavailable)
-    _order(control, lambda state: action, _How(reason, advise, wait))
+    _order(control, lambda state: action, _OrderOptions(reason, advise, wait))
 
 
 def mount(app: typer.Typer) -> None:
@@ -187,11 +205,11 @@ def _known(state: ClusterState, model: str) -> None:
     """Raises SetupError if there is no such model."""
     if model and state.pool(model) is None:
         names = ", ".join(pool.model for pool in state.pools) or "none"
-        raise SetupError(f"no model {model!r} here: there is {names}")
+        raise SetupError(f"no model {model!r} here: choose one of {names}")
 
 
 def _of_model(state: ClusterState, model: str) -> ClusterState:
-    """As if there were no other. Raises SetupError."""
+    """The state with only this model in it. Raises SetupError."""
     _known(state, model)
     if not model:
         return state
@@ -204,29 +222,30 @@ def _of_model(state: ClusterState, model: str) -> ClusterState:
 
 
 def _worker(state: ClusterState, worker: str, model: str) -> str:
-    """What the control plane calls it. Raises SetupError if the model has no such worker."""
+    """The name that the control plane uses for the worker. Raises SetupError if the model has no such
+    worker."""
     _known(state, model)
     if not model:
         return worker
     if (replica := state.replica(worker, model=model)) is None:
         names = ", ".join(r.name for r in state.replicas if r.model == model) or "none"
-        raise SetupError(f"{model} has no worker {worker!r}: there is {names}")
+        raise SetupError(f"{model} has no worker {worker!r}: choose one of {names}")
     return replica.name
 
 
-# --- how ------------------------------------------------------------------------------------------
+# --- orders ---------------------------------------------------------------------------------------
 
 
 def _role(name: str) -> Role:
     try:
         return Role(name)
     except ValueError:
-        raise SetupError(f"{name} is no role: choose prefill, decode or aggregated") from None
+        raise SetupError(f"{name} is not a role: choose prefill, decode or aggregated") from None
 
 
 @dataclass(frozen=True)
-class _How:
-    """An order is given."""
+class _OrderOptions:
+    """The options that all orders share."""
 
     reason: str
     is_advice: bool
@@ -234,25 +253,27 @@ class _How:
     is_sure: bool = False
 
 
-def _order(control: str, action: Callable[[ClusterState], Action], how: _How) -> None:
+def _order(control: str, action: Callable[[ClusterState], Action], options: _OrderOptions) -> None:
     async def act(client: OperateClient) -> tuple[Decision, str]:
         state = await client.state()
         wanted = action(state)
-        _mind_losses(wanted, state, how)
+        _mind_losses(wanted, state, options)
         who = f"operator {getpass.getuser()}"
-        decision = await client.order(Order(wanted, who, how.reason, how.is_advice))
-        if decision.outcome is not Outcome.ACCEPTED or not how.wait_s:
+        decision = await client.order(Order(wanted, who, options.reason, options.is_advice))
+        if decision.outcome is not Outcome.ACCEPTED or not options.wait_s:
             return decision, ""
         print(f"{decision.text}: accepted", file=sys.stderr)
         try:
-            async with asyncio.timeout(how.wait_s):
+            async with asyncio.timeout(options.wait_s):
                 ended = await _until_over(client, decision)
                 if ended.outcome is Outcome.DONE and _is_replaced(wanted):
-                    print(f"{ended.text}; waiting for what is started instead", file=sys.stderr)
+                    print(f"{ended.text}; waiting for the replacements", file=sys.stderr)
                     return ended, await _until_all_there(client, _model_of(wanted, state))
                 return ended, ""
         except TimeoutError:
-            raise SetupError(f"not done within {how.wait_s:g} s; it goes on: see `baton status`") from None
+            raise SetupError(
+                f"not done within {options.wait_s:g} s; but it is still running: see `baton status`"
+            ) from None
 
     decision, then = _with(control, act)
     took = "" if decision.done_after_s is None else f" after {decision.done_after_s:.2f} s"
@@ -261,19 +282,19 @@ def _order(control: str, action: Callable[[ClusterState], Action], how: _How) ->
         raise typer.Exit(1)
 
 
-def _mind_losses(action: Action, state: ClusterState, how: _How) -> None:
-    """A person is asked whether a role may lose its last worker. Raises SetupError if nobody is there to ask,
-    or the answer is no."""
+def _mind_losses(action: Action, state: ClusterState, options: _OrderOptions) -> None:
+    """Ask the operator to confirm that a role loses its last worker. Raises SetupError if there is nobody to
+    ask, or if the answer is no."""
     from control_plane.losses import loss_of
 
     loss = loss_of(action, state)
     if loss is None:
         return
     print(f"baton: warning: {loss.text}", file=sys.stderr)
-    if not loss.is_lasting or how.is_advice or how.is_sure:
+    if not loss.is_lasting or options.is_advice or options.is_sure:
         return
     if not sys.stdin.isatty():
-        raise SetupError("nothing was ordered: --yes says that it is meant")
+        raise SetupError("nothing was ordered: confirm it with --yes")
     if not typer.confirm("Do it?", err=True):
         raise SetupError("nothing was ordered")
 
@@ -285,7 +306,7 @@ def _is_replaced(action: Action) -> bool:
 
 
 async def _until_over(client: OperateClient, decision: Decision) -> Decision:
-    """Also over a restart of the control plane: the log outlives it."""
+    """Wait for the outcome, also across a restart of the control plane, whose decision log survives it."""
     while True:
         try:
             async for state in client.changes():
@@ -297,13 +318,13 @@ async def _until_over(client: OperateClient, decision: Decision) -> Decision:
 
 
 def _model_of(action: Action, state: ClusterState) -> str:
-    """Whose worker is drained; empty: of any model."""
+    """The model of the worker that is drained; empty for a single-model cluster or any other action."""
     replica = state.replica(action.worker) if isinstance(action, Drain) else None
     return replica.model if replica is not None else ""
 
 
 async def _until_all_there(client: OperateClient, model: str) -> str:
-    """What is wanted of this model, or of all, is there again. In words."""
+    """Wait until all wanted workers of this model, or of all models, serve again. Returns that as text."""
     from control_plane.orders import has_all
 
     began_s = time.monotonic()
@@ -312,7 +333,7 @@ async def _until_all_there(client: OperateClient, model: str) -> str:
             async for state in client.changes():
                 pool = state.pool(model) if len(state.pools) > 1 else None
                 if state.is_settled or (pool is not None and has_all(pool, state)):
-                    return f"; all that is wanted serves, {time.monotonic() - began_s:.2f} s later"
+                    return f"; all wanted workers serve, {time.monotonic() - began_s:.2f} s later"
         except LinkBroken:
             pass
         await asyncio.sleep(1.0)
@@ -337,18 +358,19 @@ def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]
 
 
 async def _only_cluster() -> str:
-    """Of the one cluster that runs on this machine and is ours. Raises SetupError."""
+    """The control plane's address of the only cluster that this user runs on this machine. Raises
+    SetupError."""
     found = sorted(set(_local_clusters()))
     if len(found) == 1:
         return found[0][0]
     if found:
-        told = await asyncio.gather(*(_told(address, folder) for address, folder in found))
-        raise SetupError(f"several clusters run here: choose one with --control, of {', '.join(told)}")
+        clusters = await asyncio.gather(*(_described(address, folder) for address, folder in found))
+        raise SetupError(f"several clusters run here: choose one with --control: {', '.join(clusters)}")
     raise SetupError("no cluster runs on this machine: name its control plane with --control HOST:PORT")
 
 
-async def _told(address: str, folder: str) -> str:
-    """How one cluster is told from another."""
+async def _described(address: str, folder: str) -> str:
+    """The address, models and folder of a cluster, as text."""
     client = OperateClient(address)
     try:
         async with asyncio.timeout(ASK_S):
@@ -362,7 +384,7 @@ async def _told(address: str, folder: str) -> str:
 
 
 def _local_clusters() -> Iterator[tuple[str, str]]:
-    """Addresses and folders."""
+    """The address and folder of every cluster that this user runs here."""
     from control_plane.runtime_folder import ADDRESS_NAME, FOLDER_PREFIX, is_in_use
 
     for parent in {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"} - {""}:
@@ -371,4 +393,4 @@ def _local_clusters() -> Iterator[tuple[str, str]]:
                 if file.stat().st_uid == os.getuid() and is_in_use(file.parent):
                     yield file.read_text(encoding="utf-8").strip(), str(file.parent)
             except OSError:
-                continue  # it ends just now
+                continue  # the cluster is just ending

@@ -1,4 +1,4 @@
-"""Commands that other parts implement, run as if they were written here."""
+"""Commands that other packages implement run as if they were written here."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from commands.run import run_app
 
 
 def run_part(name: str, module_name: str, *, extra: str, example: str, args: Sequence[str]) -> None:
-    """The part's module has a typer `app` with commands of its own, or a function named like the
-    command. `extra`: the optional dependencies it needs.
+    """Run a command of another package.
 
-    Raises SetupError if they are not installed.
+    The module has a typer `app` with commands of its own, or a function named like the command. `extra` names
+    the optional dependencies it needs. Raises SetupError if they are not installed.
     """
     try:
         module = importlib.import_module(module_name)

@@ -1,4 +1,4 @@
-"""Commands that run processes of the cluster until they are told to stop."""
+"""Commands that run the processes of a cluster until they are stopped."""
 
 import asyncio
 import contextlib
@@ -58,10 +58,10 @@ def serve_cluster(config: Config, *, with_router: bool) -> None:
     try:
         asyncio.run(running)
     except PlatformLost as error:
-        log.critical("%s, ending: this process has to be started anew", error)
+        log.critical("%s: this process ends and has to be restarted", error)
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(1)  # Ray's clean-up at exit waits for what is dead
+        os._exit(1)  # Ray's clean-up at exit would wait for the lost cluster
 
 
 def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> None:
@@ -76,13 +76,13 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     else:
         check_setup(config, with_router=False)
     if not config.cluster.ray_address:
-        raise SetupError("--only manages workers on a Ray that runs already: name it with --ray-address")
+        raise SetupError("--only needs a running Ray cluster: name it with --ray-address")
     try:
         asyncio.run(_control(config, is_local=is_local, has_parent=exit_with_parent))
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -91,7 +91,7 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
     from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
 
     configure_logs("dashboard", config.telemetry)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn would repeat our own messages
     if exit_with_parent:
         die_with_parent()
     try:
@@ -106,7 +106,7 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -134,7 +134,8 @@ async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
             shutdown,
             ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),
             settled=lambda: print(SETTLED_LINE, flush=True),
-            # Before routers miss the control plane: the parent ends them first, and this is all that is told.
+            # The parent ends the routers first and reports this text only, before routers report a lost
+            # control plane.
             failed=lambda text: print(f"{SETUP_ERROR_PREFIX}{text}", flush=True) if has_parent else None,
         )
 
@@ -148,11 +149,11 @@ def serve_router(
     from router.process import run_router
 
     configure_logs("router", config.telemetry)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it announces what we announce
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn would repeat our own messages
     if exit_with_parent:
         die_with_parent()
     if not control_address and not workers:
-        raise SetupError("no workers: name a directory with --control, or workers with --worker")
+        raise SetupError("no workers: name a control plane with --control, or workers with --worker")
     try:
         secure(config.tls, config.access)
         running = run_router(
@@ -165,16 +166,17 @@ def serve_router(
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent tells it
+        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
 def _leave_torch_out() -> None:
-    """transformers imports torch wherever it finds it, even for a tokenizer. A router needs none, as its
-    image shows, which has none: this saves seconds of its start, and hundreds of megabytes."""
+    """Keep torch out of a router: transformers imports it wherever it finds it, even for a tokenizer. The
+    router's image has no torch either. This saves seconds at the start, and hundreds of megabytes."""
     modules: dict[str, Any] = sys.modules
-    modules.setdefault("torch", None)  # what Python takes for "there is no such module"
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is none
+    modules.setdefault("torch", None)  # None makes Python act as if the module did not exist
+    # transformers would warn about the missing torch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
@@ -182,7 +184,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
     try:
         role = Role(role_name)
     except ValueError:
-        raise SetupError(f"--role {role_name}: choose prefill, decode or aggregated") from None
+        raise SetupError(f"--role {role_name} is not a role: choose prefill, decode or aggregated") from None
     if not config.model.path:
         raise SetupError("no model: name a folder or hub id with --model")
     for name, value in worker_environment(config.engine.threads).items():
@@ -199,8 +201,8 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
         status = 1
     logging.shutdown()
     sys.stdout.flush()
-    # A hanging engine thread, or a transport's library that dislikes being unloaded, must not turn an
-    # orderly end into a hang or a SIGSEGV: everything that matters is closed by now.
+    # Everything that matters is closed by now. A hanging engine thread, or a transfer library that cannot be
+    # unloaded, must not turn an orderly end into a hang or a SIGSEGV.
     os._exit(status)
 
 
@@ -233,8 +235,8 @@ def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def die_with_parent() -> None:
-    """SIGTERM when the process that started this one is gone, however it went (Linux)."""
+    """Ask Linux to send SIGTERM when the process that started this one is gone, however it ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:
-        raise SystemExit(0)  # it went before we could ask
+        raise SystemExit(0)  # the parent ended before the call

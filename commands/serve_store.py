@@ -1,4 +1,4 @@
-"""`baton store run`."""
+"""Runs the store node of `baton store run`."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def serve_store(config: Config, *, control_address: str, exit_with_parent: bool) -> None:
-    """Raises SetupError; as a child it tells the parent instead."""
+    """Raises SetupError; a child process reports it to its parent instead."""
     from control_plane.child import SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
 
     if exit_with_parent:
@@ -47,7 +47,8 @@ async def _store(node_id: NodeId, config: Config, control_address: str, *, is_ch
         raise SetupError(
             "store.host_bytes=0: a store node needs some host memory, for example --host-bytes 1073741824"
         )
-    if config.store.ssd_dir and not is_child:  # `baton serve` has looked; later on it costs that tier only
+    # `baton serve` has checked the folder; a later failure costs the SSD tier only
+    if config.store.ssd_dir and not is_child:
         own_folder(config.store.ssd_dir).release()
     stop, stop_now = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""From command line and environment to one frozen `Config`, or to one clear line of what is wrong."""
+"""Builds one frozen `Config` from the command line and the environment, or one clear error line."""
 
 import json
 import re
@@ -20,9 +20,11 @@ _OF_MODEL = re.compile(rf"(.+?)\.({'|'.join(OWN_SECTIONS)})\.(.+)")
 def load_config(
     sets: Sequence[str] = (), flags: Mapping[str, Any] | None = None, *, models: Path | None = None
 ) -> Config:
-    """`sets` are "section.field=value" texts, `flags` the short options by the same dotted names (None:
-    not given), `models` a file that names several models. Precedence: flags, sets, file, environment,
-    defaults. Raises SetupError."""
+    """`sets` are "section.field=value" texts. `flags` are the short options by the same dotted names; None
+    means not given. `models` is a file that names several models.
+
+    Precedence: flags, sets, file, environment, defaults. Raises SetupError.
+    """
     values: dict[str, dict[str, Any]] = {} if models is None else {"models": read_models(models)}
     for text in sets:
         name, separator, value = text.partition("=")
@@ -41,7 +43,7 @@ def load_config(
 
 
 def overlay(config: Config, sets: Sequence[str]) -> Config:
-    """`config`, of one model, with these texts on top. Raises SetupError."""
+    """`config`, which has one model, with these settings changed. Raises SetupError."""
     values: dict[str, dict[str, Any]] = config.model_dump()
     for text in sets:
         name, separator, value = text.partition("=")
@@ -50,7 +52,7 @@ def overlay(config: Config, sets: Sequence[str]) -> Config:
         _put(values, name.strip(), value.strip())
     try:
         made = Config(**values)  # pyright: ignore[reportArgumentType] - validated by pydantic
-        return made.model_copy(update={"models": {}})  # the environment's, if it has any
+        return made.model_copy(update={"models": {}})  # drop models that the environment may define
     except ValidationError as error:
         raise SetupError(_explain(error)) from error
 
@@ -75,7 +77,7 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
 
 
 def _put_of_model(models: dict[str, Any], name: str, value: Any) -> None:
-    """`name`: MODEL.SECTION.FIELD, where a model's name may have dots."""
+    """`name` is MODEL.SECTION.FIELD, and a model's name may have dots."""
     found = _OF_MODEL.fullmatch(name)
     if found is None:
         sections = ", ".join(OWN_SECTIONS)
@@ -85,20 +87,20 @@ def _put_of_model(models: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _kind_of(section: str, field: str) -> Any:
-    """list and dict of settings that are such; None: of all others."""
+    """The container type of a list or dict setting; None for all other settings."""
     info = sections()[section].model_fields.get(field)
     return None if info is None else get_origin(info.annotation)
 
 
 def _parsed(value: Any, kind: Any) -> Any:
-    """Lists are JSON or separated by commas, maps are JSON; everything else pydantic reads from text."""
+    """Lists are JSON or comma-separated, maps are JSON. Pydantic reads everything else from text."""
     if kind not in (tuple, dict) or not isinstance(value, str):
         return value
     if value.startswith("[" if kind is tuple else "{"):
         try:
             return json.loads(value)
         except ValueError:
-            return value  # pydantic says what is wrong with it
+            return value  # pydantic reports the error
     return value if kind is dict else [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -112,14 +114,15 @@ def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{name}: no such setting (see `baton config`)"
     if detail["type"] == "value_error" and not name:
-        return detail["msg"].removeprefix("Value error, ")  # which names the setting
+        return detail["msg"].removeprefix("Value error, ")  # the message names the setting
     if detail["type"] == "value_error" and isinstance(detail["input"], dict):
-        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"  # about several settings at once
+        # the message is about several settings at once
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
 
 
 def settings() -> Iterator[tuple[str, str, Any, str, str]]:
-    """(dotted name, type, default, environment variable, documentation) of every setting."""
+    """Name, type, default, environment variable and documentation of every setting."""
     yield "models", "map", {}, "BATON_MODELS", Config.model_fields["models"].description or ""
     for section, section_class in sections().items():
         properties = section_class.model_json_schema()["properties"]
@@ -130,7 +133,7 @@ def settings() -> Iterator[tuple[str, str, Any, str, str]]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """A JSON schema's type and bounds in a few words."""
+    """The type and bounds of a JSON schema in a few words."""
     if choices := schema.get("enum"):
         return " | ".join(map(str, choices))
     if items := schema.get("items"):

@@ -1,4 +1,4 @@
-"""`baton status` for people."""
+"""The tables of `baton status`."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ from baton.files.terminal import new_console as standard_console
 
 DECISIONS_SHOWN = 10
 DECISIONS_COLUMNS_MIN = 120
-"""Of a terminal that has room for a table of decisions; on a narrower one each has lines of its own."""
+"""Width of a terminal that has room for a table of decisions. A narrower one shows each decision on lines of
+its own."""
 _STYLES = {ReplicaState.RUNNING: "green", ReplicaState.WAITING: "red", ReplicaState.KILLING: "red"}
 _OUTCOMES = {Outcome.DONE: "green", Outcome.REFUSED: "red", Outcome.FAILED: "red"}
 
@@ -32,13 +33,13 @@ def show(state: ClusterState, console: Console | None = None) -> None:
     console = console or standard_console()
     for pool in state.pools:
         counts = ", ".join(f"{pool.count(role)} {role}" for role in Role if pool.count(role)) or "no workers"
-        is_there = "all there" if has_all(pool, state) else "on its way"
+        is_there = "all running" if has_all(pool, state) else "in progress"
         model, version = escape(pool.model), escape(pool.version.name)
         console.print(f"[bold]{model}[/bold] version {version}: {counts} wanted, {is_there}")
     console.print(_replicas(state))
     for one in state.autoscale:
         console.print(_learnt(one, named=len(state.autoscale) > 1))
-        console.print(_outlook(one))
+        console.print(_autoscale(one))
     if state.nodes:
         console.print(_nodes(state))
     if state.decisions and console.width < DECISIONS_COLUMNS_MIN:
@@ -50,7 +51,7 @@ def show(state: ClusterState, console: Console | None = None) -> None:
 
 
 def _replicas(state: ClusterState) -> Table:
-    """Columns that would say nothing are left out: names must fit a terminal of 80 columns."""
+    """The table of workers. Empty columns are left out, because names must fit a terminal of 80 columns."""
     has_nodes = len({r.node for r in state.replicas if r.node}) > 1
     has_versions = len({r.version for r in state.replicas}) > 1
     has_deaths = any(r.deaths_in_a_row for r in state.replicas)
@@ -64,8 +65,8 @@ def _replicas(state: ClusterState) -> Table:
         style = _STYLES.get(r.state, "yellow")
         replica_state = f"[{style}]{r.state}[/{style}]"
         reason = r.last_exit if r.state is ReplicaState.WAITING else r.reason
-        told = (escape(r.model), r.version, r.node[:12], str(r.deaths_in_a_row or ""))
-        shown = [text for text, (_, is_shown) in zip(told, extra, strict=True) if is_shown]
+        texts = (escape(r.model), r.version, r.node[:12], str(r.deaths_in_a_row or ""))
+        shown = [text for text, (_, is_shown) in zip(texts, extra, strict=True) if is_shown]
         table.add_row(
             r.worker_id or r.name, r.role, replica_state, span(r.for_s), *shown, escape(reason[:60])
         )
@@ -74,12 +75,13 @@ def _replicas(state: ClusterState) -> Table:
 
 def _learnt(state: AutoscaleState, *, named: bool) -> str:
     what = "only advises" if state.mode == "advise" else "orders"
-    learnt = f"starts take {span(state.start_s)}, flips {span(state.switch_s)}, drains {span(state.drain_s)}"
+    durations = span(state.start_s), span(state.switch_s), span(state.drain_s)
+    learnt = "starts take {}, role switches {}, drains {}".format(*durations)
     of = f" of {state.model}" if named else ""
-    return f"autoscaler{of} {what}; {learnt}" + (f"; decides nothing: {state.text}" if state.text else "")
+    return f"autoscaler{of} {what}; {learnt}" + (f"; no decisions: {state.text}" if state.text else "")
 
 
-def _outlook(state: AutoscaleState) -> Table:
+def _autoscale(state: AutoscaleState) -> Table:
     table = Table("role", "demand", "forecast", "correction", "needed", "wanted")
     for one in state.roles:
         demand, forecast = f"{one.demand:.3g} {one.unit}", f"{one.forecast:.3g}"
@@ -130,7 +132,7 @@ def _outcome(d: Decision) -> str:
 
 
 def span(seconds: float) -> str:
-    """About how long."""
+    """A rounded duration with its unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

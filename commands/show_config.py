@@ -1,4 +1,4 @@
-"""`baton config`."""
+"""Prints the settings for `baton config`."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
     console = new_console()
     table = Table(box=None, pad_edge=False, title=None)
     table.add_column("setting", no_wrap=True)
-    for heading in ("value", "kind", "meaning"):
+    for heading in ("value", "type", "meaning"):
         table.add_column(heading, overflow="fold")
     for name, kind, default, _, meaning in settings():
         section, _, field = name.partition(".")
@@ -33,7 +33,9 @@ def show(sets: Sequence[str], *, as_schema: bool) -> None:
             value = masked(value) if "://" in value else "***"
         table.add_row(Text(name), Text(_shown(value), style), Text(kind), Text(" ".join(meaning.split())))
     console.print(table)
-    console.print("Set with --set section.field=value, or by environment: BATON_SECTION__FIELD=value.")
+    console.print(
+        "Change a setting with --set section.field=value, or in the environment: BATON_SECTION__FIELD=value."
+    )
 
 
 def _shown(value: object) -> str:

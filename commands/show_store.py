@@ -1,4 +1,4 @@
-"""`baton store inspect`: a node's numbers as a person reads them."""
+"""The output of `baton store inspect`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -39,7 +39,7 @@ def heading(status: NodeStatus) -> Iterator[str]:
 
 
 def details(status: NodeStatus) -> Iterator[str]:
-    """What only some nodes have."""
+    """Lines that only some nodes need."""
     accounts = status.accounts
     missed = int(accounts.get("miss_blocks", 0))
     if missed:
@@ -47,7 +47,7 @@ def details(status: NodeStatus) -> Iterator[str]:
     for title, prefix in (
         ("dropped from host memory", "host.dropped."),
         ("dropped from SSD", "ssd.dropped."),
-        ("offered and not taken", "refused."),
+        ("offered but refused", "refused."),
         ("failed loads", "loads_failed."),
         ("corrupt", "corrupt."),
     ):
@@ -68,7 +68,7 @@ def details(status: NodeStatus) -> Iterator[str]:
 
 
 def _tiers(accounts: Mapping[str, float]) -> Table:
-    table = Table("tier", "blocks", "used", "of", "pinned", "hit blocks", "hit bytes", "loaded", box=None)
+    table = Table("tier", "blocks", "used", "limit", "pinned", "hit blocks", "hit bytes", "loaded", box=None)
     for tier in TIERS:
         limit = accounts.get(f"{tier}.limit_bytes", 0)
         loaded = accounts.get(f"loaded_blocks.{tier}", 0)
@@ -103,7 +103,7 @@ def _paths(accounts: Mapping[str, float]) -> Table:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit that leaves at least one."""
+    """A size in the largest unit that leaves at least one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`baton simulate` runs the fleet simulator: a production trace and router on a modelled cluster."""
+"""`baton simulate` replays a production trace on a modelled cluster, with the production router."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -48,64 +48,77 @@ from simulator.fleet.spec import FleetSpec, StoreSpec
 from simulator.fleet.workload import of_plan
 from simulator.hardware import Node, find_gpu, find_model
 
-_Trace = Annotated[str, typer.Argument(help="Any trace that `baton replay` takes, or synth:NAME.")]
-_Model = Annotated[
-    str, typer.Option(help="Known by name, such as llama-3-70b, or a folder with config.json.")
-]
-_Gpu = Annotated[str, typer.Option(help="By its data sheet: h100, a100, l40s, mi300x …")]
+_Trace = Annotated[str, typer.Argument(help="Trace file as for `baton replay`, or synth:NAME.")]
+_Model = Annotated[str, typer.Option(help="Known model, such as llama-3-70b, or a folder with config.json.")]
+_Gpu = Annotated[str, typer.Option(help="GPU whose data sheet is used: h100, a100, l40s, mi300x …")]
 _Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
 _Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
 _Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
-_Aggregated = Annotated[int, typer.Option(min=0, help="Workers that take either phase.")]
-_Policy = Annotated[str, typer.Option(help="As `router.policy`; default: the configuration's.")]
+_Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
+_Policy = Annotated[str, typer.Option(help="Placement policy; default: router.policy.")]
 _Ttft = Annotated[
-    float, typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
+    float, typer.Option(parser=target, metavar="SECONDS", help="TTFT target in seconds; none: no target.")
 ]
 _Tpot = Annotated[
     float,
-    typer.Option(parser=target, metavar="SECONDS", help="Target per token after the first; none: no target."),
+    typer.Option(parser=target, metavar="SECONDS", help="TPOT target in seconds; none: no target."),
 ]
 _Classes = Annotated[
-    list[str], typer.Option("--class-slo", metavar="NAME=TTFT/TPOT", help="Targets of a class; repeatable.")
+    list[str],
+    typer.Option("--class-slo", metavar="NAME=TTFT/TPOT", help="Targets of a service class; repeatable."),
 ]
 _Rate = Annotated[float | None, typer.Option(help="Mean requests per second, instead of --time-scale.")]
 _TimeScale = Annotated[str, typer.Option(help="Factor for the time between arrivals; 2 is half the rate.")]
 _LengthScale = Annotated[str, typer.Option(help="Factor for input lengths, such as 1/16.")]
 _OutputScale = Annotated[str, typer.Option(help="Factor for output lengths; default: --length-scale.")]
-_Limit = Annotated[int | None, typer.Option(min=1, help="At most so many requests of the trace.")]
-_Start = Annotated[float, typer.Option(min=0, help="Skip so many seconds of the trace.")]
-_Duration = Annotated[float, typer.Option(min=0, help="Take so many seconds of the trace.")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many requests of the trace.")]
+_Start = Annotated[float, typer.Option(min=0, help="Skip this many seconds of the trace.")]
+_Duration = Annotated[float, typer.Option(min=0, help="Take this many seconds of the trace.")]
 _Copies = Annotated[
-    int, typer.Option(min=1, help="Copies of the trace at once, not in step, sharing nothing.")
+    int,
+    typer.Option(
+        min=1, help="Copies of the trace that run at once, shifted in time and without shared prefixes."
+    ),
 ]
 _Spread = Annotated[bool, typer.Option(help="Spread arrivals inside a trace's ticks (Mooncake: 3 s).")]
-_BlockTokens = Annotated[int, typer.Option(min=0, help="Of one KV block; 0: the trace's, or 64.")]
+_BlockTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens per KV block; 0: the trace's block size, or 64.")
+]
 _StepTokens = Annotated[int, typer.Option(min=1, help="Token budget of one step.")]
-_Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step.")]
-_Kv = Annotated[float, typer.Option(min=0, help="GB of KV pool per worker; 0: what the GPUs leave.")]
+_Batch = Annotated[int, typer.Option(min=1, help="Maximum sequences in one step.")]
+_Kv = Annotated[
+    float, typer.Option(min=0, help="GB of KV pool per worker; 0: the memory that weights leave free.")
+]
 _Costs = Annotated[
-    Path | None, typer.Option(help="Measured: step costs as JSON, or the JSON of `baton bench engine`.")
+    Path | None, typer.Option(help="File of measured step costs, such as the JSON of `baton bench engine`.")
 ]
 _Link = Annotated[float, typer.Option(min=0, help="GB/s between two workers; 0: the GPUs' network cards.")]
 _Store = Annotated[float, typer.Option(min=0, help="GB of host memory per host for the KV store; 0: none.")]
 _Ssd = Annotated[float, typer.Option(min=0, help="GB of SSD per host for the KV store.")]
-_Heartbeat = Annotated[float, typer.Option(min=0.001, help="Between two reports of a worker, seconds.")]
-_Hop = Annotated[float, typer.Option(min=0, help="One message between two processes, seconds.")]
-_Cells = Annotated[int, typer.Option(min=1, help="Parts of the cluster, each with a router of its own.")]
-_Seed = Annotated[int, typer.Option(help="Of arrivals and of choices by chance.")]
+_Heartbeat = Annotated[float, typer.Option(min=0.001, help="Seconds between two reports of a worker.")]
+_Hop = Annotated[float, typer.Option(min=0, help="Seconds that a message between two processes takes.")]
+_Cells = Annotated[int, typer.Option(min=1, help="Number of cells; each has its own workers and router.")]
+_Seed = Annotated[int, typer.Option(help="Seed of the arrivals and random choices.")]
 _Sets = Annotated[
     list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting of router or engine; repeatable."),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any router or engine setting; repeatable."),
 ]
-_Json = Annotated[str, typer.Option("--json", help="Write the figures there; - is standard output.")]
-_Plot = Annotated[Path | None, typer.Option(help="Write the pools' loads over time there, as SVG.")]
-_Html = Annotated[Path | None, typer.Option(help="Write the report there as one self-contained page.")]
+_Json = Annotated[str, typer.Option("--json", help="Write the figures to this file; - is standard output.")]
+_Plot = Annotated[
+    Path | None, typer.Option(help="Write a plot of the pools' load over time to this SVG file.")
+]
+_Html = Annotated[
+    Path | None, typer.Option(help="Write the report to this file, as one self-contained page.")
+]
 _Records = Annotated[
-    Path | None, typer.Option(help="Write a line per request there (.gz: compressed), for `baton compare`.")
+    Path | None,
+    typer.Option(help="Write one line per request to this file (.gz: compressed), for `baton compare`."),
 ]
 _SEARCH = "Find the highest rate at which --attain of the requests meet both targets."
-_Attain = Annotated[float, typer.Option(min=0.01, max=1, help="What --search aims at.")]
+_Attain = Annotated[
+    float, typer.Option(min=0.01, max=1, help="Share of requests that must meet both targets for --search.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +229,10 @@ def simulate(
     plot: _Plot = None,
     records: _Records = None,
 ) -> None:
-    """Fleet simulator: run a production trace on a cluster of GPUs known by their data sheets.
+    """Fleet simulator: replay a trace on a cluster of GPUs modelled from their data sheets.
 
-    Router, placement, admission and block accounts are the production code under virtual time; steps,
-    transfers and loads are modelled (docs/simulation.md). The fault simulator is `baton sim`.
+    Router, placement, admission and block accounting are production code under virtual time. The durations
+    of steps, transfers and loads are modelled (docs/simulation.md). For seeded faults, use `baton sim`.
 
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """
@@ -244,7 +257,7 @@ def _run(asked: Options, outputs: Outputs) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is simulated."""
+    """A simulation that is ready to run."""
 
     asked: Options
     plan: Plan
@@ -253,9 +266,9 @@ class Ready:
     settings: Settings
     trace_block_tokens: float
     time_scale: Fraction
-    """Of the plan."""
+    """The plan's time scale."""
     factor: float = 1.0
-    """Rate, as a multiple of the plan's."""
+    """Request rate, as a multiple of the plan's."""
     scale: Callable[[Fleet], FleetScaling] | None = None
 
     @property
@@ -268,7 +281,7 @@ class Ready:
 
 
 def prepare(asked: Options) -> Ready:
-    """Raises SetupError for whatever cannot be simulated."""
+    """Raises SetupError for a simulation that cannot run."""
     objectives = asked.objectives()
     _check(asked, objectives)
     trace = _trace(asked)
@@ -277,7 +290,7 @@ def prepare(asked: Options) -> Ready:
     classes = {request.slo_class for request in plan.requests}
     objectives.check_classes(classes)
     if asked.search_rate and plan.requests[-1].at_s <= plan.requests[0].at_s:
-        raise SetupError("--search needs requests at different instants: take more of the trace")
+        raise SetupError("--search needs requests at different times: take more of the trace")
     block_tokens = asked.block_tokens or block_tokens_of(plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
@@ -309,7 +322,7 @@ def prepare(asked: Options) -> Ready:
 
 
 def _check(asked: Options, objectives: Objectives) -> None:
-    """What can be said before the trace is read. Raises SetupError."""
+    """Check the options that do not depend on the trace. Raises SetupError."""
     if asked.search_rate:
         objectives.check_search()
     check_options(
@@ -318,14 +331,14 @@ def _check(asked: Options, objectives: Objectives) -> None:
 
 
 def _targets(objectives: Objectives, classes: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """As a fleet has them: a class that is not named has the default, 0 asks nothing."""
+    """The SLO targets of a fleet. A class without its own targets has the default; 0 means no target."""
     slos = {name: objectives.by_class.get(name, objectives.default) for name in ("", *classes)}
     return {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
 
 
 def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callable[[Fleet], FleetScaling]:
     if asked.search_rate:
-        raise SetupError("--search and --autoscale together: search the rate of a fixed cluster")
+        raise SetupError("--search works with a fixed cluster: leave --autoscale out")
     return scaled(
         asked.autoscale,
         spec,
@@ -359,7 +372,7 @@ def _machine(asked: Options) -> Machine:
 
 
 def _config(asked: Options, block_tokens: int) -> Config:
-    """Of routers and engines: flags, then --set, then the environment."""
+    """The configuration of routers and engines: flags, then --set, then the environment."""
     engine = {"block_tokens": block_tokens, "step_tokens_max": asked.step_tokens}
     flags: dict[str, object] = {f"engine.{name}": value for name, value in engine.items()}
     flags["engine.batch_sequences_max"] = asked.batch
@@ -409,7 +422,7 @@ def _settings(
 
 
 def _at_capacity(ready: Ready, console: Console) -> Ready:
-    """At the highest rate that attains the goal."""
+    """The simulation at the highest rate that attains the goal."""
     attain, asked = ready.asked.attain, ready.asked
     own_rate = asked.copies * _own_rate(ready.plan)
 
@@ -431,7 +444,9 @@ def _at_capacity(ready: Ready, console: Console) -> Ready:
         ),
     )
     if not found.factor:
-        raise SetupError("no rate attains the goal: even a cluster without a queue misses the targets")
+        raise SetupError(
+            "no rate attains the goal: even an idle cluster misses the targets; relax them or add workers"
+        )
     console.print(f"highest rate: {found.factor * own_rate:.3f} requests/s")
     return ready.at(found.factor)
 

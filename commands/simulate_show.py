@@ -1,4 +1,4 @@
-"""What `baton simulate` shows while it runs and when it is done."""
+"""The progress and the results of `baton simulate`."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from simulator.fleet.simulate import Simulated
 
 
 class Outputs(NamedTuple):
-    """Where results go; None or empty: nowhere."""
+    """Destinations of the results; None or empty means nowhere."""
 
     json_to: str
     html: Path | None
@@ -37,7 +37,7 @@ class Outputs(NamedTuple):
 
 @contextmanager
 def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
-    """A line with virtual time, counts, goodput so far and how much faster than the clock it runs."""
+    """A progress line with virtual time, counts, goodput so far, and the speed-up over real time."""
     columns = (
         TextColumn("simulate"),
         BarColumn(bar_width=10),
@@ -72,8 +72,7 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
 
 
 def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> None:
-    """`rule`: by which it was scaled. Every output is tried, whatever becomes of the others. Raises
-    CannotWrite."""
+    """Write every output, even if another one fails. `rule` is the autoscaling rule. Raises CannotWrite."""
     console = new_console(stderr=any(map(is_stdout, to)))
     figures = None if done.scaling is None else figures_of(done.scaling, rule=rule)
     more = () if figures is None else (scaling_section(figures),)

@@ -1,4 +1,4 @@
-"""Standard output that cannot be written to is told in one line, whichever command prints."""
+"""A failed write to standard output is reported in one line, whichever command prints."""
 
 import errno
 import io
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _GONE = (errno.EPIPE, errno.EAGAIN, errno.EINTR)
-"""Nobody reads it any more, which ends a command quietly; or it is to be tried again."""
+"""Errors that are passed on: the reader has gone, which ends a command quietly, or the write is to be
+repeated."""
 
 
-class _Told(io.FileIO):
-    """Raises CannotWrite once; what is printed after that goes nowhere, and other outputs are written."""
+class _CheckedOutput(io.FileIO):
+    """Raises CannotWrite once. Later text is dropped, so that the other outputs are still written."""
 
     is_lost = False
 
@@ -36,33 +37,33 @@ class _Told(io.FileIO):
 def _handle_of(stream: object) -> int | None:
     try:
         return stream.fileno() if isinstance(stream, io.TextIOWrapper) else None
-    except io.UnsupportedOperation:  # it is kept in memory
+    except io.UnsupportedOperation:  # it is an in-memory stream
         return None
 
 
 @contextmanager
-def telling() -> Generator[None]:
-    """Raises CannotWrite, also for what is still to be flushed at the end."""
+def checked_stdout() -> Generator[None]:
+    """Check writes to standard output, including the flush at the end. Raises CannotWrite."""
     before = sys.stdout
     handle = _handle_of(before)
-    if handle is None or not isinstance(before, io.TextIOWrapper):  # there is none, or a test has it
+    if handle is None or not isinstance(before, io.TextIOWrapper):  # there is none, or a test replaced it
         yield
         return
     before.flush()
-    raw = _Told(handle, "w", closefd=False)
-    told = io.TextIOWrapper(
+    raw = _CheckedOutput(handle, "w", closefd=False)
+    checked = io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=before.encoding,
         errors=before.errors,
         line_buffering=before.line_buffering,
         write_through=before.write_through,
     )
-    sys.stdout = told
+    sys.stdout = checked
     try:
         yield
     finally:
         try:
-            told.flush()
+            checked.flush()
         except BrokenPipeError:
             raw.is_lost = True
         sys.stdout = before

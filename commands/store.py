@@ -1,11 +1,11 @@
-"""`baton store`: a host's store node, and an operator's view of it."""
+"""`baton store` runs a host's store node, and inspects, drains and clears it."""
 
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(
-    help="The KV store of a host: run it, look into it, drain it, clear it.",
+    help="Run, inspect, drain and clear the KV store node of a host.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -22,9 +22,11 @@ Node = Annotated[str, typer.Option(metavar="HOST:PORT", help="gRPC address of a 
 @app.command()
 def run(
     socket: Socket = None,
-    ssd_dir: Annotated[str | None, typer.Option("--dir", help="Folder for SSD files; one per node.")] = None,
-    host_bytes: Annotated[int | None, typer.Option(help="Host memory to use.")] = None,
-    ssd_bytes: Annotated[int | None, typer.Option(help="Disk space to use, with --dir.")] = None,
+    ssd_dir: Annotated[
+        str | None, typer.Option("--dir", help="Folder for SSD files; each node needs its own.")
+    ] = None,
+    host_bytes: Annotated[int | None, typer.Option(help="Bytes of host memory to use.")] = None,
+    ssd_bytes: Annotated[int | None, typer.Option(help="Bytes of disk space to use, with --dir.")] = None,
     control: Annotated[str, typer.Option(metavar="HOST:PORT", help="Control plane to join.")] = "",
     directory: Annotated[
         str | None, typer.Option("--store", metavar="URL", help="Redis to join instead of the control plane.")
@@ -32,7 +34,9 @@ def run(
     exit_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """This host's store node; SIGTERM offers its blocks to its peers and ends it.
+    """Run this host's store node.
+
+    SIGTERM offers its blocks to its peers and ends it.
 
     Prints `ready SOCKET GRPC_ADDRESS METRICS_ADDRESS` when it serves.
 
@@ -55,10 +59,10 @@ def run(
 def inspect(
     socket: Socket = None,
     node: Node = "",
-    as_json: Annotated[bool, typer.Option("--json", help="All numbers, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """What a store node holds, what it was of use for, and how fast its paths are.
+    """Show the blocks that a store node holds, how useful they were, and the speed of its paths.
 
     Example: baton store inspect --socket /run/baton/store.sock
     """
@@ -70,35 +74,40 @@ def inspect(
 
 @app.command()
 def drain(socket: Socket = None, node: Node = "", sets: Sets = []) -> None:  # noqa: B006
-    """Take nothing new and offer the most valuable blocks to the other nodes. The process goes on: end it
-    when `baton store inspect` says that it is drained.
+    """Drain a store node.
+
+    It takes no new blocks and offers its most valuable ones to the other nodes. The process keeps running;
+    end it when `baton store inspect` shows it as drained.
 
     Example: baton store drain --node 10.0.0.2:7101
     """
     from baton.core.store_admin import AskDrain
-    from commands.store_calls import tell
+    from commands.store_calls import send
 
-    typer.echo(tell(socket, node, sets, AskDrain()))
+    typer.echo(send(socket, node, sets, AskDrain()))
 
 
 @app.command()
 def clear(
     socket: Socket = None,
     node: Node = "",
-    tier: Annotated[str | None, typer.Option(help="host or ssd; default: both.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only what counts to this tenant.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    tier: Annotated[str | None, typer.Option(help="Tier to clear: host or ssd; default: both.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only the blocks of this tenant.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Drop blocks; those in use go when their use ends. What is dropped is computed again when needed.
+    """Drop blocks of a store node.
+
+    Blocks in use are dropped when their use ends. Dropped blocks are computed
+    again when needed.
 
     Example: baton store clear --socket /run/baton/store.sock --tier ssd --yes
     """
     from baton.core.store_admin import AskClear
-    from commands.store_calls import tell, tier_named
+    from commands.store_calls import send, tier_named
 
     request = AskClear(tier_named(tier), tenant)
     if not yes:
         what = f"{tier or 'all tiers'}{'' if tenant is None else f', tenant {tenant}'}"
         typer.confirm(f"Drop the blocks of {what}?", abort=True)
-    typer.echo(tell(socket, node, sets, request))
+    typer.echo(send(socket, node, sets, request))

@@ -1,4 +1,4 @@
-"""`baton tokens`: who may look at a cluster, and who may operate it."""
+"""`baton tokens` manages the tokens of those who may view or operate a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,27 +14,31 @@ from baton.files.terminal import new_console
 from baton.files.token_places import new_token
 
 app = typer.Typer(
-    help="Tokens of the people and programs that operate a cluster.",
+    help="Create, list and revoke tokens of the people and programs that operate a cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Place = Annotated[str, typer.Option("--tokens", metavar="FILE", help="As access.tokens.")]
+Place = Annotated[str, typer.Option("--tokens", metavar="FILE", help="Token file, as in access.tokens.")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is.")],
-    scope: Annotated[Scope, typer.Option(help="view: look only. operate: also drain, clear, flip, scale.")],
+    name: Annotated[str, typer.Argument(help="Owner of the token.")],
+    scope: Annotated[
+        Scope, typer.Option(help="view: look only. operate: also scale, drain, switch roles and clear.")
+    ],
     tokens: Place = "",
 ) -> None:
-    """Make a token and print it: this once, since only its digest is kept.
+    """Make a token and print it.
+
+    It is shown only this once, because only its digest is stored.
 
     Example: baton tokens create ada --scope operate --tokens tokens.txt > ada.token
     """
     if not NAME.fullmatch(name):
-        raise SetupError(f"name {name!r:.80}: 1 to 64 letters, digits, '_', '.', '@', '-'")
+        raise SetupError(f"name {name!r:.80}: use 1 to 64 letters, digits, '_', '.', '@', '-'")
     path = _path(tokens)
     book, token = _read(path, may_be_missing=True), new_token()
     _write(path, TokenBook([*book.records, TokenRecord(name, scope, digest_of(token))]))
@@ -43,7 +47,7 @@ def create(
 
 @app.command("list")
 def list_tokens(tokens: Place = "") -> None:
-    """Whose tokens there are, and what they allow.
+    """List the owners of tokens and what each may do.
 
     Example: baton tokens list --tokens tokens.txt
     """
@@ -57,10 +61,12 @@ def list_tokens(tokens: Place = "") -> None:
 
 @app.command()
 def revoke(
-    names: Annotated[list[str], typer.Argument(help="Names or ids, as `baton tokens list` shows them.")],
+    names: Annotated[list[str], typer.Argument(help="Names or ids as `baton tokens list` shows them.")],
     tokens: Place = "",
 ) -> None:
-    """End tokens. Processes that read this file refuse them from then on.
+    """Revoke tokens.
+
+    Processes that read this file refuse them from then on.
 
     Example: baton tokens revoke ada --tokens tokens.txt
     """
@@ -69,7 +75,7 @@ def revoke(
     kept = [r for r in records if r.name not in names and r.sha256[:12] not in names]
     known = {r.name for r in records} | {r.sha256[:12] for r in records}
     if missing := [name for name in names if name not in known]:
-        raise SetupError(f"no token of {missing[0][:12]!r}: see `baton tokens list`")
+        raise SetupError(f"no token of {missing[0][:12]!r}: list the tokens with `baton tokens list`")
     _write(path, TokenBook(kept))
     print(f"{len(records) - len(kept)} tokens revoked")
 
@@ -91,5 +97,5 @@ def _read(path: Path, *, may_be_missing: bool = False) -> TokenBook:
 
 
 def _write(path: Path, book: TokenBook) -> None:
-    """In one step, and for its owner only if it is new."""
+    """Write the file in one step. A new file is readable by its owner only."""
     write_whole(path, (write_book(book).encode(),), mode=0o600)

@@ -7,7 +7,7 @@ from baton.config import StoreConfig
 from baton.core.messages import INFO_NOTE
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
-from kv_store.directory.book import BookChange, Joined, Lapsed, Left
+from kv_store.directory.book import BookChange, NodeJoined, NodeLapsed, NodeLeft
 from kv_store.directory.connect import connect
 from kv_store.directory.memory import MemoryDirectory
 
@@ -39,16 +39,16 @@ async def check_directory(config: StoreConfig) -> None:
 
 def _log(change: BookChange) -> None:
     match change:
-        case Joined(member):
+        case NodeJoined(member):
             node = member.node
             where = (node.node_id, node.address, member.metrics_address)
             log.info("store node %s joined at %s, metrics at http://%s/metrics", *where)
             for note in member.notes:
                 level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
                 log.log(level, "store node %s: %s", node.node_id, note.removeprefix(INFO_NOTE))
-        case Lapsed(member):
+        case NodeLapsed(member):
             log.warning("store node %s is silent", member.node.node_id)
-        case Left(member):
+        case NodeLeft(member):
             log.info("store node %s left", member.node.node_id)
         case _:
             assert_never(change)

@@ -15,26 +15,30 @@ from typing import Any
 import msgspec
 import torch
 
+from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
-from engine.json_schema import Unsupported, enforceable
+from engine.json_patterns import EBNF_TOKEN, JsonPatterns, exact_escapes
 from engine.sampling.constraints import Mask, Matcher, mask_of
+from engine.structured.grammars import check_grammar
 
 JSON_WHITESPACE_MAX = 32
 """Characters of white space in a row in JSON text. Without a bound a greedy model may write spaces for
 ever."""
-_EMPTY = {
-    GrammarKind.EBNF: "the grammar allows no text: the rule root comes to no first character",
-    GrammarKind.JSON_SCHEMA: "the grammar allows no text: a $ref of the schema leads back to itself",
-}
 CACHE_BYTES = 256 * 2**20
-"""Of compiled grammars; the least recently used one makes room."""
+"""Bytes of compiled grammars; the least recently used one makes room."""
 TEXT_CHARACTERS_MAX = 256 * 1024
-CHOICES_MAX = 10_000
 TOKEN_S_MAX = 0.1
-"""Following an ambiguous grammar takes time with the third power of the text's length; where one token
-takes longer than this the text ends, since everybody in the batch waits for it."""
+"""Following an ambiguous grammar takes time with the third power of the text's length. Where one token takes
+longer than this the text ends, since everybody in the batch waits for it."""
 START_S_MAX = 0.5
-"""To find the first tokens. Everybody in the batch would wait for it once more."""
+"""Seconds to find the first tokens. Everybody in the batch would wait for it once more."""
+_ESCAPES = r'basic_escape ::= (([\"\\/bfnrt]) | ("u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]))'
+_ONE_ESCAPE_EACH = r'basic_escape ::= (([\"\\bfnrt]) | ("u00" (("0" [0-7be-f]) | ("1" [0-9a-f]))))'
+"""The escapes without which JSON could not write a character. With the others a declared name could come
+again as another name (`\\u0061` for `a`), and half a surrogate pair would be no text."""
+_CHARACTERS = r"[^\"\\\r\n]"
+_NO_CONTROLS = r"[^\0-\x1f\"\\]"
+"""The characters of a string that has a length, without the control characters that JSON forbids."""
 
 
 class GrammarError(Exception):
@@ -42,10 +46,10 @@ class GrammarError(Exception):
 
 
 class GrammarStore:
-    """Compiled grammars of one model, by what they were compiled from. Any thread may call."""
+    """The compiled grammars of one model, by what they were compiled from. Any thread may call."""
 
     def __init__(self, folder: Path, vocab: int, eos_token_ids: Sequence[int]) -> None:
-        """`folder`: with the model's tokenizer, which is read when the first grammar comes."""
+        """`folder` holds the model's tokenizer, which is read when the first grammar comes."""
         self._folder, self._vocab, self._eos = folder, vocab, tuple(eos_token_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[tuple[GrammarKind, str], Any] = OrderedDict()
@@ -53,25 +57,25 @@ class GrammarStore:
         self._bytes = 0
         self._compiler: Any = None
         self._compiler_lock = threading.Lock()
-        self._never: dict[GrammarKind, Mask] = {}
-        """Tokens that a text of this kind cannot have, whatever the matcher says."""
 
     def has(self, grammar: Grammar) -> bool:
         with self._lock:
             return (grammar.kind, grammar.text) in self._compiled
 
     def prepare(self, grammar: Grammar) -> None:
-        """Compile it, if it is not at hand. Raises GrammarError."""
+        """Compile the grammar if it is not at hand. Raises GrammarError."""
         self._get(grammar)
 
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
-        """At the start of the constrained text. Compiles again what left the cache since `prepare`;
-        raises GrammarError if it was never prepared and does not compile."""
+        """Return a matcher at the start of the constrained text.
+
+        What left the cache since `prepare` is compiled again. Raises GrammarError if it does not compile.
+        """
         from xgrammar import GrammarMatcher
 
         stops = [token for token in stop_token_ids if 0 <= token < self._vocab] or None
         matcher = GrammarMatcher(self._get(grammar), override_stop_tokens=stops)
-        return _Matcher(matcher, self._never.get(grammar.kind))
+        return _Matcher(matcher)
 
     def _get(self, grammar: Grammar) -> Any:
         key = (grammar.kind, grammar.text)
@@ -89,8 +93,8 @@ class GrammarStore:
 
     def _compile(self, key: tuple[GrammarKind, str], future: "Future[Any]") -> None:
         try:
-            compiled = _compile(self._loaded_compiler(), *key)
-            self._check_start(key[0], compiled)
+            compiled = _compile(self._loaded_compiler(), Grammar(*key))
+            self._check_start(compiled)
         except BaseException as error:
             with self._lock:
                 del self._under_way[key]
@@ -104,20 +108,20 @@ class GrammarStore:
                 self._bytes -= self._compiled.popitem(last=False)[1].memory_size_bytes
         future.set_result(compiled)
 
-    def _check_start(self, kind: GrammarKind, compiled: Any) -> None:
-        """Raises GrammarError for a grammar under which not even a first token may come."""
+    def _check_start(self, compiled: Any) -> None:
+        """Raise GrammarError for a grammar under which not even a first token may come."""
         from xgrammar import GrammarMatcher
 
         # Some token must be able to end the text: the client may name stop tokens that the model has not.
         stops = None if self._eos else [0]
-        matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops), self._never.get(kind))
+        matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops))
         mask: Mask = mask_of((), self._vocab)
         began_s = time.thread_time()
         matcher.fill(mask)
         if time.thread_time() - began_s > START_S_MAX:
             raise GrammarError("the grammar is too ambiguous: a repetition of what may be empty, repeated")
         if not mask.any():
-            raise GrammarError(_EMPTY.get(kind, "the grammar allows no text"))
+            raise GrammarError("the grammar allows no text: it comes to no first character")
 
     def _loaded_compiler(self) -> Any:
         with self._compiler_lock:
@@ -137,78 +141,75 @@ class GrammarStore:
         except Exception as error:  # many kinds, of three libraries
             text = f"this model's tokenizer has no structured output: {_one_line(error)}"
             raise GrammarError(text) from error
-        # xgrammar lets control characters into a JSON string that has a minLength or maxLength.
-        words: list[bytes] = info.decoded_vocab
-        for kind, fine in ((GrammarKind.JSON_SCHEMA, b"\n\r"), (GrammarKind.STRUCTURAL_TAG, b"\n\r\t")):
-            controls = frozenset(range(32)) - frozenset(fine)
-            found = (token for token, word in enumerate(words) if not controls.isdisjoint(word))
-            self._never[kind] = mask_of(found, self._vocab)
         # Our cache knows what is in use; one thread, since the others compute.
         return GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def _compile(compiler: Any, kind: GrammarKind, text: str) -> Any:
-    if len(text) > TEXT_CHARACTERS_MAX:
-        raise GrammarError(f"a grammar has at most {TEXT_CHARACTERS_MAX} characters, this one {len(text)}")
-    if "\0" in text:
-        raise GrammarError("a grammar has no null characters")
-    compilers: dict[GrammarKind, Callable[[Any, str], Any]] = {
+def _compile(compiler: Any, grammar: Grammar) -> Any:
+    if len(grammar.text) > TEXT_CHARACTERS_MAX:
+        raise GrammarError(
+            f"a grammar has at most {TEXT_CHARACTERS_MAX} characters, this one {len(grammar.text)}"
+        )
+    compilers: dict[GrammarKind, Callable[[Any, Any], Any]] = {
         GrammarKind.JSON_SCHEMA: _compile_schema,
-        GrammarKind.REGEX: lambda c, t: c.compile_regex(t),
-        GrammarKind.EBNF: lambda c, t: c.compile_grammar(t),
-        GrammarKind.CHOICE: lambda c, t: c.compile_grammar(choice_ebnf(t)),
-        GrammarKind.STRUCTURAL_TAG: lambda c, t: c.compile_structural_tag(_checked_tag(t)),
+        GrammarKind.REGEX: lambda c, regex: c.compile_regex(regex),
+        GrammarKind.EBNF: lambda c, ebnf: c.compile_grammar(ebnf),
+        GrammarKind.CHOICE: lambda c, choices: c.compile_grammar(choice_ebnf(choices)),
+        GrammarKind.STRUCTURAL_TAG: _compile_tag,
     }
     try:
-        return compilers[kind](compiler, text)
-    except (Unsupported, GrammarError) as error:
-        raise GrammarError(str(error)) from None
-    except (AttributeError, KeyError, TypeError) as error:  # ours, about a keyword's value
-        raise GrammarError("a keyword of the schema has a value of the wrong type") from error
+        # The router has asked the same judge. Whatever else arrives is not trusted.
+        return compilers[grammar.kind](compiler, check_grammar(grammar, grammar.kind))
+    except ClientError as error:
+        raise GrammarError(_one_line(error)) from None
     except Exception as error:  # xgrammar raises RuntimeError and its own kinds, for the text alone
         raise GrammarError(_one_line(error)) from error
 
 
-def _compile_schema(compiler: Any, text: str) -> Any:
-    schema = enforceable(_json(text))
-    if schema in ({}, True):
-        schema = {"type": "object"}
-    return compiler.compile_json_schema(
-        msgspec.json.encode(schema).decode(),
-        any_whitespace=True,
-        strict_mode=False,
-        max_whitespace_cnt=JSON_WHITESPACE_MAX,
+def _compile_schema(compiler: Any, schema: Any) -> Any:
+    from xgrammar import Grammar as Compilable
+
+    patterns = JsonPatterns()
+    text = msgspec.json.encode(patterns.taken_out(schema)).decode()
+    grammar = Compilable.from_json_schema(
+        text, any_whitespace=True, strict_mode=False, max_whitespace_cnt=JSON_WHITESPACE_MAX
+    )
+    return compiler.compile_grammar(patterns.put_back(strict_strings(str(grammar))))
+
+
+def _compile_tag(compiler: Any, tag: dict[str, Any]) -> Any:
+    from xgrammar import Grammar as Compilable
+
+    patterns = JsonPatterns()
+    text = msgspec.json.encode(_prepared(tag, patterns)).decode()
+    grammar = Compilable.from_structural_tag(text)
+    return compiler.compile_grammar(patterns.put_back(strict_strings(str(grammar))))
+
+
+def _prepared(node: Any, patterns: JsonPatterns) -> Any:
+    """The structural tag with bounded white space, and with placeholders for the patterns of its schemas."""
+    if isinstance(node, list):
+        return [_prepared(one, patterns) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "json_schema" in node:
+        node = node | {"json_schema": patterns.taken_out(node["json_schema"])}
+        return node | (
+            {"max_whitespace_cnt": JSON_WHITESPACE_MAX} if node.get("type") == "json_schema" else {}
+        )
+    return {key: _prepared(value, patterns) for key, value in node.items()}
+
+
+def strict_strings(ebnf: str) -> str:
+    """The grammar that xgrammar made of a schema, with strings that are JSON and written in one way only."""
+    lines = [_ONE_ESCAPE_EACH if line == _ESCAPES else line for line in ebnf.split("\n")]
+    return EBNF_TOKEN.sub(
+        lambda token: _NO_CONTROLS if token[0] == _CHARACTERS else exact_escapes(token[0]), "\n".join(lines)
     )
 
 
-def _checked_tag(text: str) -> str:
-    """With the JSON schemas within it as `enforceable` has them."""
-
-    def checked(value: Any, depth: int) -> Any:
-        if depth > 64:
-            raise GrammarError("nested more than 64 levels deep")
-        if isinstance(value, list):
-            return [checked(item, depth + 1) for item in value]
-        if not isinstance(value, dict):
-            return value
-        found = {
-            key: enforceable(item) if key in ("json_schema", "schema") else checked(item, depth + 1)
-            for key, item in value.items()
-        }
-        if found.get("type") == "json_schema":
-            found["max_whitespace_cnt"] = JSON_WHITESPACE_MAX
-        return found
-
-    return msgspec.json.encode(checked(_json(text), 0)).decode()
-
-
-def choice_ebnf(text: str) -> str:
-    """A JSON array of strings as a grammar of exactly those."""
-    choices = _json(text)
-    if not isinstance(choices, list) or not all(isinstance(c, str) and c for c in choices) or not choices:
-        raise GrammarError("wanted is a JSON array of strings that are not empty")
-    if len(choices) > CHOICES_MAX:
-        raise GrammarError(f"at most {CHOICES_MAX} strings, these are {len(choices)}")
+def choice_ebnf(choices: Sequence[str]) -> str:
+    """A grammar of exactly these strings."""
     return "root ::= " + " | ".join(f'"{_escaped(choice)}"' for choice in choices)
 
 
@@ -216,15 +217,8 @@ def _escaped(text: str) -> str:
     return "".join(f"\\U{ord(c):08x}" if c in '"\\' or not c.isprintable() else c for c in text)
 
 
-def _json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GrammarError(f"not JSON: {_one_line(error)}") from None
-
-
 def _one_line(error: BaseException) -> str:
-    """Without what xgrammar says of itself: time stamp, place in its source, the check that failed."""
+    """The error without what xgrammar says of itself: time stamp, place in its source, failed check."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if line.startswith("[") and ": " in line:
         line = line.split(": ", 1)[1]
@@ -234,8 +228,8 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Matcher:
-    def __init__(self, matcher: Any, never: Mask | None) -> None:
-        self._matcher, self._never = matcher, never
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
         self._is_slow = False
 
     def accept(self, token: int) -> bool:
@@ -257,5 +251,3 @@ class _Matcher:
             began_s = time.thread_time()
             self._matcher.fill_next_token_bitmask(torch.from_numpy(mask)[None])
             self._is_slow |= time.thread_time() - began_s > TOKEN_S_MAX
-            if self._never is not None:
-                mask &= ~self._never

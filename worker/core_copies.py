@@ -15,7 +15,7 @@ class _Copy:
     blocks: list[BlockId]
 
 
-class Copies:
+class PoolCopies:
     """Copies under way. Every copy ends by one CopyDone, whatever happens to the store."""
 
     def __init__(self, pool: BlockPool) -> None:

@@ -21,7 +21,7 @@ class LoadState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class StoreLoad:
     """The load of one sequence. Positions are in blocks of the sequence's chain."""
 
     seq: Sequence
@@ -75,7 +75,7 @@ class Load:
 class LoadCopy:
     """A copy of blocks [first, end) of a load."""
 
-    load: Load
+    load: StoreLoad
     first: int
     end: int
 

@@ -40,8 +40,8 @@ from kv_store.planner import (
     from_block,
     plan_load,
 )
-from worker.core_copies import Copies
-from worker.core_load import ComputeReason, Load, LoadCopy, LoadCounts, LoadState
+from worker.core_copies import PoolCopies
+from worker.core_load import ComputeReason, LoadCopy, LoadCounts, LoadState, StoreLoad
 from worker.events import CopyDone, ToStore, WorkerAction
 
 FIND_BLOCKS_MAX = 4096
@@ -73,7 +73,7 @@ GRACE_S = 1.0
 """The time beyond `load_timeout_s` that the node has to report that a load failed."""
 
 
-class Loads:
+class StoreLoads:
     """The loads of all sequences that wait or run. Pure: the caller has the clock and performs the actions.
 
     Messages and copies that ended change what is known; `advance` does what follows.
@@ -83,7 +83,7 @@ class Loads:
         self,
         cache: PrefixCache,
         scheduler: Scheduler,
-        copies: Copies,
+        copies: PoolCopies,
         config: StoreConfig,
         *,
         block_tokens: int,
@@ -93,7 +93,7 @@ class Loads:
         self._copies = copies
         self._config = config
         self._block_tokens = block_tokens
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, StoreLoad] = {}
         """Loads by their id, oldest first."""
         self._next_id = 0
         self._prefetch_max = self._prefetched_count = 0
@@ -147,7 +147,7 @@ class Loads:
         if held_count < usable_count:  # the store is only told that they are used
             missing_s = self._scheduler.times.prompt_s(held_count * self._block_tokens, len(seq.tokens))
             seq.incoming = Incoming(wait_until_s=now_s + self._patience_s(missing_s))
-            load = Load(seq, seq.incoming, hashes, held_count, self._next_id, asked_s=now_s)
+            load = StoreLoad(seq, seq.incoming, hashes, held_count, self._next_id, asked_s=now_s)
             self._loads[self._next_id] = load
         return [ToStore(FindBlocks(self._next_id, tuple(hashes), held_count, tenant_of(seq.fairness_key)))]
 
@@ -182,7 +182,7 @@ class Loads:
         load.incoming.first = load.incoming.ready = plan.first
         load.incoming.end = plan.end
 
-    def _plan(self, load: Load, spans: tuple[FoundSpan, ...]) -> Plan | None:
+    def _plan(self, load: StoreLoad, spans: tuple[FoundSpan, ...]) -> Plan | None:
         """Plan the load from where computing is, and remember the spans."""
         seq = load.seq
         start = max(load.held_count, blocks_for(seq.planned_count, self._block_tokens))
@@ -285,7 +285,7 @@ class Loads:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _ask(self, load: Load, loading: list[Load], *, now_s: float) -> list[WorkerAction]:
+    def _ask(self, load: StoreLoad, loading: list[StoreLoad], *, now_s: float) -> list[WorkerAction]:
         if load.is_admitted:  # blocks that the pool has by now are left out
             load.first = max(load.first, load.incoming.first)
         if load.first >= load.end:
@@ -309,7 +309,7 @@ class Loads:
             )
         ]
 
-    def _may_prefetch(self, load: Load, loading: list[Load]) -> bool:
+    def _may_prefetch(self, load: StoreLoad, loading: list[StoreLoad]) -> bool:
         """Whether the load may start before its sequence is admitted: within bounds, and without blocks that
         another load brings, whose sequence is waited for.
 
@@ -323,7 +323,7 @@ class Loads:
             other.first <= load.first < other.end and other.hashes[load.first] == wanted for other in loading
         )
 
-    def _hold(self, load: Load, *, now_s: float) -> list[WorkerAction]:
+    def _hold(self, load: StoreLoad, *, now_s: float) -> list[WorkerAction]:
         """Let go of what was loaded for a sequence that still waits: pins must not wait with it."""
         if load.first >= load.end:
             return self._over(load)
@@ -334,7 +334,7 @@ class Loads:
         load.slots, load.checksums, load.tiers = [], [], []
         return ended
 
-    def _admitted(self, load: Load, *, now_s: float) -> list[WorkerAction]:
+    def _admitted(self, load: StoreLoad, *, now_s: float) -> list[WorkerAction]:
         incoming = load.incoming
         if load.copy_next is None:
             load.copy_next = incoming.first
@@ -348,7 +348,7 @@ class Loads:
         incoming.end = max(load.end, incoming.first)
         return actions + self._over(load)
 
-    def _give_up_s(self, load: Load, *, now_s: float) -> float:
+    def _give_up_s(self, load: StoreLoad, *, now_s: float) -> float:
         left_s = max(0.0, load.loading_s + load.predicted_s - now_s)
         left_s += self.times.copy_block_s * (load.end - load.first)
         computing_s = self._scheduler.times.prompt_s(
@@ -357,7 +357,7 @@ class Loads:
         patience_s = max(OVERDUE_S_MIN, OVERDUE * left_s, PATIENCE_SHARE * computing_s)
         return now_s + min(patience_s, self._config.load_timeout_s + GRACE_S)
 
-    def _start_copies(self, load: Load) -> list[WorkerAction]:
+    def _start_copies(self, load: StoreLoad) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
         assert load.copy_next is not None
         while load.copying_count < COPIES_MAX and not load.is_cut:
@@ -376,7 +376,7 @@ class Loads:
             load.copying_count += 1
         return actions
 
-    def _shrink(self, load: Load, end: int, reason: ComputeReason) -> None:
+    def _shrink(self, load: StoreLoad, end: int, reason: ComputeReason) -> None:
         """Give up the blocks from `end` on."""
         end = max(end, load.first)
         if end >= load.end:
@@ -386,27 +386,27 @@ class Loads:
         if not load.is_admitted:
             load.incoming.end = end
 
-    def _end(self, load: Load) -> list[WorkerAction]:
+    def _end(self, load: StoreLoad) -> list[WorkerAction]:
         """End a load that its sequence does not want any more. The slots must stay while they are read."""
         if load.copying_count:
             return []
         del self._loads[load.load_id]
         return self._end_load(load)
 
-    def _over(self, load: Load) -> list[WorkerAction]:
+    def _over(self, load: StoreLoad) -> list[WorkerAction]:
         """End a load; the sequence computes what is left."""
         del self._loads[load.load_id]
         if not load.incoming.is_awaited:
             load.seq.incoming = None
         return self._end_load(load)
 
-    def _end_load(self, load: Load) -> list[WorkerAction]:
+    def _end_load(self, load: StoreLoad) -> list[WorkerAction]:
         if load.state is not LoadState.LOADING or load.is_cut:
             return []
         return [ToStore(EndLoad(load.load_id, tuple(load.corrupt)))]
 
 
-def _due_s(load: Load) -> float | None:
+def _due_s(load: StoreLoad) -> float | None:
     match load.state:
         case LoadState.FINDING:
             return load.incoming.wait_until_s or None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from baton.core.ids import BlockHash, BlockId
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, TakeBlocks
 from engine.prefix_cache import PrefixCache
-from worker.core_copies import Copies
+from worker.core_copies import PoolCopies
 from worker.events import CopyDone, ToStore, WorkerAction
 
 BATCH_BLOCKS = 16
@@ -32,7 +32,7 @@ class Offers:
     """Blocks that are offered or will be. They are known by hash until the store names slots, and one that is
     gone by then is passed over."""
 
-    def __init__(self, cache: PrefixCache, copies: Copies) -> None:
+    def __init__(self, cache: PrefixCache, copies: PoolCopies) -> None:
         self._cache = cache
         self._pool = cache.pool
         self._copies = copies

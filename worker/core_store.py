@@ -22,9 +22,9 @@ from baton.core.store import (
 from engine.prefix_cache import PrefixCache
 from engine.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from worker.core_copies import Copies
+from worker.core_copies import PoolCopies
 from worker.core_load import LoadCopy
-from worker.core_loads import Loads
+from worker.core_loads import StoreLoads
 from worker.core_offers import Offer, Offers
 from worker.events import CopyDone, WorkerAction
 
@@ -79,9 +79,9 @@ class StoreClient:
         self._block_tokens = block_tokens
         self._is_joined = False
         self._now_s = 0.0
-        self._copies = Copies(cache.pool)
+        self._copies = PoolCopies(cache.pool)
         self._offers = Offers(cache, self._copies)
-        self._loads = Loads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
+        self._loads = StoreLoads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
         scheduler.when_committed(self._committed)
 
     @property

@@ -27,7 +27,7 @@ COUNTERS: dict[str, Metric] = {
     "preemption_count": catalogue.PREEMPTIONS,
     "swap_count": catalogue.SWAPS,
     "drafted_count": catalogue.DRAFTED_TOKENS,
-    "accepted_count": catalogue.RIGHT_GUESSES,
+    "accepted_count": catalogue.ACCEPTED_TOKENS,
     "expired_lease_count": catalogue.LEASES_EXPIRED,
 }
 """Counters by the account that they show, which only rises."""

@@ -45,7 +45,7 @@ class GrammarCompiler(Protocol):
     def prepare(self, grammar: Grammar) -> None: ...
 
 
-class Grammars:
+class GrammarPreparer:
     """Compiles grammars. Implements `worker.preparation.Preparer`."""
 
     def __init__(self, store: GrammarCompiler, threads: ThreadPoolExecutor) -> None:
@@ -93,7 +93,7 @@ class EngineAdapters:
         await self._engine.run(self._slots.drop, key)
 
 
-class Adapters:
+class AdapterPreparer:
     """Loads adapters. The least recently started one that nobody uses makes room for another. Implements
     `worker.preparation.Preparer`."""
 

@@ -44,7 +44,7 @@ from worker.engine_thread import EngineThread
 from worker.expert_watch import ExpertWatch
 from worker.metrics import WorkerMetrics
 from worker.preparation import Preparation
-from worker.preparers import THREADS, Adapters, EngineAdapters, Grammars, compiling_threads
+from worker.preparers import THREADS, AdapterPreparer, EngineAdapters, GrammarPreparer, compiling_threads
 from worker.registration import Registration
 from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
@@ -224,12 +224,12 @@ class WorkerProcess:
     def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
         engine = self._config.engine
         loader = EngineAdapters(executor, self._engine)
-        adapters = Adapters(
+        adapters = AdapterPreparer(
             loader, self._threads, count_max=engine.adapters_max, in_use=self._core.adapters_in_use
         )
         return Preparation(
             core,
-            (Grammars(executor.grammars, self._compiling), adapters),
+            (GrammarPreparer(executor.grammars, self._compiling), adapters),
             spawn=self._background.spawn,
             prepare_s=engine.prepare_s,
             pending_max=engine.waiting_sequences_max,

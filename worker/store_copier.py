@@ -15,7 +15,7 @@ from worker import events as e
 log = logging.getLogger(__name__)
 
 
-class Copies(Protocol):
+class ArenaCopies(Protocol):
     """Copies between one pool and one mapped arena. Calls come from one thread. They return when the bytes
     are in place, and raise what a broken device raises."""
 
@@ -35,7 +35,8 @@ class Copies(Protocol):
         ...
 
 
-OpenCopies = Callable[[int, StoreWelcome], Copies]
+_Work = Callable[[ArenaCopies], e.CopyDone]
+OpenCopies = Callable[[int, StoreWelcome], ArenaCopies]
 """A function that opens the copies for the arena behind a descriptor. The arena is mapped, and the descriptor
 stays the caller's. Raises OSError or ValueError."""
 
@@ -51,7 +52,7 @@ class StoreCopier:
     ) -> None:
         self._open, self._block_count, self._post = open_copies, block_count, post
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-copy")
-        self._copies: Copies | None = None
+        self._copies: ArenaCopies | None = None
         self._slot_count = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self.copied_count = 0
@@ -80,19 +81,19 @@ class StoreCopier:
     # --- copies -----------------------------------------------------------------------------------
 
     def to_store(self, copy: e.CopyToStore) -> None:
-        def work(copies: Copies) -> e.CopyDone:
+        def work(copies: ArenaCopies) -> e.CopyDone:
             return e.CopyDone(copy.copy_id, checksums=copies.to_slots(copy.blocks, copy.slots))
 
         self._start(copy, work)
 
     def from_store(self, copy: e.CopyFromStore) -> None:
-        def work(copies: Copies) -> e.CopyDone:
+        def work(copies: ArenaCopies) -> e.CopyDone:
             corrupt = copies.from_slots(copy.slots, copy.blocks, copy.checksums)
             return e.CopyDone(copy.copy_id, corrupt=corrupt)
 
         self._start(copy, work)
 
-    def _start(self, copy: e.CopyToStore | e.CopyFromStore, work: Callable[[Copies], e.CopyDone]) -> None:
+    def _start(self, copy: e.CopyToStore | e.CopyFromStore, work: _Work) -> None:
         copies = self._copies
         task = asyncio.create_task(self._run(copy, copies, work))
         self._under_way.add(task)
@@ -101,8 +102,8 @@ class StoreCopier:
     async def _run(
         self,
         copy: e.CopyToStore | e.CopyFromStore,
-        copies: Copies | None,
-        work: Callable[[Copies], e.CopyDone],
+        copies: ArenaCopies | None,
+        work: _Work,
     ) -> None:
         try:
             self._check(copy)
@@ -115,7 +116,7 @@ class StoreCopier:
             self.copied_count += len(copy.blocks)
         self._post(done)
 
-    def _work(self, copies: Copies | None, work: Callable[[Copies], e.CopyDone]) -> e.CopyDone:
+    def _work(self, copies: ArenaCopies | None, work: _Work) -> e.CopyDone:
         if copies is None or copies is not self._copies:
             raise ConnectionError("the session with the store has ended")
         began_s = time.monotonic()

@@ -10,7 +10,7 @@ from engine.kv_pool import KVPool
 from engine.kv_staging import Staging
 from kv_store.arena import Arena
 from kv_store.copying import BlockCopier
-from worker.store_copier import Copies, OpenCopies
+from worker.store_copier import ArenaCopies, OpenCopies
 
 STAGING_BYTES = 32 * 2**20
 """The pinned memory of a worker whose pool is on a GPU."""
@@ -22,7 +22,7 @@ MAP_ROUNDS, MAP_ROUND_S = 20, 0.5
 def copies_of(pool: KVPool) -> OpenCopies:
     """Choose the copies of a pool for `StoreCopier`."""
 
-    def open_copies(descriptor: int, welcome: StoreWelcome) -> Copies:
+    def open_copies(descriptor: int, welcome: StoreWelcome) -> ArenaCopies:
         if welcome.slot_bytes < pool.block_bytes:
             raise ValueError(f"slots of {welcome.slot_bytes} bytes for blocks of {pool.block_bytes}")
         try:
@@ -35,7 +35,7 @@ def copies_of(pool: KVPool) -> OpenCopies:
     return open_copies
 
 
-class _ArenaCopies:
+class _MappedArena:
     """The part that both kinds share: the mapped arena, which it owns, and the copier."""
 
     def __init__(self, pool: KVPool, arena: Arena, *, has_checksums: bool) -> None:
@@ -71,8 +71,8 @@ class _ArenaCopies:
         return sums if has_checksums else [0] * len(sources)
 
 
-class HostCopies(_ArenaCopies):
-    """`store_copier.Copies` of a pool in host memory."""
+class HostCopies(_MappedArena):
+    """`store_copier.ArenaCopies` of a pool in host memory."""
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
         sources, destinations = self._blocks_at(blocks), self._slots_at(slots)
@@ -89,9 +89,9 @@ class HostCopies(_ArenaCopies):
         return [base + block * size for block in blocks]
 
 
-class DeviceCopies(_ArenaCopies):
-    """`store_copier.Copies` of a pool on a GPU, by way of pinned memory of the worker's own, in halves: while
-    one is copied on the host, the other moves over the link.
+class DeviceCopies(_MappedArena):
+    """`store_copier.ArenaCopies` of a pool on a GPU, by way of pinned memory of the worker's own, in halves:
+    while one is copied on the host, the other moves over the link.
 
     The arena itself is not registered with the driver. Pages that it gives back to the system
     (`Arena.release`) would stay pinned to the mapping, and the GPU would go on to use memory that nobody

@@ -1,35 +1,34 @@
-"""What computing costs on one worker, as it measured it itself: the one cost model that worker, router and
-simulator share.
+"""The cost model of one worker's steps, shared by worker, router and simulators.
 
 seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs
 
-The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when
-it starts; the simulator takes it from a device's data sheet. It is linear, so it says little about a step
-that is unlike all that ran; whoever uses it corrects it by what then happens.
+The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when it
+starts. The simulators take it from a device's data sheet. It is linear, so it says little about a step that
+is unlike all that ran, and its users correct it by what then happens.
 """
 
 import msgspec
 
 PLANNED_SHARE = 0.9
-"""Of the strictest objective for the time per token, what a step with prompts in it is planned to take at
-most. Were it all of it, an answer whose every step is so full would miss its objective by whatever else
-happens to it: the wait for its seat, a step that took longer than planned."""
+"""Part of the strictest TPOT objective that a step with prompts may take as planned. With all of it, an
+answer whose every step is so full would miss its objective through whatever else happens to it: waiting for
+its place, or a step that took longer than planned."""
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """Seconds. All are zero or more."""
+    """Coefficients of the cost model in seconds, each zero or more."""
 
     base_s: float
-    """Of any step, however little it does."""
+    """Cost of any step, however little it does."""
     prompt_token_s: float
-    """Per prompt token computed."""
+    """Cost per prompt token computed."""
     decode_s: float
-    """Per sequence that decodes one token."""
+    """Cost per sequence that decodes one token."""
     context_token_s: float
-    """Per position of a decoding sequence, whose KV the step reads."""
+    """Cost per position of a decoding sequence, whose KV the step reads."""
     pair_s: float = 0.0
-    """Per pair of a prompt token computed and a position before it: attention's share, which makes the end of
-    a long prompt dearer than its beginning."""
+    """Cost per pair of a computed prompt token and a position before it. This is attention's part, which
+    makes the end of a long prompt dearer than its beginning."""
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
@@ -43,7 +42,8 @@ class StepCosts(msgspec.Struct, frozen=True):
         )
 
     def prompt_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
-        """Computing positions [start, end) of one prompt in steps of `chunk_tokens`, nobody beside it."""
+        """Return the seconds to compute positions [start, end) of one prompt in steps of `chunk_tokens`,
+        alone."""
         count = max(0, end - start)
         if count == 0:
             return 0.0
@@ -52,16 +52,16 @@ class StepCosts(msgspec.Struct, frozen=True):
 
 
 def prompt_pairs(start: int, end: int) -> int:
-    """Pairs of a token at a position of [start, end) and one before it."""
+    """Return the number of pairs of a token at a position of [start, end) and a position before it."""
     return (end * (end - 1) - start * (start - 1)) // 2
 
 
 class PhaseTimings(msgspec.Struct, frozen=True):
-    """Where the time of one prefill or whole phase went, on the worker's own clock; seconds."""
+    """Seconds of one prefill or aggregated phase, on the worker's own clock."""
 
     wait_s: float
-    """From the start message to the first step that computes some of its prompt, loading excluded."""
+    """Time from the start message to the first step that computes some of its prompt, loading excluded."""
     load_s: float
-    """Of the time before its last prompt token was computed: waiting for blocks of the store."""
+    """Time spent waiting for blocks of the store before the last prompt token was computed."""
     compute_s: float
-    """From that first step to the sampling of the first token, loading excluded."""
+    """Time from that first step to the sampling of the first token, loading excluded."""

@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree.
+"""Errors that are expected, as a tree.
 
 BatonError
 ├── ClientError               the request can never work           -> 400, do not retry
@@ -142,7 +142,7 @@ class IncompatiblePeer(PeerFailure):
 
 
 class PlatformLost(BatonError):
-    """What all processes of the cluster stand on has died; only a fresh start of everything helps."""
+    """A process that the whole cluster stands on has died. Only a fresh start of everything helps."""
 
 
 class SetupError(BatonError):

@@ -11,12 +11,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 THRESHOLDS = (10_000, 20, 20)
-"""Objects more than were freed since the last look at the youngest, and looks before the older ones' turn."""
+"""Arguments of gc.set_threshold: net allocations before the youngest generation is collected, and collections
+before the older ones' turn."""
 
 
 def spare_what_stays() -> None:
-    """For a process that will serve until its end: what is there now is never looked through again, and
-    younger objects less often."""
+    """Keep present objects out of all later collections, and collect younger ones less often. It is meant for
+    a process that serves until its end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -24,7 +25,7 @@ def spare_what_stays() -> None:
 
 @contextmanager
 def spared(thresholds: tuple[int, int, int] = THRESHOLDS) -> Generator[None]:
-    """The same, for as long as something runs."""
+    """Do the same as `spare_what_stays` while a block of code runs."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Sizes of KV blocks, and the fingerprint two processes must share before KV moves between them."""
+"""Sizes of KV blocks, and the fingerprint that two processes must share before KV moves between them."""
 
 import hashlib
 from typing import Literal
@@ -27,14 +27,14 @@ class KVGeometry(msgspec.Struct, frozen=True):
     head_dim: int
     block_tokens: int
     dtype: DTypeName
-    """Of weights and activations."""
+    """Data type of weights and activations."""
     planes: int = 2
     """2: keys and values. 1: one vector per head and position is the key, and its first `value_dim`
     numbers are the value (multi-head latent attention)."""
     value_dim: int = 0
-    """planes=1 only."""
+    """Width of the value; used with planes=1 only."""
     kv_dtype: KVDTypeName = "auto"
-    """auto: `dtype`."""
+    """Data type of the stored KV. auto: the same as `dtype`."""
 
     @property
     def stored_dtype(self) -> DTypeName | QuantName:
@@ -51,7 +51,7 @@ class KVGeometry(msgspec.Struct, frozen=True):
 
     @property
     def values_bytes(self) -> int:
-        """Of one block, without the scales."""
+        """Bytes of one block without the scales."""
         return self.vector_count * self.head_dim * STORED_BYTES[self.stored_dtype]
 
     @property
@@ -64,14 +64,14 @@ class KVGeometry(msgspec.Struct, frozen=True):
 
 
 def blocks_for(token_count: int, block_tokens: int) -> int:
-    """Blocks that hold `token_count` tokens; the last may be part filled."""
+    """Return the blocks that hold `token_count` tokens; the last may be part filled."""
     return -(-token_count // block_tokens)
 
 
 def fingerprint(*, model: str, weights_digest: str, geometry: KVGeometry, wire_version: int) -> str:
-    """KV moves only between workers that agree on model, weights, dtype, layout, block and wire.
+    """Return the fingerprint of a worker's KV. KV moves only between equal fingerprints.
 
-    Returns 32 hex digits. The same facts give the same text in every process.
+    The text has 32 hex digits and is the same in every process for the same facts.
     """
     facts = {
         "model": model,

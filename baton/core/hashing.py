@@ -16,14 +16,14 @@ HASH_BYTES = 16
 
 
 def root_hash(fingerprint: str, salt: bytes) -> BlockHash:
-    """Seed of a chain. `salt` is the tenant's, set by the router; clients cannot choose it."""
+    """Return the root of a chain. `salt` is the tenant's, set by the router; clients cannot choose it."""
     digest = hashlib.blake2b(fingerprint.encode(), digest_size=HASH_BYTES, key=salt[:64])
     return BlockHash(digest.digest())
 
 
 def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> Iterator[BlockHash]:
-    """Hashes of the full blocks of `tokens`, first block first; `root` may be any block's hash,
-    then `tokens` are those that follow that block."""
+    """Yield the hashes of the full blocks of `tokens`, first block first. `root` may be any block's hash;
+    `tokens` are then those that follow that block."""
     words = array("I", tokens)
     assert words.itemsize == 4
     raw, width = words.tobytes(), block_tokens * words.itemsize
@@ -40,8 +40,8 @@ def block_hashes(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> l
 
 
 def tail_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """Of the first `len(tokens)` positions of a block that is not full. Never the hash of a full block,
-    whatever follows."""
+    """Return the hash of the first `len(tokens)` positions of a block that is not full. It never equals the
+    hash of a full block, whatever follows."""
     digest = hashlib.blake2b(parent, digest_size=HASH_BYTES, person=b"tail")
     digest.update(array("I", tokens).tobytes())
     return BlockHash(digest.digest())

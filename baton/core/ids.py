@@ -32,14 +32,15 @@ _BETWEEN = "\x1f"
 
 
 def fairness_key(tenant: str, user: str) -> str:
-    """Whose share of an engine a sequence counts to: tenants share first, a tenant's users what it gets."""
+    """Return the key under which a sequence counts for fair shares: tenants share an engine first, and a
+    tenant's users share what it gets."""
     if not tenant:
         return user
     return f"{tenant}{_BETWEEN}{user}" if user else tenant
 
 
 def tenant_of(key: str) -> str:
-    """Of a fairness key; where there are no tenants, each user is one."""
+    """Return the tenant of a fairness key. Where there are no tenants, each user counts as one."""
     return key.partition(_BETWEEN)[0]
 
 
@@ -64,5 +65,5 @@ class SeqKey(tuple[SequenceId, int]):
 
 
 def replica_name(worker_id: WorkerId) -> str:
-    """The stable part of a worker id: "decode-0" of "decode-0.1f3a"."""
+    """Return the stable part of a worker id: "decode-0" of "decode-0.1f3a"."""
     return worker_id.rsplit(".", 1)[0]

@@ -1,4 +1,4 @@
-"""A lifecycle is a table of legal transitions plus the story of how an object got where it is."""
+"""A lifecycle: a table of legal transitions, and the history of how an object got where it is."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ HISTORY_ENTRIES_MAX = 64
 
 
 class IllegalTransition(Exception):
-    """A bug in our code, never a client error. Carries the story so that the log line is enough."""
+    """A bug in our code, never a client error. It carries the history, so that the log line is enough."""
 
 
 P = TypeVar("P", bound=StrEnum)
 
 
 class Lifecycle(Generic[P]):
-    """The current phase of one object and the last transitions that led there."""
+    """The current state of one object and the last transitions that led there."""
 
     __slots__ = ("_legal", "history", "state")
 
@@ -26,9 +26,9 @@ class Lifecycle(Generic[P]):
         self.history: deque[tuple[float, P, str]] = deque([(now_s, start, "created")], HISTORY_ENTRIES_MAX)
 
     def to(self, state: P, *, now_s: float, cause: str) -> None:
-        """Raises IllegalTransition if the table does not allow it."""
+        """Change the state. Raises IllegalTransition if the table does not allow it."""
         if state not in self._legal[self.state]:
-            raise IllegalTransition(f"{self.state} -> {state} ({cause}); story={list(self.history)}")
+            raise IllegalTransition(f"{self.state} -> {state} ({cause}); history={list(self.history)}")
         self.state = state
         self.history.append((now_s, state, cause))
 

@@ -72,7 +72,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     """The role that it has or is started in; while it changes its role, the one that it will have."""
     state: ReplicaState
     for_s: float
-    """The time in this phase."""
+    """The time in this state."""
     version: str
     worker_id: WorkerId | None = None
     """The worker id of the process; None: there is no process."""
@@ -81,7 +81,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     deaths_in_a_row: int = 0
     last_exit: str = ""
     reason: str = ""
-    """The cause of the last change of phase."""
+    """The cause of the last change of state."""
     address: str = ""
     """The address of its gRPC server."""
     metrics_address: str = ""

@@ -19,7 +19,7 @@ class GrammarKind(StrEnum):
     """The language that `Grammar.text` is written in."""
 
     JSON_SCHEMA = auto()
-    """A JSON schema; the text `{}` allows any JSON object."""
+    """A JSON schema, in the form in which `engine.structured` writes it."""
     REGEX = auto()
     EBNF = auto()
     """GBNF as llama.cpp and xgrammar read it."""

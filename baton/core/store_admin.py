@@ -1,4 +1,4 @@
-"""What an operator asks a store node, over its local socket or its gRPC server."""
+"""An operator's requests to a store node, over its local socket or its gRPC server."""
 
 import msgspec
 
@@ -7,21 +7,22 @@ from baton.core.store import Tier
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
-    """Answered by NodeStatus."""
+    """Ask for the status. The answer is NodeStatus."""
 
 
 class AskClear(msgspec.Struct, frozen=True, tag=True):
-    """Answered by Done, with how many blocks went at once; pinned ones go when they are unpinned."""
+    """Drop blocks. The answer is Done with the number dropped at once; pinned blocks go when they are
+    unpinned."""
 
     tier: Tier | None = None
-    """None: all."""
+    """Tier to clear. None: all."""
     tenant: str | None = None
-    """None: all."""
+    """Tenant whose blocks are dropped. None: all tenants."""
 
 
 class AskDrain(msgspec.Struct, frozen=True, tag=True):
-    """Take nothing new and offer the most valuable blocks to the peers. Answered by Done at once; the status
-    says when it is drained. The process goes on until it is told to end."""
+    """Take nothing new and offer the most valuable blocks to the peers. The answer is Done at once, and the
+    status says when the node is drained. The process runs until it is told to end."""
 
 
 StoreRequest = AskStatus | AskClear | AskDrain
@@ -37,7 +38,7 @@ class Declined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, tag=True):
-    """A store node's account of itself; counters since its start, by name."""
+    """A store node's status, with its counters since its start by name."""
 
     node_id: NodeId
     host: str
@@ -51,13 +52,13 @@ class NodeStatus(msgspec.Struct, frozen=True, tag=True):
     is_draining: bool
     is_drained: bool
     accounts: dict[str, float]
-    """Occupancy, hits, bytes and more; see `docs/operations.md`."""
+    """Occupancy, hits, bytes and more, see `docs/operations.md`."""
     tenants: tuple[tuple[str, int, int], ...] = ()
-    """(tenant, bytes of host memory, bytes of SSD) of those that hold most."""
+    """The tenants with most bytes: (tenant, bytes of host memory, bytes of SSD)."""
     peers: tuple[tuple[str, str], ...] = ()
-    """(node id, address)"""
+    """Known peers: (node id, address)."""
     notes: tuple[str, ...] = ()
-    """What people should know and no number says."""
+    """Remarks for people that no number expresses."""
 
 
 StoreReply = NodeStatus | Done | Declined

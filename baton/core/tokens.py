@@ -1,7 +1,7 @@
-"""Bearer tokens of people and programs that operate a cluster. Pure: places and files are others' business.
+"""Bearer tokens of people and programs that operate a cluster. Pure: reading files is the caller's business.
 
-A token has 256 random bits, so one round of SHA-256 is as good as its own length: there is nothing to guess.
-Only digests are kept, one line per token: NAME SCOPE SHA256.
+A token has 256 random bits, so one round of SHA-256 protects it as well as its own length. Only digests are
+kept, one line per token: NAME SCOPE SHA256.
 """
 
 import hmac
@@ -22,9 +22,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 class Scope(StrEnum):
     VIEW = auto()
-    """May look: dashboard, metrics, status."""
+    """Permission to look: dashboard, metrics, status."""
     OPERATE = auto()
-    """May look, drain, clear, flip and scale."""
+    """Permission to look, drain, clear, switch roles and scale."""
 
     def covers(self, wanted: "Scope") -> bool:
         return self is Scope.OPERATE or self is wanted
@@ -32,10 +32,10 @@ class Scope(StrEnum):
 
 class TokenRecord(msgspec.Struct, frozen=True):
     name: str
-    """Whose it is; for lists and logs."""
+    """Name of the holder, for lists and logs."""
     scope: Scope
     sha256: str
-    """Of the whole token, hexadecimal."""
+    """Digest of the whole token in hexadecimal."""
 
 
 def digest_of(token: str) -> str:
@@ -43,14 +43,14 @@ def digest_of(token: str) -> str:
 
 
 class TokenBook:
-    """Finds whose a token is."""
+    """The known tokens, by digest."""
 
     def __init__(self, records: Iterable[TokenRecord] = ()) -> None:
         self.records = tuple(records)
 
     def holder_of(self, token: str, *, scope: Scope) -> str | None:
-        """The name of its holder, if it may do what `scope` says. Compares with every digest there is, so
-        that the time it takes says nothing."""
+        """Return the holder's name, if the token is known and covers `scope`. Every digest is compared, so
+        that the time taken reveals nothing."""
         if not token or len(token) > TOKEN_LENGTH_MAX:
             return None
         digest, found = digest_of(token), None
@@ -61,8 +61,8 @@ class TokenBook:
 
 
 def read_book(text: str, source: str) -> TokenBook:
-    """Blank lines and what follows a # do not count. Raises SetupError naming the line; never shows its
-    content, which may be a token that somebody has put there by mistake."""
+    """Parse a token file. Blank lines and comments after # are skipped. Raises SetupError naming the line and
+    never its content, which may be a token that somebody put there by mistake."""
     records: list[TokenRecord] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].split()
@@ -89,7 +89,7 @@ def write_book(book: TokenBook) -> str:
 
 
 def bearer_in(headers: Mapping[str, str | bytes]) -> str:
-    """The token of an `authorization` header (names in lower case); empty: there is none."""
+    """Return the token of an `authorization` header (header names in lower case), or an empty string."""
     value = headers.get("authorization", "")
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     kind, _, token = text.partition(" ")

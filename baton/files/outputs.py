@@ -1,8 +1,10 @@
-"""Files that people name: replaced in one step where they are files, written to where they are anything else.
+"""Output files that users name. Regular files are replaced in one step, everything else is written to in
+place.
 
-A report that is written over an earlier one is seen whole or not at all, by way of a file beside it. Symbolic
-links are followed first. A pipe, a device or a socket is opened and written: replacing it would take it away
-from whoever reads it. `-`, and whatever this process has as standard output, is written to where it stands.
+A report that overwrites an earlier one is written to a temporary file beside it, so that readers see either
+version whole. Symbolic links are followed first. A pipe, a device or a socket is opened and written, because
+replacing it would take it away from its reader. `-`, and the file that is this process's standard output, are
+written at their current position.
 """
 
 import errno
@@ -24,12 +26,13 @@ _NAME_CHARS_MAX = 100
 
 
 def is_stdout(to: Path | str | None) -> bool:
-    """By any of its names."""
+    """True for every name of standard output."""
     return to is not None and str(to) in _STDOUT_NAMES
 
 
 def check_writable(*places: Path | str | None) -> None:
-    """Before a long run, not after it. None, empty and standard output are left out. Raises SetupError."""
+    """Check that the outputs can be written, before a long run starts. None, empty names and standard output
+    are skipped. Raises SetupError."""
     for path in (Path(to) for to in places if to is not None and str(to) and not is_stdout(to)):
         if path.is_dir():
             raise SetupError(f"cannot write {path}: it is a folder; name a file")
@@ -40,7 +43,7 @@ def check_writable(*places: Path | str | None) -> None:
         folder = Path(os.path.realpath(path)).parent
         if not folder.is_dir():
             raise SetupError(f"cannot write {path}: there is no folder {folder}; make it first")
-        try:  # what os.access says of root, or of /proc, is not what happens
+        try:  # os.access is not reliable for root or for /proc, so the check opens a file
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
@@ -48,7 +51,7 @@ def check_writable(*places: Path | str | None) -> None:
 
 
 def check_apart(places: Mapping[str, Path | str | None]) -> None:
-    """No two options may name one place; None and empty name none. Raises SetupError."""
+    """Check that no two options name the same place. None and empty names are ignored. Raises SetupError."""
     taken: dict[str, str] = {}
     for option, to in places.items():
         if to is None or not str(to) or _swallows(to):
@@ -60,7 +63,7 @@ def check_apart(places: Mapping[str, Path | str | None]) -> None:
 
 
 def _swallows(to: Path | str) -> bool:
-    """/dev/null and its like take any number of outputs."""
+    """/dev/null and similar devices may be named by any number of outputs."""
     try:
         return stat.S_ISCHR(os.stat(to).st_mode)
     except OSError:
@@ -68,17 +71,17 @@ def _swallows(to: Path | str) -> bool:
 
 
 def write_whole(to: Path | str, chunks: Iterable[bytes], *, mode: int | None = None) -> None:
-    """As `opened`. Raises CannotWrite."""
+    """Write a whole file through `opened`. Raises CannotWrite."""
     with opened(to, mode=mode) as file:
         file.writelines(chunks)
 
 
 @contextmanager
 def opened(to: Path | str, *, mode: int | None = None, keeps_mode: bool = True) -> Generator[IO[bytes]]:
-    """To be written; a file is there, whole, when the block ends, and as before if it raises.
+    """Open an output for writing. A regular file is complete when the block ends, and unchanged if it raises.
 
-    `mode`: of a new file; None: as the umask says. One that is replaced keeps its own, with `keeps_mode`.
-    Raises CannotWrite, from the block too for any OSError there.
+    `mode` is the mode of a new file; None follows the umask. A file that is replaced keeps its own mode if
+    `keeps_mode` is set. Raises CannotWrite, also for any OSError inside the block.
     """
     try:
         if is_stdout(to):
@@ -99,7 +102,7 @@ def opened(to: Path | str, *, mode: int | None = None, keeps_mode: bool = True) 
                 yield file
     except BrokenPipeError:
         if is_stdout(to):
-            raise  # whoever read it has seen enough, which is no error
+            raise  # the reader has closed the pipe because it has seen enough, which is no error
         raise CannotWrite(f"cannot write {to}: nobody reads it any more") from None
     except OSError as error:
         raise CannotWrite(f"cannot write {to}: {error.strerror or error}") from None
@@ -124,7 +127,7 @@ def _replacing(path: Path, mode: int | None, *, keeps_mode: bool) -> Generator[I
 
 
 def _made(target: Path, mode: int | None) -> tuple[int, Path]:
-    """A new file beside the target. Nobody may read it before it has its mode."""
+    """Make a new file beside the target. Nobody may read it before its mode is set."""
     beside = target.with_name(f".{target.name[:_NAME_CHARS_MAX]}.{secrets.token_hex(4)}")
     handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600)
     if mode is not None:
@@ -133,7 +136,7 @@ def _made(target: Path, mode: int | None) -> tuple[int, Path]:
 
 
 def _is_replaced(path: Path) -> bool:
-    """A file, or nothing as yet."""
+    """True if the target is a regular file or does not exist yet, so that it can be replaced."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode) and _own_handle(path) is None
     except OSError:
@@ -141,7 +144,8 @@ def _is_replaced(path: Path) -> bool:
 
 
 def _own_handle(path: Path) -> int | None:
-    """/dev/stdout, say, and the file behind it: what was printed there before must stay."""
+    """The handle of this process that refers to the target, such as /dev/stdout or the file behind it. Text
+    that was printed there before must stay."""
     for handle in (1, 2):
         with suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(handle)):
@@ -150,9 +154,9 @@ def _own_handle(path: Path) -> int | None:
 
 
 def in_turn(steps: Sequence[Callable[[], None]]) -> None:
-    """Each of them, whatever becomes of the others: one output that is lost does not cost the rest.
+    """Run every step even if another one fails, so that one failed output does not cost the others.
 
-    Raises CannotWrite, of all that were lost.
+    Raises CannotWrite that names every failed output.
     """
     lost: list[str] = []
     left: SystemExit | None = None
@@ -161,7 +165,7 @@ def in_turn(steps: Sequence[Callable[[], None]]) -> None:
             step()
         except CannotWrite as error:
             lost.append(str(error))
-        except SystemExit as error:  # a console's word for a standard output that nobody reads any more
+        except SystemExit as error:  # rich raises SystemExit when nobody reads standard output any more
             left = error
     if lost:
         raise CannotWrite("; ".join(lost))

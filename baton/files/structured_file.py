@@ -1,4 +1,4 @@
-"""Files that people write: TOML, YAML or JSON, by the name's ending."""
+"""Files that users write in TOML, YAML or JSON. The ending of the name decides."""
 
 import json
 import tomllib
@@ -13,8 +13,11 @@ ENDINGS = (".yaml", ".yml", ".toml", ".json")
 
 
 def read_structured(path: Path, *, what: str, bytes_max: int) -> Any:
-    """What it says; None: nothing. `what` begins every message. Raises SetupError: it cannot be read, is too
-    large or malformed, or has a name twice in one place, of which one would be lost."""
+    """The parsed content; None if the file is empty. `what` begins every error message.
+
+    Raises SetupError if the file cannot be read, is too large or malformed, or has one name twice in one
+    place (one of the two values would be lost).
+    """
     check_ending(path, what=what)
     try:
         if path.stat().st_size > bytes_max:

@@ -1,4 +1,4 @@
-"""Where commands print their tables."""
+"""The console on which commands print their tables."""
 
 from rich.console import Console
 
@@ -6,6 +6,6 @@ PIPE_COLUMNS = 400
 
 
 def new_console(*, stderr: bool = False, highlight: bool = True) -> Console:
-    """A terminal has its width; a file or a pipe takes lines as long as they are."""
+    """Make a console. Tables fit the width of a terminal; a file or a pipe gets lines of any length."""
     found = Console(stderr=stderr, highlight=highlight)
     return found if found.is_terminal else Console(stderr=stderr, highlight=highlight, width=PIPE_COLUMNS)

@@ -1,4 +1,4 @@
-"""Tokens where the configuration says they are: in files, or in variables of the environment."""
+"""Tokens are read from the places that the configuration names: files or environment variables."""
 
 import logging
 import os
@@ -22,17 +22,17 @@ def new_token() -> str:
 
 
 class LiveTokens:
-    """The tokens that count now: the file is read again when it changes, so one that is revoked is refused
-    from then on. While it cannot be read the tokens before count."""
+    """The tokens that are valid now. The file is read again when it changes, so that a revoked token is
+    refused from then on. While the file cannot be read, the previous tokens stay valid."""
 
     def __init__(self, place: str) -> None:
-        """A path, or env:NAME. Raises SetupError."""
+        """`place` is a path, or env:NAME. Raises SetupError."""
         self._place, self._stamp = place, _stamp(place)
         self._book = read_book(_text(place), place)
         self._trouble = ""
 
     def holder_of(self, token: str, *, scope: Scope) -> str | None:
-        """As `TokenBook.holder_of`."""
+        """See `TokenBook.holder_of`."""
         self._look()
         return self._book.holder_of(token, scope=scope)
 
@@ -56,7 +56,7 @@ class LiveTokens:
 
 
 def token_at(place: str) -> str:
-    """A token to show to others. Raises SetupError."""
+    """The token that this process presents to others. Raises SetupError."""
     token = _text(place).strip()
     if not token or len(token) > TOKEN_LENGTH_MAX or not token.isprintable() or " " in token:
         raise SetupError(f"access.token {place}: holds no token, see `baton tokens create`")

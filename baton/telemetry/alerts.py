@@ -1,4 +1,4 @@
-"""Prometheus rules: what is recorded, and what somebody has to look at. Pure.
+"""Prometheus rules: recorded series and alerts. Pure.
 
 Objectives are watched as the SRE workbook proposes (chapter 5, "multiwindow, multi-burn-rate alerts"): a long
 window says that much of the error budget is going, a short one that it still does.
@@ -12,18 +12,18 @@ from baton.telemetry import catalogue as cat
 from baton.telemetry.promql import Promql
 
 OBJECTIVE = 0.95
-"""Share of requests that shall meet their objectives; the chart replaces it."""
+"""Part of the requests that should meet their objectives. The chart replaces it."""
 
 BUDGET = f"(1 - {OBJECTIVE:g})"
-"""As it stands in the rules' text, and nothing else there does."""
+"""The error budget as it stands in the rules' text, where nothing else looks like it."""
 
 OBJECTIVE_MIN = 0.94
-"""With less, the fastest burn that is watched (14.4 times the budget) is more than all requests."""
+"""Lowest objective for which the fastest watched burn (14.4 times the budget) is at most all requests."""
 
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 
 NOT_PROMISED = "cancelled|refused_quota"
-"""What clients ended themselves, and what is beyond a tenant's own limits."""
+"""Outcomes that count against nobody: requests that clients ended, and those beyond a tenant's own limits."""
 
 RUNBOOK = "docs/operations.md"
 
@@ -32,7 +32,7 @@ Severity = Literal["page", "ticket"]
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """`factor` times as fast as the budget lasts for 30 days, over both windows."""
+    """A rate of `factor` times the one that uses up the budget in 30 days, over both windows."""
 
     factor: float
     long: str
@@ -54,16 +54,16 @@ class Alert:
     name: str
     expression: str
     hold: str
-    """How long it must be true first."""
+    """Time for which the expression must hold before the alert fires."""
     severity: Severity
     summary: str
     """One line, with {{ $labels.… }} and {{ $value }} of Prometheus."""
     window: str = ""
-    """Tells alerts of one name apart."""
+    """Window that tells alerts of one name apart."""
 
     @property
     def anchor(self) -> str:
-        """Of its part of the runbook."""
+        """Link to the alert's part of the runbook."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
@@ -72,8 +72,8 @@ def recorded(window: str) -> str:
 
 
 def _records() -> Iterator[tuple[str, str]]:
-    """(name, expression): share of requests that missed, by model and class. Nothing is recorded for a
-    class while all its requests meet their objectives."""
+    """Yield (name, expression): the part of requests that missed, by model and class. Nothing is recorded for
+    a class while all its requests meet their objectives."""
     q = Promql()
     by = ("namespace", "model", "slo_class")
     for window in WINDOWS:
@@ -259,12 +259,12 @@ def _store() -> Iterator[Alert]:
 
 
 def alerts() -> tuple[Alert, ...]:
-    """In the order of the runbook. Burn rates share a name by severity."""
+    """Return all alerts in the order of the runbook. Burn rates share a name by severity."""
     return (*_burn_alerts(), *_capacity(), *_leaks(), *_trust(), *_store())
 
 
 def rules() -> dict[str, Any]:
-    """A Prometheus rule file's content; also the spec of a PrometheusRule."""
+    """Return the content of a Prometheus rule file, which is also the spec of a PrometheusRule."""
     records = [{"record": name, "expr": expression} for name, expression in _records()]
     return {
         "groups": [

@@ -9,12 +9,12 @@ from baton.core.errors import SetupError
 from baton.telemetry.metrics import CONTENT_TYPE
 
 REQUEST_S = 5.0
-"""From connecting to the end of the answer."""
+"""Longest time from connecting to the end of the answer."""
 REQUEST_BYTES_MAX = 16_384
 
 
 class MetricsServer:
-    """GET /metrics and /health, one answer per connection. Not for the public."""
+    """HTTP server for GET /metrics and /health, one answer per connection. It is not meant for the public."""
 
     def __init__(self, *, render: Callable[[], bytes], health: Callable[[], dict[str, object]]) -> None:
         self._render, self._health = render, health
@@ -24,7 +24,7 @@ class MetricsServer:
         self.port = 0
 
     async def start(self, host: str, port: int = 0) -> None:
-        """`port` 0: any free one. Raises SetupError if the port is taken."""
+        """Listen on `port`; 0 is any free one. Raises SetupError if the port is taken."""
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
         except OSError as error:

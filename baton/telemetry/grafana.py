@@ -7,7 +7,7 @@ from baton.telemetry.panels import Dashboard, Panel, Query
 
 SCHEMA_VERSION = 39
 WIDTH, HEIGHT = 8, 8
-"""Of a panel; a row is 24 wide."""
+"""Size of a panel; a row is 24 wide."""
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 

@@ -8,7 +8,8 @@ from baton.config import TelemetryConfig
 
 
 class _JsonLines(logging.Formatter):
-    """What a record has in `fields` (`extra={"fields": {...}}`) becomes keys of the line."""
+    """Formatter of JSON lines. The keys of a record's `fields` (`extra={"fields": {...}}`) become keys of the
+    line."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class _JsonLines(logging.Formatter):
 
 
 def configure_logs(process: str, config: TelemetryConfig) -> None:
-    """Replaces whatever handlers the root logger has; writes to standard error."""
+    """Replace the root logger's handlers by one that writes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if config.log_json:
         handler.setFormatter(_JsonLines(process))

@@ -1,4 +1,4 @@
-"""What of this machine's settings spoils measurements and latency. Silent where there is no `/proc`."""
+"""Settings of this machine that spoil measurements and latency. Nothing is said where there is no `/proc`."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def scheduling_note(setting: Path = AUTOGROUP) -> str | None:
-    """What to change, in one line; None: nothing.
+    """Return one line on what to change, or None.
 
     With autogroups every session of processes is a scheduling group of its own. On Linux 6.18 groups beside
     one that computes without pause were seen not to run for up to 4.6 seconds, the kernel's own network

@@ -1,4 +1,4 @@
-"""What a metric is. `catalogue` has them all."""
+"""The type of a metric. `catalogue` lists them all."""
 
 from dataclasses import dataclass
 from typing import Literal

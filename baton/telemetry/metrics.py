@@ -50,7 +50,7 @@ class Meter:
             self._collectors[metric.name].remove(*values)
 
     def value(self, metric: Metric, **labels: str) -> float:
-        """Of a counter or gauge, 0 if never touched: for tests and `baton doctor`."""
+        """Return a counter or gauge, 0 if it was never touched. Tests and `baton doctor` read it."""
         found = self._registry.get_sample_value(metric.name, labels)
         return found or 0.0
 

@@ -1,4 +1,4 @@
-"""What Grafana shows: the panels of each dashboard, from the catalogue. Pure."""
+"""Grafana's dashboards: the panels of each, from the catalogue. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from baton.telemetry.promql import Promql
 
 WINDOW = "$__rate_interval"
 NAMESPACE = 'namespace=~"$namespace"'
-"""True also of series without a namespace, while all are chosen."""
+"""Matcher that also holds for series without a namespace while all are chosen."""
 
 Q = Promql(NAMESPACE)
 
@@ -19,20 +19,20 @@ class Query:
     expression: str
     legend: str = ""
     quiet: str = ""
-    """Why it may return nothing in a cluster that is well; empty: it always returns something once requests
-    were served."""
+    """Reason for an empty result in a healthy cluster. Empty: there is always a result once requests were
+    served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     title: str
     unit: str
-    """Grafana's name of it."""
+    """Grafana's name of the unit."""
     queries: tuple[Query, ...]
     description: str = ""
     is_stacked: bool = False
     is_share: bool = False
-    """0 to 1."""
+    """Whether values are between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Dashboard:
 
 
 def counted(metric: Metric, title: str, *by: str, quiet: str = "") -> Panel:
-    """Of a counter, per second."""
+    """Return a panel of a counter, per second."""
     units = {"bytes": "Bps", "requests": "reqps"}
     legend = " ".join(f"{{{{{name}}}}}" for name in by) or title
     query = Query(Q.rate(metric, WINDOW, *by), legend, quiet)
@@ -63,7 +63,7 @@ def counted(metric: Metric, title: str, *by: str, quiet: str = "") -> Panel:
 
 
 def measured(metric: Metric, title: str, how: str, *by: str, quiet: str = "") -> Panel:
-    """Of a gauge."""
+    """Return a panel of a gauge."""
     units = {"bytes": "bytes", "ratio": "percentunit", "seconds": "s"}
     legend = " ".join(f"{{{{{name}}}}}" for name in by) or title
     query = Query(Q.gauge(metric, how, *by), legend, quiet)
@@ -189,7 +189,7 @@ def _pools() -> Row:
 
 
 def _engine() -> Row:
-    right = (Q.rate(cat.RIGHT_GUESSES, WINDOW, "worker"), Q.rate(cat.DRAFTED_TOKENS, WINDOW, "worker"))
+    right = (Q.rate(cat.ACCEPTED_TOKENS, WINDOW, "worker"), Q.rate(cat.DRAFTED_TOKENS, WINDOW, "worker"))
     return Row(
         "Engine",
         (

@@ -1,4 +1,4 @@
-"""Writes the rules and dashboards that the chart carries: `python -m baton.telemetry.render FOLDER`."""
+"""Write the rules and dashboards that the chart carries: `python -m baton.telemetry.render FOLDER`."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ HEAD = "# Generated from baton/telemetry: `make chart`.\n"
 
 
 def rendered() -> dict[str, str]:
-    """File name, relative to the chart, -> content."""
+    """Return the content of each generated file by its name, relative to the chart."""
     files: dict[str, str] = {"rules/baton.yaml": HEAD + _yaml(rules())}
     for dashboard in DASHBOARDS:
         text = json.dumps(model(dashboard), indent=2, ensure_ascii=False)

@@ -55,16 +55,16 @@ def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterato
     elif Role.PREFILL not in serving or Role.DECODE not in serving:
         yield Check(name, "off", "there are no separate pools of prefill and decode workers")
     else:
-        split, whole = (gained(past, c.PLACEMENTS.name, kind=kind) for kind in ("split", "whole"))
+        split, aggregated = (gained(past, c.PLACEMENTS.name, kind=kind) for kind in ("split", "aggregated"))
         moved = gained(past, c.TRANSFER_BYTES.name)
         if split and moved:
-            part = share(share_of(split, split + whole))
+            part = share(share_of(split, split + aggregated))
             yield Check(name, "on", f"{part} of sequences are split; {size(moved)} of KV moved")
         elif split:
             yield Check(
                 name, "bad", "sequences are split, but no KV has moved: reads fail, or are not reported"
             )
-        elif whole:
+        elif aggregated:
             yield Check(name, "idle", "every sequence was predicted to do better on one worker")
         else:
             yield Check(name, "idle", "no request yet")
@@ -166,7 +166,7 @@ def _speculation(config: Config, past: Frame) -> Check:
     name = "Speculation"
     if config.engine.speculation == "off":
         return Check(name, "off", "engine.speculation is off")
-    drafted, right = gained(past, c.DRAFTED_TOKENS.name), gained(past, c.RIGHT_GUESSES.name)
+    drafted, right = gained(past, c.DRAFTED_TOKENS.name), gained(past, c.ACCEPTED_TOKENS.name)
     if not drafted:
         return Check(name, "idle", "no guess yet, or it turned itself off: guesses were wrong")
     return Check(name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} guesses were right")

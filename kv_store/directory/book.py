@@ -20,23 +20,23 @@ from baton.core.store import Holding, StoreChanges, StoreMember, Tier
 from kv_store.directory.interface import GONE_S
 
 
-class Joined(msgspec.Struct, frozen=True):
+class NodeJoined(msgspec.Struct, frozen=True):
     """A node that was no member became one."""
 
     member: StoreMember
 
 
-class Lapsed(msgspec.Struct, frozen=True):
+class NodeLapsed(msgspec.Struct, frozen=True):
     """A member was silent for a whole lease."""
 
     member: StoreMember
 
 
-class Left(msgspec.Struct, frozen=True):
+class NodeLeft(msgspec.Struct, frozen=True):
     member: StoreMember
 
 
-BookChange = Joined | Lapsed | Left
+BookChange = NodeJoined | NodeLapsed | NodeLeft
 
 
 @dataclass(slots=True)
@@ -74,14 +74,14 @@ class DirectoryBook:
         node = self._nodes.get(node_id)
         if node is None:
             self._nodes[node_id] = _Node(member, now_s + lease_s)
-            return False, [Joined(member)]
+            return False, [NodeJoined(member)]
         node.member, node.ends_s = member, now_s + lease_s
         return node.sequence_number is not None, []
 
     def leave(self, node_id: NodeId, *, now_s: float) -> list[BookChange]:
         self._gone[node_id] = now_s + GONE_S
         node = self._forget(node_id)
-        return [Left(node.member)] if node is not None else []
+        return [NodeLeft(node.member)] if node is not None else []
 
     def publish(self, changes: StoreChanges) -> bool:
         node, number = self._nodes.get(changes.node_id), changes.sequence_number
@@ -109,7 +109,7 @@ class DirectoryBook:
         self._gone = {node_id: end_s for node_id, end_s in self._gone.items() if end_s > now_s}
         lapsed = [node_id for node_id, node in self._nodes.items() if node.ends_s <= now_s]
         gone = [node for node_id in lapsed if (node := self._forget(node_id)) is not None]
-        return [Lapsed(node.member) for node in gone]
+        return [NodeLapsed(node.member) for node in gone]
 
     def paused(self, for_s: float) -> None:
         """Move all leases by the time for which the directory itself could not listen: silence does not count

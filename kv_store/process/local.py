@@ -35,7 +35,7 @@ PATH_BYTES_MAX = 107
 
 
 class WorkerSink(Protocol):
-    """The receiver of what workers say. `worker_joined` is answered through `WorkerSessions.send`, at once,
+    """The receiver of what workers say. `worker_joined` is answered through `LocalSessions.send`, at once,
     by a welcome or a refusal."""
 
     def worker_joined(self, hello: StoreHello) -> None: ...
@@ -54,7 +54,7 @@ class _Session:
         self.ended = asyncio.Event()
 
 
-class WorkerSessions:
+class LocalSessions:
     """One session per worker. It ends when the worker closes its socket, and not before: until then the
     worker may still write into the slots it was given. From our side only its writing half is closed."""
 
@@ -162,7 +162,7 @@ class LocalServer:
         self,
         path: str,
         *,
-        sessions: WorkerSessions,
+        sessions: LocalSessions,
         answer: Callable[[StoreRequest], Awaitable[StoreReply]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:

@@ -42,7 +42,7 @@ from kv_store.directory.interface import Directory
 from kv_store.directory.registration import StoreRegistration
 from kv_store.node import events as e
 from kv_store.node.core import NodeCore
-from kv_store.process.local import LocalServer, WorkerSessions
+from kv_store.process.local import LocalServer, LocalSessions
 from kv_store.process.metrics import StoreMetrics, accounts
 from kv_store.process.peers import READER_MESSAGES, Answering, Asking, PeerReads
 from kv_store.process.size_class import Space
@@ -151,7 +151,7 @@ class StoreProcess:
             observers=(self._metrics,),
         )
         post = self._driver.post
-        self._workers = WorkerSessions(sink=self, arena_descriptor=self._arena_of)
+        self._workers = LocalSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
             store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._background.spawn
         )

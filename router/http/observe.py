@@ -53,7 +53,9 @@ class Observer:
         meter, model = self.meter, self._model
         match note.what:
             case "placed":
-                meter.inc(c.PLACEMENTS, model=model, kind="split" if len(note.worker_ids) > 1 else "whole")
+                meter.inc(
+                    c.PLACEMENTS, model=model, kind="split" if len(note.worker_ids) > 1 else "aggregated"
+                )
             case "fallback":
                 meter.inc(c.PLACEMENTS, model=model, kind="fallback")
             case "retried":

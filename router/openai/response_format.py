@@ -1,6 +1,8 @@
-"""What a request says about the shape of its answer, as a `Grammar`. Pure.
+"""The shape that a request asks of its answer, as a `Grammar`. Pure.
 
-OpenAI's `response_format`; vLLM's `structured_outputs` and the older `guided_*` fields. One of them only.
+A request says it in OpenAI's `response_format`, in vLLM's `structured_outputs` or in one of the older
+`guided_*` fields, and in one of them only. What cannot be enforced is refused here, by the judge that the
+worker asks again.
 """
 
 from typing import Any
@@ -10,24 +12,21 @@ import orjson
 
 from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
+from engine.structured.grammars import check_choices, check_ebnf, check_regex, check_structural_tag
+from engine.structured.schemas import check_schema
 from router.openai.bodies import Body
-from router.structured.grammar_check import (
-    check_choices,
-    check_ebnf,
-    check_regex,
-    check_schema,
-    check_structural_tag,
-)
+
+ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object","additionalProperties":true}')
 
 
 class Structured(msgspec.Struct, frozen=True):
     grammar: Grammar
     field: str
-    """That asked for it."""
+    """The field of the request that asked for it."""
 
 
 def grammar_of(body: Body) -> Structured | None:
-    """Raises ClientError for what cannot be enforced, naming the field and the keyword."""
+    """Return what the request asks for. Raises ClientError that names the field and the keyword."""
     asked = [
         (name, value)
         for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -50,7 +49,7 @@ def _of_kind(kind: str, value: Any, where: str) -> Grammar:
         case "json":
             return schema_grammar(_schema_of(value, where), where)
         case "json_object":
-            return Grammar(GrammarKind.JSON_SCHEMA, "{}")
+            return ANY_OBJECT
         case "regex":
             return Grammar(GrammarKind.REGEX, check_regex(value, where))
         case "choice":
@@ -64,9 +63,7 @@ def _of_kind(kind: str, value: Any, where: str) -> Grammar:
 
 
 def schema_grammar(schema: Any, where: str) -> Grammar:
-    # `{}` means any object to a worker; as a schema it means any value.
-    checked = check_schema(schema, where) or True
-    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(checked).decode())
+    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(check_schema(schema, where)).decode())
 
 
 def structural_grammar(tag: Any, where: str) -> Grammar:
@@ -89,7 +86,7 @@ def _decoded(text: str, where: str) -> Any:
 _OPTIONS = frozenset(
     {"disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"}
 )
-"""Of vLLM's `structured_outputs`: how, not what."""
+"""Fields of vLLM's `structured_outputs` that say how, not what."""
 
 
 def _of_structured_outputs(value: Any) -> Structured:
@@ -101,7 +98,7 @@ def _of_structured_outputs(value: Any) -> Structured:
             raise ClientError(f"{where}.{option} is not supported; leave it out", param=f"{where}.{option}")
     kinds = [name for name in value if value[name] not in (None, False) and name not in _OPTIONS]
     if not kinds and value.get("json") is False:
-        kinds = ["json"]  # as a schema, which says what is wrong with it
+        kinds = ["json"]  # The check of schemas says what is wrong with it.
     if len(kinds) != 1:
         raise ClientError(
             f"{where} must have exactly one of json, json_object, regex, choice, grammar, structural_tag",
@@ -119,7 +116,7 @@ def _of_response_format(value: Any) -> Structured | None:
         case "text":
             return None
         case "json_object":
-            return Structured(Grammar(GrammarKind.JSON_SCHEMA, "{}"), where)
+            return Structured(ANY_OBJECT, where)
         case "json_schema":
             inner = value.get("json_schema")
             schema = inner.get("schema") if isinstance(inner, dict) else None

@@ -1,14 +1,13 @@
-"""Tool calls that must be: a forced call as a JSON schema, strict functions as a structural tag. Pure."""
+"""Grammars of tool calls: a forced call is a JSON schema, strict functions are a structural tag. Pure."""
 
 from typing import Any
 
 import orjson
 
 from baton.core.errors import ClientError
-from baton.core.sampling import Grammar, GrammarKind
+from baton.core.sampling import Grammar
+from engine.structured.schemas import check_schema
 from router.openai.response_format import schema_grammar, structural_grammar
-from router.structured.grammar_check import check_schema
-from router.structured.schema_size import check_size
 from router.text.conversation import Tool, ToolMode, ToolUse
 
 STRICT_PARSERS = frozenset({"hermes"})
@@ -16,7 +15,7 @@ STRICT_PARSERS = frozenset({"hermes"})
 
 
 def tool_grammar(tools: ToolUse, parser: str) -> Grammar | None:
-    """What the text must match so that the calls are as asked; None: anything goes.
+    """Return what the text must match so that the calls are as asked, or None where anything goes.
 
     Raises ClientError for schemas that cannot be enforced where they must be.
     """
@@ -56,12 +55,12 @@ def _required(tools: ToolUse) -> Grammar:
         schema["maxItems"] = 1
     if definitions:
         schema["$defs"] = definitions
-    check_size(schema, "tools")
-    return Grammar(GrammarKind.JSON_SCHEMA, orjson.dumps(schema).decode())
+    # The worker judges the whole: functions count together, and are nested deeper here.
+    return schema_grammar(schema, "tools")
 
 
 def _moved(schema: Any, number: int, definitions: dict[str, Any]) -> Any:
-    """The schema as part of a larger one: what it refers to moves to the new root, under names of its own."""
+    """The schema as part of a larger one; what it refers to moves to the new root, under names of its own."""
     if not isinstance(schema, dict):
         return schema
     inner = dict(schema)

@@ -7,7 +7,7 @@ from kv_store.node.core import NodeCore
 from kv_store.node.events import IoDone
 from kv_store.node.loads import Loads as NodeLoads
 from kv_store.node.writes import Writes
-from worker.core_loads import Loads
+from worker.core_loads import StoreLoads
 from worker.core_offers import Offers
 
 Patch = pytest.MonkeyPatch
@@ -15,9 +15,9 @@ Patch = pytest.MonkeyPatch
 
 def corrupt_copies_are_taken(patch: Patch) -> None:
     """A worker does not look at checksums."""
-    copied = Loads.copied
+    copied = StoreLoads.copied
     patch.setattr(
-        Loads,
+        StoreLoads,
         "copied",
         lambda self, copy, done: copied(self, copy, msgspec.structs.replace(done, corrupt=())),
     )
@@ -37,7 +37,7 @@ def corrupt_reads_are_served(patch: Patch) -> None:
 
 def loads_never_end(patch: Patch) -> None:
     """Blocks that were promoted or fetched stay pinned."""
-    patch.setattr(Loads, "_end_load", lambda self, load: [])
+    patch.setattr(StoreLoads, "_end_load", lambda self, load: [])
 
 
 def unwritten_blocks_are_kept(patch: Patch) -> None:

@@ -50,7 +50,7 @@ def test_missing_pools_and_silent_workers_are_bad():
     found = bad(
         {**HEALTH, "status": "unavailable", "directory": "away"}, [worker(Role.DECODE, answers=False)]
     )
-    assert any("nobody can prefill" in text for text in found)
+    assert any("no worker can prefill" in text for text in found)
     assert any("does not answer" in text for text in found)
     assert any("away" in text for text in found)
 
@@ -68,7 +68,7 @@ def test_a_pool_that_the_other_stands_in_for_is_noted_and_not_blamed():
         assert bad(degraded, workers) == []
         said = [f.text for f in diagnose(degraded, workers) if f.level == "note"]
         assert f"no {missing} worker: everything is served on the {there} pool, degraded" in said
-        assert f"nobody can {missing}" in bad({**HEALTH, "status": "unavailable"}, workers)
+        assert f"no worker can {missing}" in bad({**HEALTH, "status": "unavailable"}, workers)
 
 
 def test_what_a_worker_left_out_is_said_with_its_reason():
@@ -84,26 +84,26 @@ def test_what_a_worker_left_out_is_said_with_its_reason():
 def test_the_store_is_seen_to_work_or_said_not_to():
     assert "note: no KV store" in texts([worker(Role.AGGREGATED)])
     idle = texts([worker(Role.AGGREGATED, store__joined=1, store__written_blocks=5)])
-    assert "note: the KV store has 5 blocks of these workers and was of no use yet" in idle
+    assert "note: the KV store has 5 blocks of these workers; none has been loaded yet" in idle
     used = {"store__joined": 1, "store__written_blocks": 5, "store__loaded_blocks__host": 3}
     said = texts([worker(Role.PREFILL, **used, store__loaded_blocks__ssd=2), worker(Role.DECODE)])
     assert "note: 1 of 2 workers have a KV store" in said
-    assert "ok: the KV store is in use: 5 blocks written, loaded: 3 from host, 2 from ssd" in said
+    assert "ok: the KV store is in use: 5 blocks written; blocks loaded: 3 from host, 2 from ssd" in said
 
 
 def test_damaged_blocks_are_bad_and_late_ones_are_noted():
     workers = [worker(Role.AGGREGATED, store__joined=1, store__recomputed_blocks__corrupt=2)]
     assert any("2 blocks came damaged" in text for text in bad(HEALTH, workers))
     late = texts([worker(Role.AGGREGATED, store__joined=1, store__recomputed_blocks__late=7)])
-    assert "note: 7 blocks did not come from the KV store in time" in late
+    assert "note: 7 blocks did not arrive from the KV store in time" in late
 
 
 def test_routers_that_are_heard_are_counted():
     def said(count):
         return [f"{f.level}: {f.text}" for f in diagnose({**HEALTH, "peers": count}, [])]
 
-    assert any(text.startswith("note: peers: none heard") for text in said(0))
-    assert any(text.startswith("ok: peers: another router counted") for text in said(1))
+    assert any(text.startswith("note: peers: none known") for text in said(0))
+    assert any(text.startswith("ok: peers: another router known") for text in said(1))
     assert any(text.startswith("ok: peers: 3 other routers") for text in said(3))
 
 

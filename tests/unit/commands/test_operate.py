@@ -121,8 +121,8 @@ def test_without_waiting_the_order_alone_is_told(control):
 def test_a_drain_is_over_when_what_was_started_instead_serves(control):
     control.unsettled_looks = 3
     output = run("drain", "decode-0").output
-    assert "waiting for what is started instead" in output
-    assert re.search(r"as told; all that is wanted serves, \d", output)
+    assert "waiting for the replacements" in output
+    assert re.search(r"as told; all wanted workers serve, \d", output)
     assert control.unsettled_looks == 0
 
 
@@ -140,7 +140,7 @@ def test_a_drain_is_over_when_what_was_started_instead_serves(control):
 def test_the_last_worker_of_a_role_is_not_given_up_unasked(control, words, lost):
     result = run(*words)
     assert lost in result.output
-    assert "--yes says that it is meant" in str(result.exception)
+    assert "confirm it with --yes" in str(result.exception)
     assert control.orders == []
     assert lost in run(*words, "--yes").output
     assert len(control.orders) == 1
@@ -148,7 +148,7 @@ def test_the_last_worker_of_a_role_is_not_given_up_unasked(control, words, lost)
 
 def test_a_drain_that_is_to_be_undone_drains_no_worker(control):
     result = run("drain", "decode-0", "--undo")
-    assert "--undo is of nodes" in str(result.exception)
+    assert "--undo works for nodes" in str(result.exception)
     assert control.orders == []
 
 
@@ -261,12 +261,12 @@ def test_workers_of_a_model_are_found_by_their_name_within_it(two, words, action
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["switch-role", "decode-0", "prefill", "--model", "huge"], "there is tiny, org/big"),
+        (["switch-role", "decode-0", "prefill", "--model", "huge"], "choose one of tiny, org/big"),
         (
             ["switch-role", "tiny-decode-0", "prefill", "--model", "org/big"],
             "org/big has no worker 'tiny-decode-0'",
         ),
-        (["drain", "decode-7", "--model", "tiny"], "there is tiny-decode-0"),
+        (["drain", "decode-7", "--model", "tiny"], "choose one of tiny-decode-0"),
         (["status", "--model", "huge"], "no model 'huge'"),
     ],
 )
@@ -282,7 +282,7 @@ def test_status_shows_the_model_of_each_worker_or_one_model_alone(two, monkeypat
     both = run("status").output
     assert "org-big-decode-0.a1" in both
     assert "tiny-decode-0.a1" in both
-    assert re.search(r"org/big version 1: 1 decode wanted, all there", both)
+    assert re.search(r"org/big version 1: 1 decode wanted, all running", both)
     one = run("status", "--model", "tiny").output
     assert "org-big" not in one
 

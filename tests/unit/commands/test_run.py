@@ -16,7 +16,10 @@ from commands.run import run_app
         (["drain"], "missing argument 'WORKER|NODE'; see `baton drain --help`"),
         (["certs", "nope"], "no such command 'nope'; see `baton certs --help`"),
         (["replay", "x", "--rate", "y"], "invalid value for '--rate'"),
-        (["scale", "decode", "-1"], "-1 is read as an option: no argument here is below 0; see `baton scale"),
+        (
+            ["scale", "decode", "-1"],
+            "-1 is read as an option: arguments here cannot be negative; see `baton scale",
+        ),
         (["replay"], "missing argument 'trace'; see `baton replay --help`"),
     ],
 )

@@ -37,7 +37,7 @@ def shown(scaled):
 
 def test_what_the_autoscaler_reckons_with_and_why_it_decided():
     text = shown(SCALED)
-    assert "autoscaler orders; starts take 41 s, flips 0.5 s, drains 2.0 s" in text
+    assert "autoscaler orders; starts take 41 s, role switches 0.5 s, drains 2.0 s" in text
     assert "1.23e+03 tokens/s" in text
     assert "x1.08" in text
     assert WHY in text
@@ -46,7 +46,7 @@ def test_what_the_autoscaler_reckons_with_and_why_it_decided():
 def test_why_it_decides_nothing_and_that_it_only_advises():
     text = shown(msgspec.structs.replace(SCALED, mode="advise", text="no report from r2"))
     assert "autoscaler only advises" in text
-    assert "decides nothing: no report from r2" in text
+    assert "no decisions: no report from r2" in text
 
 
 def test_nothing_is_said_of_an_autoscaler_that_is_off():

@@ -59,7 +59,7 @@ def test_a_person_finds_what_it_holds_and_how_fast_it_is(capsys):
         "SSD read 6 6.0 MiB 512.0 MiB/s 2.50 ms",
         "not found anywhere: 9 blocks, 36.0 KiB",
         "dropped from host memory: 5 evicted",
-        "offered and not taken: 4 known",
+        "offered but refused: 4 known",
         "SSD: 3 full",
         "tenant acme: 1.0 MiB of host memory",
         "peer n.2 at other:1",
@@ -82,10 +82,10 @@ def test_sizes_have_the_largest_unit_that_fits():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("inspect",), "which store node"),
+        (("inspect",), "no store node is named"),
         (("inspect", "--socket", "/nowhere/s"), "/nowhere/s: No such file"),
-        (("drain", "--node", "127.0.0.1:9"), "no store node: 127.0.0.1:9"),
-        (("inspect", "--socket", "a", "--node", "b:1"), "not by both"),
+        (("drain", "--node", "127.0.0.1:9"), "cannot reach the store node: 127.0.0.1:9"),
+        (("inspect", "--socket", "a", "--node", "b:1"), "not with both"),
         (("clear", "--tier", "peer", "--yes", "--socket", "a"), "choose host or ssd"),
         (("run", "--host-bytes", "1000000"), "name one with --socket"),
         (("run", "--socket", "/nowhere/s"), "/nowhere/s.lock"),

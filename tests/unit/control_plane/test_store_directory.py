@@ -7,7 +7,7 @@ from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from baton.wire.core_driver import PAUSE_S
 from control_plane.store_directory import StoreDirectory
-from kv_store.directory.book import Joined, Lapsed
+from kv_store.directory.book import NodeJoined, NodeLapsed
 from kv_store.directory.memory import MemoryDirectory
 
 
@@ -44,7 +44,10 @@ async def test_a_silent_node_is_noticed_without_anybody_asking():
     directory = MemoryDirectory(entries_max=9, on_change=changes.put_nowait)
     await directory.renew(member("a"), lease_s=0.02)
     async with asyncio.timeout(5):
-        assert [await changes.get(), await changes.get()] == [Joined(member("a")), Lapsed(member("a"))]
+        assert [await changes.get(), await changes.get()] == [
+            NodeJoined(member("a")),
+            NodeLapsed(member("a")),
+        ]
     await directory.close()
 
 

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from baton.core.ids import SeqKey
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, finish_after
 from engine.grammar import GrammarError, GrammarStore
-from engine.json_schema import NESTING_MAX
 from engine.sampling.sampler import Request, Sampler
 from tests.json_schemas import SCHEMAS
 from tests.models import EOS_ID, save_tokenizer
@@ -103,7 +102,7 @@ def test_every_text_is_valid_by_its_schema(store, tokenizer, closers, schemas):
         (GrammarKind.REGEX, r"[a-c]{3}(x|yz)+!", lambda t: re.fullmatch(r"[a-c]{3}(x|yz)+!", t)),
         (GrammarKind.CHOICE, json.dumps(["yes", 'n"o', "ü\\\n日"]), lambda t: t in ["yes", 'n"o', "ü\\\n日"]),
         (GrammarKind.EBNF, 'root ::= "(" root ")" | "x"', lambda t: re.fullmatch(r"\(*x\)*", t)),
-        (GrammarKind.JSON_SCHEMA, "{}", lambda t: isinstance(json.loads(t), dict)),
+        (GrammarKind.JSON_SCHEMA, '{"type": "object"}', lambda t: isinstance(json.loads(t), dict)),
     ],
     ids=["regex", "choice", "ebnf", "json object"],
 )
@@ -203,11 +202,6 @@ def test_allowed_tokens_that_all_end_the_text_end_it_in_spite_of_min_tokens(stor
     [
         (GrammarKind.EBNF, "root ::= root"),
         (GrammarKind.EBNF, 'root ::= x "a"\nx ::= x'),
-        (GrammarKind.JSON_SCHEMA, '{"$ref": "#"}'),
-        (
-            GrammarKind.JSON_SCHEMA,
-            '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
-        ),
     ],
 )
 def test_a_grammar_without_a_first_token_is_refused(store, kind, text):
@@ -218,7 +212,7 @@ def test_a_grammar_without_a_first_token_is_refused(store, kind, text):
 def test_a_schema_of_thousands_of_schemas_is_refused(store):
     properties = {f"p{i}": {"type": "string"} for i in range(5000)}
     text = json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
-    with pytest.raises(GrammarError, match="too long to compile"):
+    with pytest.raises(GrammarError, match="take too long to compile"):
         store.prepare(Grammar(GrammarKind.JSON_SCHEMA, text))
 
 
@@ -237,7 +231,7 @@ def test_a_text_ends_where_its_grammar_leads_nowhere(store, tokenizer, closers):
 
 @pytest.mark.parametrize("is_tag", [False, True], ids=["schema", "tag"])
 def test_white_space_in_json_is_bounded(store, tokenizer, is_tag):
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, "{}")
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
     if is_tag:
         form = {"type": "json_schema", "json_schema": {"type": "object"}}
         tag = json.dumps({"type": "structural_tag", "format": form})
@@ -276,71 +270,12 @@ def test_a_grammar_that_takes_ever_longer_ends_the_text(store, tokenizer, monkey
     pytest.fail("it goes on for ever")
 
 
-REFUSED = {
-    "not": {"not": {"type": "string"}},
-    "if": {"if": {}, "then": {"type": "string"}},
-    "uniqueItems": {"type": "array", "uniqueItems": True},
-    "contains": {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}},
-    "dependentRequired": {"anyOf": [{"type": "object", "dependentRequired": {"a": ["b"]}}]},
-    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
-    "$ref": {"$ref": "https://example.com/schema"},
-    "$ref beside maximum": {"$defs": {"x": {"type": "integer"}}, "$ref": "#/$defs/x", "maximum": 3},
-    "allOf of more": {"allOf": [{"type": "object"}, {"required": ["a"]}]},
-    "allOf beside properties": {"properties": {"a": {}}, "allOf": [{"required": ["b"]}]},
-    "anyOf beside type": {"type": "string", "anyOf": [{"maxLength": 1}]},
-    "oneOf of schemas that may both hold": {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
-    "multipleOf": {"type": "number", "multipleOf": 0.5},
-    "minLength and maxLength beside pattern": {"type": "string", "pattern": "^a+$", "maxLength": 2},
-    "propertyNames": {"properties": {"b": {}}, "propertyNames": {"pattern": "^a"}},
-    "patternProperties of more": {"patternProperties": {"^a": {}, "b$": {}}},
-    "patternProperties that match the property 'ab'": {
-        "properties": {"ab": {}},
-        "patternProperties": {"^a": {"type": "integer"}},
-    },
-    "minProperties": {"type": "object", "minProperties": 2},
-    "required names 'b'": {"type": "object", "required": ["b"], "additionalProperties": False},
-    "type is missing": {"minimum": 1, "minLength": 1},
-    "no value of enum has the type 'string'": {"type": "string", "enum": [1]},
-    "pattern: '\"'": {"type": "string", "pattern": '^"$'},
-    "pattern: '\\\\n'": {"type": "string", "pattern": r"^[^\n]a\n$"},
-    "nested more than": json.loads('{"items":' * (NESTING_MAX + 2) + "{}" + "}" * (NESTING_MAX + 2)),
-    "Unsupported type": {"type": "frob"},
-}
-
-
-@pytest.mark.parametrize("says", REFUSED)
-def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(store, says):
-    with pytest.raises(GrammarError, match=re.escape(says)) as raised:
-        store.prepare(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(REFUSED[says])))
-    assert "\n" not in str(raised.value)
-    assert not re.match(r"\w+: |Check failed", str(raised.value).replace("not JSON: ", ""))
-    assert "/project/" not in str(raised.value)
-
-
-ENFORCED = {
-    "numbers without a type": ({"minimum": 5}, [6], [4]),
-    "enum by its type": ({"type": "string", "enum": [1, "a"]}, ["a"], [1]),
-    "undeclared required": ({"type": "object", "required": ["b"]}, [{"b": 1}], [{"a": 1}, {}]),
-    "tuples of draft 7": ({"items": [{"type": "integer"}], "additionalItems": False}, [[1]], [["a"], [1, 2]]),
-    "oneOf by type": ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [None]),
-    "patterns of names": ({"patternProperties": {"^x$": {"type": "integer"}}}, [{"x": 1}], [{"x": "a"}]),
-    "definitions": (
-        {"definitions": {"x": {"type": "integer"}}, "properties": {"a": {"$ref": "#/definitions/x"}}},
-        [{"a": 1}],
-        [{"a": "x"}],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENFORCED)
-def test_what_is_put_into_another_form_means_the_same(store, tokenizer, name):
-    schema, good, bad = ENFORCED[name]
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-    for value in good:
-        jsonschema.Draft202012Validator(schema).validate(value) if name != "tuples of draft 7" else None
-        assert accepts(store, tokenizer, grammar, json.dumps(value))
-    for value in bad:
-        assert not accepts(store, tokenizer, grammar, json.dumps(value))
+def test_what_the_judge_refuses_is_refused_here_as_well(store):
+    """The router has asked the same judge, so this is for what another client of the worker sends."""
+    with pytest.raises(
+        GrammarError, match=re.escape("json_schema.items.not: this keyword cannot be enforced")
+    ):
+        store.prepare(Grammar(GrammarKind.JSON_SCHEMA, '{"items": {"not": {"type": "string"}}}'))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +304,10 @@ def test_what_does_not_compile_is_one_line(store, kind, text):
         store.prepare(Grammar(kind, text))
     assert len(str(raised.value)) < 400
     assert "\n" not in str(raised.value)
-    assert not re.match(r"\w+: |Check failed", str(raised.value).replace("not JSON: ", ""))
+    assert not re.match(
+        r"(?!json_schema|regex|ebnf|choice|structural_tag)\w+: |Check failed", str(raised.value)
+    )
+    assert "/project/" not in str(raised.value)
     assert not store.has(Grammar(kind, text))
 
 

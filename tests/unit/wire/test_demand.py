@@ -1,4 +1,4 @@
-"""What routers tell of their requests, over a real connection."""
+"""Routers' reports on their requests, over a real connection."""
 
 import asyncio
 

@@ -47,7 +47,7 @@ PLAIN = {
 
 
 def values(kind) -> st.SearchStrategy:
-    """Of a type as messages use them."""
+    """Values of a type as messages use them."""
     if kind in PLAIN:
         return PLAIN[kind]
     if isinstance(kind, typing.NewType):
@@ -90,7 +90,7 @@ def marks(hint, kind):
 
 
 def plain_first(value):
-    """What is tokens and nothing else goes first through the wire."""
+    """Outputs that are tokens and nothing else leave the wire before the others."""
     if not isinstance(value, m.StepOutput):
         return value
     rest = dict.fromkeys(("finish", "cached_token_count", "prompt_logprobs", "timings"))

@@ -17,7 +17,7 @@ from tests.models import make_model
 from tests.unit.engine.driver import Driver
 from worker.engine_thread import EngineThread
 from worker.preparation import NotPrepared
-from worker.preparers import Adapters, EngineAdapters
+from worker.preparers import AdapterPreparer, EngineAdapters
 
 PARAMS = SamplingParams(max_tokens=6)
 PROMPT = list(range(5, 30))
@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, executor: Executor, folder: Path, base: Path) -> None:
         self.executor, self.engine, self.threads = executor, EngineThread(), ThreadPoolExecutor(1)
         self.in_use: set[str] = set()
-        self.adapters = Adapters(
+        self.adapters = AdapterPreparer(
             EngineAdapters(executor, self.engine), self.threads, count_max=2, in_use=lambda: self.in_use
         )
         self.refs = []

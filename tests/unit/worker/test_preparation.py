@@ -24,7 +24,7 @@ from baton.core.messages import (
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from engine.grammar import GrammarError
 from worker.preparation import Preparation
-from worker.preparers import Adapters, Grammars, compiling_threads
+from worker.preparers import AdapterPreparer, GrammarPreparer, compiling_threads
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
@@ -229,7 +229,7 @@ class Store:
 
 async def test_a_grammar_that_does_not_compile_is_unsupported_with_the_compilers_words():
     with ThreadPoolExecutor(1) as threads:
-        bench = Bench(Grammars(Store(), threads))
+        bench = Bench(GrammarPreparer(Store(), threads))
         bench.tell(start(grammar=Grammar(GrammarKind.REGEX, "bad")))
         await bench.settle()
         refused = bench.answers.get_nowait()
@@ -257,7 +257,7 @@ class Stuck(Store):
 async def test_one_grammar_compiles_at_a_time_and_gives_way_and_those_given_up_are_never_begun():
     store = Stuck()
     with compiling_threads() as threads:
-        bench = Bench(Grammars(store, threads), prepare_s=0.05)
+        bench = Bench(GrammarPreparer(store, threads), prepare_s=0.05)
         for text in ("a", "b", "c"):
             bench.tell(start(text, 0, grammar=Grammar(GrammarKind.REGEX, text)))
         await bench.settle()
@@ -295,7 +295,7 @@ class Loader:
 async def lora():
     loader, in_use = Loader(), set()
     with ThreadPoolExecutor(1) as threads:
-        bench = Bench(Adapters(loader, threads, count_max=2, in_use=lambda: in_use))
+        bench = Bench(AdapterPreparer(loader, threads, count_max=2, in_use=lambda: in_use))
         bench.loader, bench.in_use = loader, in_use
         yield bench
 

@@ -1,5 +1,5 @@
 from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
-from kv_store.directory.book import DirectoryBook, Joined, Lapsed, Left
+from kv_store.directory.book import DirectoryBook, NodeJoined, NodeLapsed, NodeLeft
 from kv_store.directory.interface import GONE_S
 
 
@@ -59,9 +59,9 @@ def test_the_end_of_a_node_gives_its_room_back():
     assert book.tick(now_s=9.9) == []
     book.renew(member("b"), lease_s=10, now_s=9)
     assert book.next_tick_s == 10
-    assert book.tick(now_s=10) == [Lapsed(member("a"))]
+    assert book.tick(now_s=10) == [NodeLapsed(member("a"))]
     assert book.entry_count == 2
-    assert book.leave("b", now_s=11) == [Left(member("b"))]
+    assert book.leave("b", now_s=11) == [NodeLeft(member("b"))]
     assert book.entry_count == 0
     book.check()
 
@@ -73,7 +73,7 @@ def test_a_departed_id_is_remembered_for_a_while():
     assert book.renew(member("a"), lease_s=10, now_s=3) == (False, [])
     assert book.next_tick_s == 2 + GONE_S
     book.tick(now_s=2 + GONE_S)
-    assert book.renew(member("a"), lease_s=10, now_s=70) == (False, [Joined(member("a"))])
+    assert book.renew(member("a"), lease_s=10, now_s=70) == (False, [NodeJoined(member("a"))])
 
 
 def test_no_lease_ends_while_the_directory_could_not_listen():
@@ -81,4 +81,4 @@ def test_no_lease_ends_while_the_directory_could_not_listen():
     book.paused(100)
     assert book.tick(now_s=105) == []
     assert held(book, 1) == ["a"]
-    assert book.tick(now_s=110) == [Lapsed(member("a"))]
+    assert book.tick(now_s=110) == [NodeLapsed(member("a"))]

@@ -23,7 +23,7 @@ from baton.core.store import (
 )
 from baton.core.store_admin import AskClear, AskStatus, Declined, Done
 from baton.wire.local import FRAME_BYTES_MAX, ask_store
-from kv_store.process.local import LocalServer, WorkerSessions
+from kv_store.process.local import LocalServer, LocalSessions
 from worker import events as e
 from worker.store_copier import StoreCopier
 from worker.store_link import StoreLink
@@ -63,7 +63,7 @@ class Node(Heard):
         self.arena = os.memfd_create("arena")
         os.ftruncate(self.arena, SLOT_BYTES * SLOT_COUNT)
         self.welcome = WELCOME
-        self.sessions = WorkerSessions(sink=self, arena_descriptor=lambda hello: self.arena)
+        self.sessions = LocalSessions(sink=self, arena_descriptor=lambda hello: self.arena)
         self.server = LocalServer(
             str(path), sessions=self.sessions, answer=self.answer, spawn=asyncio.ensure_future
         )

@@ -328,7 +328,7 @@ async def on_ssd(node, client):
 def found_after_a_crash(folder, copy):
     """Blocks in the files as they are at this moment."""
     shutil.copytree(folder, copy)
-    file, found = BlockFile.open(copy, space=BLOCK_BYTES, slot_bytes=SLOT_BYTES, slot_count=64)
+    file, found = BlockFile.open(copy, block_bytes=BLOCK_BYTES, slot_bytes=SLOT_BYTES, slot_count=64)
     file.close()
     return found
 

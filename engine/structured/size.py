@@ -7,18 +7,25 @@ branches of an anyOf 12.7 s; it grows with the vocabulary, ten times as large in
 from typing import Any
 
 from baton.core.errors import ClientError
+from engine.structured.refusal import refuse
 
 OPTIONAL_MAX = 256
 """Properties of one object that may be left out."""
 BRANCHES_MAX = 256
-"""Of one anyOf or oneOf."""
+"""Branches of one anyOf or oneOf."""
 PARTS_MAX = 1024
 """Properties and branches in all."""
-OTHERS = ("unevaluatedItems", "unevaluatedProperties", "additionalProperties", "propertyNames")
+OTHERS = (
+    "additionalItems",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "additionalProperties",
+    "propertyNames",
+)
 
 
 def check_size(schema: Any, where: str) -> int:
-    """Properties and branches of the schema. Raises ClientError naming the bound."""
+    """Count the properties and branches of the schema. Raises ClientError that names the bound."""
     parts, todo = 0, [schema]
     while todo:
         node = todo.pop()
@@ -47,12 +54,14 @@ def check_size(schema: Any, where: str) -> int:
         todo += properties.values()
         for keyword in ("patternProperties", "$defs", "definitions"):
             todo += _objects(node.get(keyword)).values()
-        todo += [node.get(k) for k in ("items", *OTHERS)]
+        items = node.get("items")
+        todo += items if isinstance(items, list) else [items]
+        todo += [node.get(keyword) for keyword in OTHERS]
     return parts
 
 
 def check_sizes(node: Any, where: str) -> None:
-    """As `check_size`, of all schemas in a structural tag together."""
+    """Check all schemas in a structural tag together as `check_size` checks one."""
     parts, todo = 0, [node]
     while todo:
         one = todo.pop()
@@ -71,8 +80,4 @@ def _objects(value: Any) -> dict[str, Any]:
 
 
 def _too_large(where: str, what: str, most: int) -> ClientError:
-    return ClientError(
-        f"{where}: {what} take too long to compile, at most {most} are allowed",
-        param=where,
-        code="unsupported_grammar",
-    )
+    return refuse(where, "", f"{what} take too long to compile, at most {most} are allowed")

@@ -1,20 +1,26 @@
 """Which regular expressions xgrammar (0.2.8) matches as they are meant. Pure.
 
-Found by experiment: it refuses look-around, back references, word boundaries, inline flags and Unicode
-classes; it *warns* of anchors in the middle and of unknown escapes and then matches something else. All of
+Experiments showed that it refuses look-around, back references, word boundaries, inline flags and Unicode
+classes. It warns of anchors in the middle and of unknown escapes, and then matches something else. All of
 these raise ClientError here, with the position.
 """
+
+import re
 
 from baton.core.errors import ClientError
 
 REGEX_CHARACTERS_MAX = 8192
 SIZE_MAX = 20_000
-"""Elements, with repetitions written out: each is a state of the compiled automaton."""
+"""Elements with repetitions written out; each is a state of the compiled automaton."""
 DEPTH_MAX = 64
 
 _CLASS_ESCAPES = frozenset("dwsDWS")
 _CONTROL_ESCAPES = frozenset("tnrfv")
 _JSON_UNSAFE = frozenset('"\\')
+_LITERALS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""Escapes and classes, in which no character is a sign of its own."""
+_ANCHOR = re.compile("[$^]")
+_PLAIN = re.compile(r"[A-Za-z0-9_ @:/,;=#%&~!'<>-]*")
 
 
 class _Regex:
@@ -23,7 +29,7 @@ class _Regex:
         self.at = 0
 
     def check(self) -> None:
-        self._alternatives(depth=0)
+        self._alternatives(depth=0, is_at_start=True)
         if self.at < len(self.text):
             self._refuse("unmatched ')'")
 
@@ -38,38 +44,58 @@ class _Regex:
         at = self.at + ahead
         return self.text[at] if at < len(self.text) else ""
 
-    def _alternatives(self, *, depth: int) -> int:
-        """Returns how many elements they are, repetitions written out."""
+    def _alternatives(self, *, depth: int, is_at_start: bool) -> tuple[int, bool]:
+        """Read until the group ends; `is_at_start` tells that nothing can come before it.
+
+        Return how many elements these are, with repetitions written out, and whether one is anchored to the
+        end.
+        """
         if depth > DEPTH_MAX:
             self._refuse(f"more than {DEPTH_MAX} nested groups")
-        start, size = self.at, 0
+        start, size, is_ended, is_any_ended = self.at, 0, False, False
         while (char := self._peek()) and char != ")":
             if char == "|":
                 self.at += 1
-                start = self.at
+                start, is_ended = self.at, False
             elif char == "^":
-                if self.at != start:
+                if self.at != start or not is_at_start:
                     self._refuse("'^' that is not at the beginning")
                 self.at += 1
                 start = self.at
+            elif is_ended:
+                self._refuse("'$' that is not at the end")
             elif char == "$":
                 self.at += 1
-                if self._peek() not in ("", "|", ")"):
-                    self._refuse("'$' that is not at the end")
+                is_ended = is_any_ended = True
             else:
-                size += self._atom(depth) * self._quantifier()
+                count, is_ended = self._repeated(depth, is_at_start=is_at_start and self.at == start)
+                is_any_ended |= is_ended
+                size += count
                 if size > SIZE_MAX:
                     self._refuse(f"more than {SIZE_MAX} elements, repetitions written out,")
-        return size
+        return size, is_any_ended
 
-    def _atom(self, depth: int) -> int:
+    def _repeated(self, depth: int, *, is_at_start: bool) -> tuple[int, bool]:
+        """Read an atom and how often it comes; return its size and whether it is anchored to the end."""
+        start = self.at
+        size, is_ended = self._atom(depth, is_at_start=is_at_start)
+        has_anchor = is_ended or _ANCHOR.search(_LITERALS.sub("", self.text[start : self.at])) is not None
+        end = self.at
+        times = self._quantifier()
+        if has_anchor and self.at != end:
+            self._refuse("a repeated group with '^' or '$' in it")
+        return size * times, is_ended
+
+    def _atom(self, depth: int, *, is_at_start: bool) -> tuple[int, bool]:
         char = self._peek()
         if char == "(":
-            return self._group(depth)
+            return self._group(depth, is_at_start=is_at_start)
         if char == "[":
             self._class()
         elif char == "\\":
-            self._escape()
+            found = self._escape()
+            if found is not None:
+                self._literal(found)
         elif char in "*+?{":
             self._refuse(f"nothing to repeat before {char!r}")
         elif char in "]}":
@@ -77,13 +103,13 @@ class _Regex:
         else:
             self._literal(char)
             self.at += 1
-        return 1
+        return 1, False
 
     def _literal(self, char: str) -> None:
         if self.in_json and (char in _JSON_UNSAFE or char < " "):
             self._refuse(f"{char!r}, which JSON writes with an escape, is not supported in a pattern")
 
-    def _group(self, depth: int) -> int:
+    def _group(self, depth: int, *, is_at_start: bool) -> tuple[int, bool]:
         self.at += 1
         if self._peek() == "?":
             if self._peek(1) == ":":
@@ -95,31 +121,39 @@ class _Regex:
                 self.at = end + 1
             else:
                 self._refuse("look-around, flags and other special groups are not supported")
-        size = self._alternatives(depth=depth + 1)
+        size, is_ended = self._alternatives(depth=depth + 1, is_at_start=is_at_start)
         if self._peek() != ")":
             self._refuse("missing ')'")
         self.at += 1
-        return max(1, size)
+        return max(1, size), is_ended
 
     def _class(self) -> None:
         self.at += 1
-        if self._peek() == "^":
+        has_any = self._peek() == "^"  # What is not named has characters enough.
+        if has_any:
             self.at += 1
         if self._peek() == "]":
             self._refuse("an empty character class")
         while (char := self._peek()) != "]":
             if not char:
                 self._refuse("missing ']'")
-            low = self._class_item()
+            low = high = self._class_item()
             if self._peek() == "-" and self._peek(1) not in ("]", ""):
                 self.at += 1
                 high = self._class_item()
                 if low is None or high is None or high < low:
                     self._refuse("a malformed range in a character class")
+            has_any |= low is None or high is None or not self._is_escaped(low, high)
+        if not has_any:
+            self._refuse("a class of characters that JSON writes with an escape, which is not supported")
         self.at += 1
 
+    def _is_escaped(self, low: str, high: str) -> bool:
+        """Whether JSON writes all characters of a range with an escape."""
+        return self.in_json and (high < " " or (low == high and low in _JSON_UNSAFE))
+
     def _class_item(self) -> str | None:
-        """The character, None for a class such as \\d."""
+        """Return the character, or None for a class such as \\d."""
         char = self._peek()
         if char == "\\":
             return self._escape()
@@ -129,7 +163,7 @@ class _Regex:
         return char
 
     def _escape(self) -> str | None:
-        """The character it stands for; None: a class of them."""
+        """Return the character that the escape stands for, or None for a class of characters."""
         char = self._peek(1)
         if char in _CLASS_ESCAPES and char:
             self.at += 2
@@ -141,22 +175,19 @@ class _Regex:
             ):
                 self._refuse(f"a malformed \\{char} escape")
             found = chr(int(digits, 16))
-            self._literal(found)
             self.at += 2 + len(digits)
             return found
         if char in _CONTROL_ESCAPES and char:
-            if self.in_json:
-                self._refuse(f"\\{char}, which JSON writes with an escape, is not supported in a pattern")
             self.at += 2
             return "\t\n\r\f\v"["tnrfv".index(char)]
         if not char or char.isalnum():
             self._refuse(f"the escape \\{char} is not supported")
-        self._literal(char)
         self.at += 2
         return char
 
     def _quantifier(self) -> int:
-        """How often at most, 1 without bound: a loop costs no more states."""
+        """Return how often the atom comes at most, and 1 without a bound, since a loop costs no more
+        states."""
         char, times = self._peek(), 1
         if char in ("*", "+", "?") and char:
             self.at += 1
@@ -187,12 +218,28 @@ def _is_count(text: str) -> bool:
 
 
 def check_pattern(text: str, where: str, *, in_json: bool) -> None:
-    """`in_json`: the text is matched as the inside of a JSON string, before it is unescaped.
+    """Raise ClientError unless xgrammar matches `text` as it is meant.
 
-    Raises ClientError.
+    `in_json` tells that it is matched against the inside of a JSON string before that is unescaped.
     """
     if len(text) > REGEX_CHARACTERS_MAX:
         raise ClientError(
             f"{where} may have at most {REGEX_CHARACTERS_MAX} characters, not {len(text)}", param=where
         )
     _Regex(text, where, in_json=in_json).check()
+
+
+def literal_start(pattern: str) -> str | None:
+    """The text with which every match of a checked pattern begins, or None if that is not known."""
+    bare = _LITERALS.sub("", pattern)
+    depth = 0
+    for char in bare:
+        depth += (char == "(") - (char == ")")
+        if char == "|" and depth == 0:
+            return None
+    found = _PLAIN.match(pattern, 1)
+    if not pattern.startswith("^") or found is None:
+        return None
+    text = found[0]
+    is_optional = pattern[found.end() : found.end() + 1] in tuple("?*{")
+    return (text[:-1] if is_optional else text) or None

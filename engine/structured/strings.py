@@ -1,0 +1,70 @@
+"""Strings: lengths, patterns and formats, of which xgrammar (0.2.8) enforces one at a time. Pure."""
+
+from typing import Any
+
+from engine.structured.patterns import check_pattern
+from engine.structured.refusal import refuse
+
+Schema = dict[str, Any]
+
+_YEAR = "[1-9][0-9]{3}"
+_LEAP_YEAR = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)"
+_DATE = (
+    rf"({_YEAR}-((01|03|05|07|08|10|12)-(0[1-9]|[12][0-9]|3[01])|(04|06|09|11)-(0[1-9]|[12][0-9]|30)"
+    rf"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_LOCAL = "[A-Za-z0-9!#%&'*+/=?_~-]{1,32}"
+_POINTER = "(/([A-Za-z0-9_.-]|~[01])*)*"
+FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "email": rf"^{_LOCAL}(\.{_LOCAL})?@{_LABEL}(\.{_LABEL}){{0,2}}$",
+    "hostname": rf"^{_LABEL}(\.{_LABEL}){{0,2}}$",
+    "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(0|[1-9][0-9]*)(#|{_POINTER})$",
+}
+"""Patterns in place of xgrammar's own formats.
+
+Those allow 30 February, bytes with leading zeros and labels of any length, and in an email address or a
+pointer characters that end the JSON string or are no escape of it.
+"""
+FORMATS = frozenset({"duration", "ipv6", "uri", "uri-reference", "uri-template", "uuid", *FORMAT_PATTERNS})
+
+
+def check_string(schema: Schema, path: str) -> None:
+    """Rewrite the keywords of a string in place, so that all of them are enforced. Raises ClientError."""
+    if schema.get("minLength") == 0:
+        del schema["minLength"]
+    if schema.get("minLength", 0) > schema.get("maxLength", 2**31):
+        raise refuse(path, "minLength", "is above maxLength")
+    given = [word for word in ("format", "pattern") if word in schema]
+    lengths = [word for word in ("minLength", "maxLength") if word in schema]
+    if len(given) + bool(lengths) > 1:
+        extra = (lengths + given[1:])[0]
+        raise refuse(path, extra, f"cannot be enforced beside {given[0]}; write both as one pattern")
+    if "format" in schema:
+        form = schema.pop("format")
+        if not isinstance(form, str) or form not in FORMATS:
+            raise refuse(
+                path,
+                "format",
+                f"{form!r:.60} cannot be enforced, only {', '.join(sorted(FORMATS))}; leave it out",
+            )
+        if form in FORMAT_PATTERNS:
+            schema["pattern"] = FORMAT_PATTERNS[form]
+        else:
+            schema["format"] = form
+    elif "pattern" in schema:
+        if not isinstance(schema["pattern"], str):
+            raise refuse(path, "pattern", "must be a string")
+        check_pattern(schema["pattern"], f"{path}.pattern", in_json=True)
+
+
+def allows_string(schema: Schema, value: str) -> bool:
+    """Whether a listed string keeps the lengths that stand beside the list."""
+    return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))

@@ -1,1 +1,0 @@
-"""Which JSON schemas and grammars can be enforced. Pure."""

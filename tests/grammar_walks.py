@@ -1,0 +1,65 @@
+"""Random texts of a compiled grammar, from a vocabulary of single bytes."""
+
+import random
+
+import torch
+from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
+
+from baton.core.sampling import Grammar
+from engine.grammar import _compile
+
+END = 256
+LIKELY = frozenset(b'abx-09."\\u{},:[]')
+"""Bytes that come up often, so that names meet and escapes are tried."""
+CLOSING = frozenset(b'"}]')
+OPENING = frozenset(b"[{-\\")
+
+
+class Walker:
+    """Compiles as a worker does, and walks through what the compiled grammar allows."""
+
+    def __init__(self) -> None:
+        words = [bytes([byte]) for byte in range(256)] + [b"<end>"]
+        info = TokenizerInfo(words, vocab_size=len(words), stop_token_ids=[END])
+        self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._mask = torch.zeros(1, -(-len(words) // 32), dtype=torch.int32)
+
+    def compile(self, grammar: Grammar):
+        """Compile what the worker takes. Raises GrammarError for what it refuses."""
+        return _compile(self._compiler, grammar)
+
+    def accepts(self, compiled, text: str) -> bool:
+        matcher = GrammarMatcher(compiled)
+        return all(matcher.accept_token(byte) for byte in text.encode()) and matcher.accept_token(END)
+
+    def walk(self, compiled, seed: int, *, patience: int = 60, bytes_max: int = 4000) -> str:
+        """Return one text. After `patience` bytes it takes the way out wherever there is one."""
+        rng = random.Random(seed)
+        matcher = GrammarMatcher(compiled)
+        text = bytearray()
+        while len(text) < bytes_max:
+            token = self._next(matcher, rng, is_leaving=len(text) > patience)
+            assert matcher.accept_token(token)
+            if token == END:
+                return text.decode()
+            text.append(token)
+        raise AssertionError(f"no end: {bytes(text[:200])!r}")
+
+    def _next(self, matcher, rng: random.Random, *, is_leaving: bool) -> int:
+        matcher.fill_next_token_bitmask(self._mask)
+        bits = self._mask[0].numpy().view("uint32")
+        allowed = [token for token in range(257) if bits[token // 32] >> (token % 32) & 1]
+        assert allowed, "the grammar leads nowhere"
+        # White space is dull. After 0xED xgrammar allows halves of surrogate pairs, which no UTF-8 text has.
+        dull = [token for token in allowed if token > 0x20 and token != 0xED]
+        if END in allowed and (is_leaving or rng.random() < 0.3):
+            return END
+        if is_leaving and (closing := [token for token in dull if token in CLOSING]):
+            return rng.choice(closing)
+        if is_leaving and ord(",") in allowed:
+            return ord(",")
+        if is_leaving:
+            return rng.choice([token for token in dull if token not in OPENING] or allowed)
+        if (likely := [token for token in dull if token in LIKELY]) and rng.random() < 0.7:
+            return rng.choice(likely)
+        return rng.choice(dull or allowed)
