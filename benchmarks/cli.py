@@ -15,9 +15,11 @@ from baton.wire.transport import secure
 from benchmarks import handover as handover_bench
 from benchmarks.autoscale_cli import autoscale
 from benchmarks.engine_cli import engine
+from benchmarks.eviction.cli import policies
 from benchmarks.faults_cli import faults
 from benchmarks.fidelity_cli import fidelity
 from benchmarks.goodput_cli import goodput
+from benchmarks.hedging_cli import hedging
 from benchmarks.kernels_cli import kernels
 from benchmarks.overload_cli import overload
 from benchmarks.placement_cli import placement
@@ -26,7 +28,6 @@ from benchmarks.reuse_cli import reuse
 from benchmarks.router_cli import router
 from benchmarks.speculation_cli import speculation
 from benchmarks.store_cli import store
-from benchmarks.store_policies_cli import policies
 from benchmarks.working_set_cli import store_cost, working_set
 from control_plane.reaper import Reaper
 
@@ -43,6 +44,7 @@ app.command("faults")(faults)
 app.command("fidelity")(fidelity)
 app.command("quality")(quality)
 app.command("goodput")(goodput)
+app.command("hedging")(hedging)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
 app.command("policies")(policies)

@@ -16,6 +16,7 @@ import msgspec
 
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
+from baton.core.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES
 from loadgen.lengths import Plan, Scaling, make_plan
 from loadgen.report import Settings, Slo
 from loadgen.traces import cut, read_trace
@@ -28,10 +29,10 @@ from simulator.fleet.workload import of_plan
 from simulator.hardware import Node, find_gpu, find_model
 
 NO_DISAGGREGATION = "no disaggregation"
-REFERENCE = "slo"
-REFUSING = "slo refusing"
+REFERENCE = DEFAULT_PLACEMENT
+REFUSING = f"{REFERENCE} refusing"
 """Those that will miss their objectives are refused, as `slo.late=refuse`; elsewhere they are served last."""
-POLICIES = ("slo", REFUSING, "cached_prefix", "least_loaded", "round_robin", "random", NO_DISAGGREGATION)
+POLICIES = (*PLACEMENT_POLICIES, REFUSING, NO_DISAGGREGATION)
 LOADS = (0.6, 0.9, 1.1, 1.4)
 
 

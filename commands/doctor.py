@@ -13,6 +13,7 @@ from rich.text import Text
 
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
+from baton.core.transfer_backends import BACKENDS
 from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
 from baton.wire.client import worker_status
@@ -20,6 +21,11 @@ from baton.wire.link import LinkBroken
 from baton.wire.services import WorkerStatusReply
 from baton.wire.transport import secure
 from commands.settings import load_config
+
+LAST_RESORTS = {name for name, facts in BACKENDS.items() if facts.is_last_resort}
+BACKENDS_OF_CHOICE = {
+    name for name, facts in BACKENDS.items() if not (facts.is_last_resort or facts.is_same_host_only)
+}
 
 HTTP_S = 5.0
 
@@ -233,8 +239,9 @@ def _remote_prefill(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
     if moved:
         texts = ", ".join(f"{count / 2**20:.1f} MiB by {backend}" for backend, count in sorted(moved.items()))
         yield Finding("ok", f"remote prefill is in use: {texts}")
-        if "nixl" in bytes_by_backend and moved.keys() == {"tcp"}:
-            yield Finding("note", "NIXL is there, but all KV moved over TCP")
+        better = [name for name in bytes_by_backend if name in BACKENDS_OF_CHOICE]
+        if better and moved.keys() <= LAST_RESORTS:
+            yield Finding("note", f"{better[0]} is there, but all KV moved over {', '.join(moved)}")
     elif _prefilled(workers):
         if any(count for name, count in _sums(workers).items() if name.endswith(".reads_failed")):
             yield Finding("bad", "prompts were computed on the prefill pool, but no KV has moved: reads fail")

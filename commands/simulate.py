@@ -12,6 +12,7 @@ from rich.console import Console
 
 from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
+from baton.core.policies import PLACEMENT_POLICIES
 from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from commands.settings import load_config
 from commands.simulate_show import Outputs, live_progress, publish
@@ -56,7 +57,10 @@ _Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline paral
 _Prefill = Annotated[int, typer.Option(min=0, help="Prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Decode workers.")]
 _Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
-_Policy = Annotated[str, typer.Option(help="Placement policy; default: router.policy.")]
+_Policy = Annotated[
+    str,
+    typer.Option(help=f"Placement policy ({', '.join(PLACEMENT_POLICIES)}); default: router.policy."),
+]
 _Ttft = Annotated[
     float, typer.Option(parser=target, metavar="SECONDS", help="TTFT target in seconds; none: no target.")
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from baton.config import ClusterConfig, Config
+from baton.config.served_models import each_model, served_name, worker_count
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Role
@@ -16,7 +17,6 @@ from baton.wire.link import LinkBroken
 from control_plane.cores import core_share, thread_count
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
-from engine.served_models import each_model, served_name, worker_count
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-PullT = TypeVar("PullT")
+SessionT = TypeVar("SessionT")
 
 
 @dataclass(slots=True, eq=False)
-class Chunk(Generic[PullT]):
-    """Blocks read in one go, for one pull: source_blocks[i] for its block `first_block` + i."""
+class Chunk(Generic[SessionT]):
+    """Blocks read in one go: source_blocks[i] is the session's block `first_block` + i."""
 
-    pull: PullT
+    session: SessionT
     first_block: int
     source_blocks: tuple[int, ...]
     generations: tuple[int, ...]
@@ -20,19 +20,19 @@ class Chunk(Generic[PullT]):
 
 
 @dataclass(slots=True, eq=False)
-class _Line(Generic[PullT]):
-    """One pull's chunks, in order."""
+class _Backlog(Generic[SessionT]):
+    """The chunks of one session that wait, in order."""
 
-    waiting: deque[Chunk[PullT]]
+    waiting: deque[Chunk[SessionT]]
     blocks_in_flight: int = 0
     served_at: int = 0
     """Number of the turn it had last."""
 
 
-class ReadQueue(Generic[PullT]):
-    """The pull with the fewest bytes in flight is next, among equals the one that has waited longest.
+class ReadQueue(Generic[SessionT]):
+    """The session with the fewest bytes in flight is next, among equals the one that has waited longest.
 
-    One pull has at most half of the bytes in flight, and a chunk is at most a quarter of them: a short
+    One session has at most half of the bytes in flight, and a chunk is at most a quarter of them: a short
     prompt beside a long one waits for one chunk at most, however much the long one has been granted.
     A chunk that would exceed the limit waits, unless nothing else is in flight.
     """
@@ -40,22 +40,22 @@ class ReadQueue(Generic[PullT]):
     def __init__(self, *, reads_max: int, bytes_max: int, block_bytes: int) -> None:
         self._reads_max = reads_max
         self._blocks_max = max(1, bytes_max // block_bytes)
-        self._pull_blocks_max = max(1, self._blocks_max // 2)
+        self._session_blocks_max = max(1, self._blocks_max // 2)
         self._chunk_blocks_max = max(1, self._blocks_max // 4)
-        self._lines: dict[PullT, _Line[PullT]] = {}
+        self._backlogs: dict[SessionT, _Backlog[SessionT]] = {}
         self._reads_in_flight = 0
         self._blocks_in_flight = 0
         self._turn = 0
 
-    def add(self, chunk: Chunk[PullT]) -> int:
-        """Behind the pull's other chunks. Returns as how many chunks it will be read."""
-        line, step = self._line(chunk.pull), self._chunk_blocks_max
+    def add(self, chunk: Chunk[SessionT]) -> int:
+        """Put it behind the session's other chunks. Returns as how many chunks it will be read."""
+        backlog, step = self._backlog(chunk.session), self._chunk_blocks_max
         starts = range(0, len(chunk.source_blocks), step)
         for start in starts:
             part = slice(start, start + step)
-            line.waiting.append(
+            backlog.waiting.append(
                 Chunk(
-                    chunk.pull,
+                    chunk.session,
                     chunk.first_block + start,
                     chunk.source_blocks[part],
                     chunk.generations[part],
@@ -64,60 +64,60 @@ class ReadQueue(Generic[PullT]):
             )
         return len(starts)
 
-    def add_again(self, chunk: Chunk[PullT]) -> None:
-        """A chunk that `next` gave: before the pull's others."""
-        self._line(chunk.pull).waiting.appendleft(chunk)
+    def add_again(self, chunk: Chunk[SessionT]) -> None:
+        """Put a chunk that `next` gave before the session's others."""
+        self._backlog(chunk.session).waiting.appendleft(chunk)
 
-    def next(self) -> Chunk[PullT] | None:
-        """From now on in flight, until `ended`."""
+    def next(self) -> Chunk[SessionT] | None:
+        """The chunk to read now; it is in flight until `ended`."""
         if self._reads_in_flight >= self._reads_max:
             return None
-        able = [line for line in self._lines.values() if self._may_start(line)]
+        able = [backlog for backlog in self._backlogs.values() if self._may_start(backlog)]
         if not able:
             return None
-        line = min(able, key=lambda line: (line.blocks_in_flight, line.served_at))
-        count = len(line.waiting[0].source_blocks)
+        backlog = min(able, key=lambda backlog: (backlog.blocks_in_flight, backlog.served_at))
+        count = len(backlog.waiting[0].source_blocks)
         if self._blocks_in_flight and self._blocks_in_flight + count > self._blocks_max:
             return None  # it is this one's turn: smaller ones do not overtake it for ever
         self._turn += 1
-        line.served_at = self._turn
-        line.blocks_in_flight += count
+        backlog.served_at = self._turn
+        backlog.blocks_in_flight += count
         self._blocks_in_flight += count
         self._reads_in_flight += 1
-        return line.waiting.popleft()
+        return backlog.waiting.popleft()
 
-    def _may_start(self, line: _Line[PullT]) -> bool:
-        if not line.waiting:
+    def _may_start(self, backlog: _Backlog[SessionT]) -> bool:
+        if not backlog.waiting:
             return False
-        count = len(line.waiting[0].source_blocks)
-        return not line.blocks_in_flight or line.blocks_in_flight + count <= self._pull_blocks_max
+        count = len(backlog.waiting[0].source_blocks)
+        return not backlog.blocks_in_flight or backlog.blocks_in_flight + count <= self._session_blocks_max
 
-    def ended(self, chunk: Chunk[PullT]) -> None:
+    def ended(self, chunk: Chunk[SessionT]) -> None:
         """It is not in flight any more."""
-        line, count = self._lines[chunk.pull], len(chunk.source_blocks)
-        line.blocks_in_flight -= count
+        backlog, count = self._backlogs[chunk.session], len(chunk.source_blocks)
+        backlog.blocks_in_flight -= count
         self._blocks_in_flight -= count
         self._reads_in_flight -= 1
-        self._drop_if_empty(chunk.pull)
+        self._drop_if_empty(chunk.session)
 
-    def forget(self, pull: PullT) -> None:
-        """Its waiting chunks are not wanted any more."""
-        line = self._lines.get(pull)
-        if line is not None:
-            line.waiting.clear()
-            self._drop_if_empty(pull)
+    def forget(self, session: SessionT) -> None:
+        """The session's waiting chunks are not wanted any more."""
+        backlog = self._backlogs.get(session)
+        if backlog is not None:
+            backlog.waiting.clear()
+            self._drop_if_empty(session)
 
     def check(self, *, reads_in_flight: int) -> None:
         assert self._reads_in_flight == reads_in_flight <= self._reads_max
-        assert self._blocks_in_flight == sum(line.blocks_in_flight for line in self._lines.values())
-        assert all(line.waiting or line.blocks_in_flight for line in self._lines.values())
+        assert self._blocks_in_flight == sum(backlog.blocks_in_flight for backlog in self._backlogs.values())
+        assert all(backlog.waiting or backlog.blocks_in_flight for backlog in self._backlogs.values())
 
-    def _line(self, pull: PullT) -> _Line[PullT]:
-        if pull not in self._lines:
-            self._lines[pull] = _Line(deque())
-        return self._lines[pull]
+    def _backlog(self, session: SessionT) -> _Backlog[SessionT]:
+        if session not in self._backlogs:
+            self._backlogs[session] = _Backlog(deque())
+        return self._backlogs[session]
 
-    def _drop_if_empty(self, pull: PullT) -> None:
-        line = self._lines[pull]
-        if not line.waiting and not line.blocks_in_flight:
-            del self._lines[pull]
+    def _drop_if_empty(self, session: SessionT) -> None:
+        backlog = self._backlogs[session]
+        if not backlog.waiting and not backlog.blocks_in_flight:
+            del self._backlogs[session]

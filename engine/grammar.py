@@ -93,7 +93,7 @@ class GrammarStore:
 
     def _compile(self, key: tuple[GrammarKind, str], future: "Future[Any]") -> None:
         try:
-            compiled = _compile(self._loaded_compiler(), Grammar(*key))
+            compiled = compile_grammar(self._loaded_compiler(), Grammar(*key))
             self._check_start(compiled)
         except BaseException as error:
             with self._lock:
@@ -145,7 +145,8 @@ class GrammarStore:
         return GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
-def _compile(compiler: Any, grammar: Grammar) -> Any:
+def compile_grammar(compiler: Any, grammar: Grammar) -> Any:
+    """Compile what arrived, after asking the judge once more. Raises GrammarError."""
     if len(grammar.text) > TEXT_CHARACTERS_MAX:
         raise GrammarError(
             f"a grammar has at most {TEXT_CHARACTERS_MAX} characters, this one {len(grammar.text)}"
@@ -158,7 +159,7 @@ def _compile(compiler: Any, grammar: Grammar) -> Any:
         GrammarKind.STRUCTURAL_TAG: _compile_tag,
     }
     try:
-        # The router has asked the same judge. Whatever else arrives is not trusted.
+        # The router has asked the same judge, but what arrives is not trusted.
         return compilers[grammar.kind](compiler, check_grammar(grammar, grammar.kind))
     except ClientError as error:
         raise GrammarError(_one_line(error)) from None

@@ -4,38 +4,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from baton.core.errors import IncompatiblePeer, PeerFailure, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.checksums import checksum_blocks
-from kv_transfer.layout import Ranges
-from kv_transfer.selection import choose_backend
+from kv_transfer.read import BlockRead, ReadDone
 
 log = logging.getLogger(__name__)
 
 
 READ_GRACE_S = 0.5
 """Beyond a read's own time, for the backend to say how it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOutcome:
-    """`error` empty: the bytes are in place and the source's generations still matched after the copy.
-
-    `is_settled` False: bytes may yet land in the local blocks; await `TransferManager.settled`.
-    `is_stale`: the source gave the blocks to somebody else; reading again is pointless.
-    `is_corrupt`: the bytes are not those the checksums were made of; reading again may help.
-    `bytes` counts what was copied well; `seconds` is the time the read took, well or not.
-    """
-
-    error: str = ""
-    is_settled: bool = True
-    is_stale: bool = False
-    is_corrupt: bool = False
-    bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,12 +41,10 @@ class TransferCounters:
 class TransferManager:
     """Belongs to the worker's event loop. `backends`: most preferred first, none started yet."""
 
-    def __init__(
-        self, backends: Sequence[TransferBackend], *, block_bytes: int, memory: KVMemory | None = None
-    ) -> None:
-        """`memory`: what the backends read into, for checksums; only in host memory are they compared."""
+    def __init__(self, backends: Sequence[TransferBackend], *, memory: KVMemory) -> None:
+        """`memory` is what the backends read into; checksums are compared in host memory only."""
         self._candidates = tuple(backends)
-        self._block_bytes, self._memory = block_bytes, memory
+        self._memory = memory
         self._backends: dict[str, TransferBackend] = {}
         self._chosen: dict[WorkerId, TransferBackend] = {}
         self.counters: dict[str, TransferCounters] = {}
@@ -110,16 +91,15 @@ class TransferManager:
         and that can reach it. Again with other offers: replaces. `block_bytes`: of the peer's blocks, if
         not of ours; then only `ranges` of them can be read. Raises IncompatiblePeer or
         TransferFailed, the last of the reasons."""
-        left = list(self._backends)
-        failure: PeerFailure = IncompatiblePeer(f"{peer} offers {sorted(offers)}, we have {left}")
-        while (name := choose_backend(left, offers)) is not None:
+        ours = list(self._backends)
+        failure: PeerFailure = IncompatiblePeer(f"{peer} offers {sorted(offers)}, we have {ours}")
+        for name in [name for name in ours if name in offers]:
             backend = self._backends[name]
             try:
                 await backend.add_peer(peer, offers[name], block_bytes=block_bytes)
             except (IncompatiblePeer, TransferFailed) as error:
                 failure = error
                 log.info("%s cannot be read over %s: %s", peer, name, error)
-                left = left[left.index(name) + 1 :]
             else:
                 before = self._chosen.get(peer)
                 self._chosen[peer] = backend
@@ -135,88 +115,76 @@ class TransferManager:
         if backend is not None:
             await backend.remove_peer(peer)
 
-    async def read_checked(
-        self,
-        peer: WorkerId,
-        source_blocks: Sequence[int],
-        local_blocks: Sequence[int],
-        generations: Sequence[int],
-        timeout_s: float,
-        *,
-        ranges: Ranges = (),
-        checksums: Sequence[int] = (),
-    ) -> ReadOutcome:
-        """Read source_blocks[i] of the peer, or `ranges` of it, into local_blocks[i] and compare its
-        generation, as it is after the copy, with generations[i]; then its bytes with checksums[i] (XXH3-64,
-        of whole blocks; none: not compared). Never raises for what a peer or the network does; cancelled, it
-        leaves the read behind: call `settled` then. Returns within `timeout_s` and READ_GRACE_S, even if the
-        backend does not.
+    async def read_checked(self, read: BlockRead) -> ReadDone:
+        """Carry a read out, then compare the owner's generations, as they are after the copy, with the
+        granted ones, and the bytes with their checksums. Never raises for what a peer or the network does;
+        cancelled, it leaves the read behind: call `settled` then. Returns within the read's time and
+        READ_GRACE_S, even if the backend does not.
 
         Checking after the copy is enough: a generation rises before the first byte of new content is
         written, and never falls.
         """
-        backend = self._chosen.get(peer)
+        backend = self._chosen.get(read.owner)
         if backend is None:
-            return ReadOutcome(error=f"{peer} is not a transfer peer")
+            return ReadDone(read.read_id, f"{read.owner} is not a transfer peer")
         began_s = time.monotonic()
         try:
-            # The backend keeps the deadline itself, unless its thread hangs (a driver, a staging copy).
-            async with asyncio.timeout(timeout_s + READ_GRACE_S):
+            # The backend keeps the deadline itself, unless its thread hangs (a driver).
+            async with asyncio.timeout(read.timeout_s + READ_GRACE_S):
                 found = await backend.read(
-                    peer, source_blocks, local_blocks, timeout_s=timeout_s, ranges=ranges
+                    read.owner,
+                    read.source_blocks,
+                    read.local_blocks,
+                    timeout_s=read.timeout_s,
+                    ranges=read.ranges,
                 )
         except TimeoutError:
-            outcome = ReadOutcome(f"{peer}: the transfer backend {backend.name} hangs", is_settled=False)
+            error = f"{read.owner}: the transfer backend {backend.name} hangs"
+            done = ReadDone(read.read_id, error, is_settled=False)
         except PeerFailure as error:
             settled = not (isinstance(error, TransferFailed) and error.may_still_land)
-            outcome = ReadOutcome(str(error) or type(error).__name__, is_settled=settled)
+            done = ReadDone(read.read_id, str(error) or type(error).__name__, is_settled=settled)
         else:
-            outcome = self._compare(peer, source_blocks, generations, found, ranges)
-            if checksums and not outcome.error:
-                outcome = await self._verified(outcome, peer, local_blocks, checksums)
-        seconds = time.monotonic() - began_s
-        return self._count(self.counters[backend.name], outcome, seconds)
+            done = _compared(read, found)
+            if any(read.checksums) and not done.error:
+                done = await self._verified(read, done)
+        done = msgspec.structs.replace(done, seconds=time.monotonic() - began_s)
+        _count(self.counters[backend.name], done)
+        return done
 
-    def _compare(
-        self,
-        peer: WorkerId,
-        blocks: Sequence[int],
-        granted: Sequence[int],
-        found: Sequence[int],
-        ranges: Ranges,
-    ) -> ReadOutcome:
-        if list(granted) == list(found):
-            block_bytes = sum(piece.length for piece in ranges) or self._block_bytes
-            return ReadOutcome(bytes=len(blocks) * block_bytes)
-        moved = [block for block, g, f in zip(blocks, granted, found, strict=False) if g != f]
-        return ReadOutcome(f"{peer} gave blocks {moved[:8]} to new content", is_stale=True)
-
-    async def _verified(
-        self, good: ReadOutcome, peer: WorkerId, blocks: Sequence[int], expected: Sequence[int]
-    ) -> ReadOutcome:
-        if self._memory is None or not self._memory.is_host:
+    async def _verified(self, read: BlockRead, good: ReadDone) -> ReadDone:
+        if not self._memory.is_host:
             return good
-        found = await asyncio.to_thread(checksum_blocks, self._memory, blocks)
-        if list(expected) == found:
-            return good
-        wrong = [block for block, e, f in zip(blocks, expected, found, strict=False) if e != f]
-        return ReadOutcome(f"{peer}: blocks {wrong[:8]} arrived corrupt", is_corrupt=True)
-
-    def _count(self, counters: TransferCounters, outcome: ReadOutcome, seconds: float) -> ReadOutcome:
-        counters.read_seconds += seconds
-        counters.bytes_read += outcome.bytes
-        if outcome.is_stale:
-            counters.reads_stale += 1
-        elif outcome.is_corrupt:
-            counters.reads_corrupt += 1
-        elif outcome.error:
-            counters.reads_failed += 1
-            counters.reads_unsettled += not outcome.is_settled
-        else:
-            counters.reads_ok += 1
-        return replace(outcome, seconds=seconds)
+        found = await asyncio.to_thread(
+            checksum_blocks, self._memory, read.local_blocks, content_bytes=read.block_bytes
+        )
+        pairs = enumerate(zip(read.checksums, found, strict=True))
+        corrupt = tuple(i for i, (expected, there) in pairs if expected and expected != there)
+        return msgspec.structs.replace(good, corrupt=corrupt) if corrupt else good
 
     async def settled(self, local_blocks: Sequence[int]) -> None:
         """Returns when no abandoned read of any backend can write into these blocks any more."""
         for backend in list(self._backends.values()):
             await backend.settled(local_blocks)
+
+
+def _compared(read: BlockRead, found: Sequence[int]) -> ReadDone:
+    if list(read.generations) == list(found):
+        return ReadDone(read.read_id, byte_count=read.byte_count)
+    pairs = zip(read.source_blocks, read.generations, found, strict=False)
+    moved = [block for block, granted, now in pairs if granted != now]
+    return ReadDone(read.read_id, f"{read.owner} gave blocks {moved[:8]} to new content", is_stale=True)
+
+
+def _count(counters: TransferCounters, done: ReadDone) -> None:
+    counters.read_seconds += done.seconds
+    if done.is_stale:
+        counters.reads_stale += 1
+    elif done.corrupt:
+        counters.reads_corrupt += 1
+    elif done.error:
+        counters.reads_failed += 1
+        counters.reads_unsettled += not done.is_settled
+    else:
+        counters.reads_ok += 1
+        counters.bytes_read += done.byte_count

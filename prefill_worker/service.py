@@ -1,18 +1,16 @@
-"""The source's side of peer sessions: decode workers ask, this worker grants."""
+"""The KV owner's end of peer sessions: decode workers request, this worker grants."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.ids import WorkerId
 from baton.core.messages import PeerHello, ReaderMessage, SourceMessage
-from baton.wire.link import LinkBroken
 from baton.wire.server import SourceEnd
-from baton.wire.serving import serve_until
+from kv_transfer.peers import SessionsWithReaders
 
 
 class ReaderSink(Protocol):
-    """Who wants to know what readers say."""
+    """Wants to know what KV readers say."""
 
     def from_reader(self, reader: WorkerId, message: ReaderMessage) -> None: ...
 
@@ -26,55 +24,25 @@ class ReaderSessions:
     """
 
     def __init__(self, *, hello: Callable[[], PeerHello], sink: ReaderSink) -> None:
-        self._hello, self._sink = hello, sink
-        self._sessions: dict[WorkerId, tuple[SourceEnd, asyncio.Event]] = {}
-        """The link, and what ends the session from our side when set."""
+        self._hello = hello
+        self._sessions = SessionsWithReaders[WorkerId, SourceMessage, ReaderMessage](
+            on_message=sink.from_reader, on_lost=sink.reader_lost
+        )
 
     @property
     def reader_count(self) -> int:
-        return len(self._sessions)
+        return self._sessions.count
 
     def hello(self) -> PeerHello:
         return self._hello()
 
     async def serve_reader(self, theirs: PeerHello, link: SourceEnd) -> None:
-        reader = theirs.worker_id
-        self._drop(reader)
-        dropped = asyncio.Event()
-        self._sessions[reader] = (link, dropped)
-        try:
-            await serve_until(dropped, self._read(reader, link))
-        finally:
-            if self._is_current(reader, link):
-                self._drop(reader)
-
-    async def _read(self, reader: WorkerId, link: SourceEnd) -> None:
-        async for message in link:
-            if not self._is_current(reader, link):
-                return
-            self._sink.from_reader(reader, message)
+        await self._sessions.serve(theirs.worker_id, link)
 
     def send(self, reader: WorkerId, message: SourceMessage) -> None:
         """Dropped if the session is gone: the reader's loss has been reported, its leases run on."""
-        session = self._sessions.get(reader)
-        if session is None:
-            return
-        try:
-            session[0].send(message)
-        except LinkBroken:
-            self._drop(reader)
+        self._sessions.send(reader, message)
 
     def hang_up(self) -> None:
         """End all sessions; what is queued for them is still sent."""
-        for reader in list(self._sessions):
-            self._drop(reader)
-
-    def _is_current(self, reader: WorkerId, link: SourceEnd) -> bool:
-        session = self._sessions.get(reader)
-        return session is not None and session[0] is link
-
-    def _drop(self, reader: WorkerId) -> None:
-        session = self._sessions.pop(reader, None)
-        if session is not None:
-            session[1].set()
-            self._sink.reader_lost(reader)
+        self._sessions.hang_up()

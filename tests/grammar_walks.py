@@ -6,7 +6,7 @@ import torch
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from baton.core.sampling import Grammar
-from engine.grammar import _compile
+from engine.grammar import compile_grammar
 
 END = 256
 LIKELY = frozenset(b'abx-09."\\u{},:[]')
@@ -26,7 +26,7 @@ class Walker:
 
     def compile(self, grammar: Grammar):
         """Compile what the worker takes. Raises GrammarError for what it refuses."""
-        return _compile(self._compiler, grammar)
+        return compile_grammar(self._compiler, grammar)
 
     def accepts(self, compiled, text: str) -> bool:
         matcher = GrammarMatcher(compiled)

@@ -28,13 +28,14 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.steps import StepResult
-from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Read, Ready, ReceiverAction, Send
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, ReceiverAction, Send
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from engine.scheduling.step_time import StepWork
-from prefill_worker.leases import LeaseBook
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
+from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
 from worker.core_starts import sequence_of, unfit
@@ -47,15 +48,12 @@ from worker.events import (
     FromRouter,
     FromSource,
     FromStore,
-    ReadDone,
     ReaderLost,
-    ReadSettled,
     RouterJoined,
     RouterLost,
     RunStep,
     SetRole,
     SourceLost,
-    StartRead,
     StepDone,
     StoreJoined,
     StoreLost,
@@ -113,8 +111,10 @@ class WorkerCore:
         self._cache = PrefixCache(self._pool)
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
         for work, elapsed_s in measured:
-            self._scheduler.times.saw(work, elapsed_s)
-        self._leases = LeaseBook(self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max)
+            self._scheduler.times.observe(work, elapsed_s)
+        self._handovers = Handovers(
+            self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max
+        )
         self._receiver = KVReceiver(
             self._cache,
             transfer,
@@ -127,7 +127,7 @@ class WorkerCore:
         self._epochs = Epochs()
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
-        self._phases = Phases(self._attempts, self._scheduler, self._leases, self._out)
+        self._phases = Phases(self._attempts, self._scheduler, self._handovers, self._out)
         self._store = StoreClient(
             self._cache, self._scheduler, store or StoreConfig(), block_tokens=block_tokens
         )
@@ -138,7 +138,7 @@ class WorkerCore:
     def next_tick_s(self) -> float | None:
         """The time by which `handle` wants to be called. None means only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
-        parts = (self._leases, self._receiver, self._store)
+        parts = (self._handovers, self._receiver, self._store)
         due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
         known = [at_s for at_s in due if at_s is not None]
         return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
@@ -147,7 +147,7 @@ class WorkerCore:
     def is_idle(self) -> bool:
         """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
         nothing_runs = self._scheduler.is_empty and self._receiver.is_idle and self._store.is_idle
-        return nothing_runs and self._leases.count == 0 and not len(self._attempts)
+        return nothing_runs and self._handovers.count == 0 and not len(self._attempts)
 
     def adapters_in_use(self) -> set[str]:
         """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
@@ -169,7 +169,7 @@ class WorkerCore:
             running_count=self._scheduler.running_count,
             waiting_count=self._scheduler.waiting_count,
             attempt_count=len(self._attempts),
-            lease_count=self._leases.count,
+            lease_count=self._handovers.count,
             receiver_count=self._receiver.count,
             reads_in_flight=self._receiver.reads_in_flight,
             router_count=self._out.router_count,
@@ -177,20 +177,20 @@ class WorkerCore:
             swap_count=self._scheduler.swap_count,
             drafted_count=self._scheduler.drafted_count,
             accepted_count=self._scheduler.accepted_count,
-            expired_lease_count=self._leases.expired_count,
+            expired_lease_count=self._handovers.expired_count,
             store=self._store.status(),
         )
 
     def check(self) -> None:
         """Assert that every account balances: each reference to a pool's block has exactly one holder."""
-        for part in (self._pool, self._cache, self._scheduler, self._leases, self._receiver, self._store):
+        for part in (self._pool, self._cache, self._scheduler, self._handovers, self._receiver, self._store):
             part.check()
-        shares: Counter[BlockId] = Counter(self._leases.held_blocks())
+        shares: Counter[BlockId] = Counter(self._handovers.held_blocks())
         shares.update(self._receiver.held_blocks())
         shares.update(self._scheduler.held_blocks())
         shares.update(self._store.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
-        assert all(self._pool.shares(block) == count for block, count in shares.items())
+        assert all(self._pool.ref_count(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
         assert live + self._receiver.count == len(self._attempts)
         assert not self.is_idle or self._pool.held_count == 0
@@ -220,14 +220,11 @@ class WorkerCore:
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
             case FromSource(source, message):
-                self._do_receiver(self._receiver.heard(source, message, now_s=now_s), now_s=now_s)
+                self._do_receiver(self._receiver.on_message(source, message, now_s=now_s), now_s=now_s)
             case SourceLost(source, message):
-                self._do_receiver(self._receiver.source_lost(source, message), now_s=now_s)
-            case ReadDone(read_id, error, is_settled, is_stale):
-                done = self._receiver.read_done(
-                    read_id, error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
-                )
-                self._do_receiver(done, now_s=now_s)
+                self._do_receiver(self._receiver.owner_lost(source, message), now_s=now_s)
+            case ReadDone():
+                self._do_receiver(self._receiver.read_done(event, now_s=now_s), now_s=now_s)
             case ReadSettled(read_id):
                 self._do_receiver(self._receiver.read_settled(read_id), now_s=now_s)
             case RouterJoined(router_id):
@@ -265,7 +262,7 @@ class WorkerCore:
         for attempt in self._attempts.overdue(now_s):
             self._cancel(attempt.key, "deadline over", now_s)
             self._phases.fail(attempt, FailureReason.DEADLINE, "the request's time is up")
-        self._phases.tell_readers(self._leases.tick(now_s=now_s))
+        self._phases.tell_readers(self._handovers.tick(now_s=now_s))
         self._do_receiver(self._receiver.tick(now_s=now_s), now_s=now_s)
         if self._heartbeat_at_s <= now_s:
             self._heartbeat_at_s = now_s + self._heartbeat_s
@@ -346,13 +343,13 @@ class WorkerCore:
             reason = f"epoch {self._epochs.highest(key.seq_id)} is known"
             self._out.tell(router_id, SequenceRefused(*key, RefusalReason.STALE_EPOCH, reason))
             return
-        if self._epochs.was_started(key) or self._leases.knows(key):
+        if self._epochs.was_started(key) or self._handovers.knows(key):
             return
         self._see(key, is_start=True, now_s=now_s)
         refusal = self._refusal_of(start)
         if refusal is not None:
             self._out.tell(router_id, refusal)
-            self._phases.tell_readers(self._leases.close(key, refusal.message, now_s=now_s))
+            self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
             return
         attempt = Attempt(
             key, router_id, start, deadline_s=now_s + start.time_left_s, clock=PhaseClock(now_s)
@@ -370,7 +367,7 @@ class WorkerCore:
         self._out.extend(self._store.find(attempt.sequence))
         self._phases.watch(attempt)
         if start.phase is Phase.PREFILL:
-            self._phases.tell_readers(self._leases.open(key, now_s=now_s))
+            self._phases.tell_readers(self._handovers.open(key, now_s=now_s))
 
     def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
         key = (start.seq_id, start.epoch)
@@ -401,7 +398,7 @@ class WorkerCore:
             if attempt.sequence is not None:
                 self._scheduler.remove(attempt.sequence)
             self._do_receiver(self._receiver.cancel(key), now_s=now_s)
-        self._phases.tell_readers(self._leases.close(key, reason, now_s=now_s))
+        self._phases.tell_readers(self._handovers.close(key, reason, now_s=now_s))
 
     def _cancel_all_of(self, router_id: RouterId, reason: str, now_s: float) -> None:
         for attempt in self._attempts.of(router_id):
@@ -413,34 +410,34 @@ class WorkerCore:
         key = SeqKey(message.seq_id, message.epoch)
         match message:
             case KVRequest():
-                self._on_ask(reader, key, message, now_s)
+                self._on_request(reader, key, message, now_s)
             case KVReleased():
-                self._leases.released(reader, key, now_s=now_s)
+                self._handovers.released(reader, key, now_s=now_s)
             case _:
                 assert_never(message)
 
-    def _on_ask(self, reader: WorkerId, key: SeqKey, ask: KVRequest, now_s: float) -> None:
+    def _on_request(self, reader: WorkerId, key: SeqKey, request: KVRequest, now_s: float) -> None:
         if key.epoch < self._epochs.highest(key.seq_id):
             refused = KVRefused(*key, f"epoch {self._epochs.highest(key.seq_id)} is known")
             self._out.add(ToReader(reader, refused))
             return
         self._see(key, is_start=False, now_s=now_s)
-        if self._leases.knows(key):
-            self._phases.tell_readers(self._leases.ask(reader, ask, now_s=now_s))
+        if self._handovers.knows(key):
+            self._phases.tell_readers(self._handovers.request(reader, request, now_s=now_s))
         elif self._epochs.was_started(key):
             self._out.add(ToReader(reader, KVRefused(*key, "over, or not a prefill phase")))
         else:
-            self._phases.tell_readers(self._leases.ask_early(reader, ask, now_s=now_s))
+            self._phases.tell_readers(self._handovers.request_early(reader, request, now_s=now_s))
 
     # --- decode: what we read -------------------------------------------------------------------
 
     def _do_receiver(self, actions: list[ReceiverAction], *, now_s: float) -> None:
         for action in actions:
             match action:
-                case Send(source, message):
-                    self._out.add(ToSource(source, message))
-                case Read():
-                    self._out.add(StartRead(*action))
+                case Send(owner, message):
+                    self._out.add(ToSource(owner, message))
+                case BlockRead():
+                    self._out.add(action)
                 case Ready():
                     self._on_ready(action, now_s)
                 case GaveUp(key, reason, detail):

@@ -25,9 +25,9 @@ from baton.core.store import (
     LoadFailed,
     Tier,
 )
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from kv_store.planner import (
     SMOOTHING,

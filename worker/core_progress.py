@@ -3,9 +3,9 @@ end."""
 
 from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
-from prefill_worker.leases import LeaseBook, Tell
+from prefill_worker.handovers import Handovers, Tell
 from worker.core_attempts import Attempt, Attempts
 from worker.core_outputs import PromptLogprobs, embedding_output, prompt_logprobs_of, token_output
 from worker.events import ToReader
@@ -16,10 +16,10 @@ from worker.phase_clock import waits_for_store
 class Phases:
     """The progress of one worker's live attempts."""
 
-    def __init__(self, attempts: Attempts, scheduler: Scheduler, leases: LeaseBook, out: Outbox) -> None:
+    def __init__(self, attempts: Attempts, scheduler: Scheduler, handovers: Handovers, out: Outbox) -> None:
         self._attempts = attempts
         self._scheduler = scheduler
-        self._leases = leases
+        self._handovers = handovers
         self._out = out
         self._loading: list[Attempt] = []
         """Attempts for which the store is, or was, asked."""
@@ -68,7 +68,7 @@ class Phases:
             return
         prompt_logprobs = prompt_logprobs_of(attempt, seq)
         if self.emit(attempt, done, prompt_logprobs, now_s) is None:
-            told = self._leases.complete(
+            told = self._handovers.complete(
                 seq.key,
                 seq.block_ids,
                 first_token=done.tokens[0],
@@ -80,7 +80,7 @@ class Phases:
             self.tell_readers(told)
             self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
         else:
-            self.tell_readers(self._leases.close(seq.key, "finished with its first token", now_s=now_s))
+            self.tell_readers(self._handovers.close(seq.key, "finished with its first token", now_s=now_s))
 
     def emit(
         self, attempt: Attempt, done: Progress, prompt_logprobs: PromptLogprobs, now_s: float
@@ -98,7 +98,7 @@ class Phases:
 
     def announce(self, seq: Sequence, now_s: float) -> None:
         committed = seq.block_ids[: seq.committed_count]
-        self.tell_readers(self._leases.committed(seq.key, committed, now_s=now_s))
+        self.tell_readers(self._handovers.committed(seq.key, committed, now_s=now_s))
 
     def tell_readers(self, told: list[Tell]) -> None:
         for tell in told:

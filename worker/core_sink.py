@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 
-from baton.core.ids import ReadId, RouterId, WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import ReaderMessage, RouterMessage, SourceMessage
-from kv_transfer.manager import ReadOutcome
+from kv_transfer.read import ReadDone, ReadEvent
 from worker import events as e
 
 
 class CoreSink:
     """Turns what sessions and reads report into events."""
 
-    def __init__(
-        self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadOutcome], None]
-    ) -> None:
+    def __init__(self, post: Callable[[e.WorkerEvent], None], *, on_read: Callable[[ReadDone], None]) -> None:
         self._post, self._on_read = post, on_read
 
     def router_joined(self, router_id: RouterId) -> None:
@@ -40,9 +38,7 @@ class CoreSink:
     def source_lost(self, source: WorkerId, message: str) -> None:
         self._post(e.SourceLost(source, message))
 
-    def read_done(self, read_id: ReadId, outcome: ReadOutcome) -> None:
-        self._on_read(outcome)
-        self._post(e.ReadDone(read_id, outcome.error, outcome.is_settled, outcome.is_stale))
-
-    def read_settled(self, read_id: ReadId) -> None:
-        self._post(e.ReadSettled(read_id))
+    def read_event(self, event: ReadEvent) -> None:
+        if isinstance(event, ReadDone):
+            self._on_read(event)
+        self._post(event)

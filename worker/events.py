@@ -6,7 +6,7 @@
 
 import msgspec
 
-from baton.core.ids import ReadId, RouterId, WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
     PeerRef,
     ReaderMessage,
@@ -17,6 +17,7 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepPlan, StepResult
 from baton.core.store import StoreToWorker, StoreWelcome, WorkerToStore
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -63,21 +64,6 @@ class SourceLost(msgspec.Struct, frozen=True):
 
     source: WorkerId
     message: str
-
-
-class ReadDone(msgspec.Struct, frozen=True):
-    """A StartRead ended. An empty `error` means that the bytes are in place and the generations still
-    matched. With `is_settled` False bytes may yet land, and ReadSettled follows."""
-
-    read_id: ReadId
-    error: str = ""
-    is_settled: bool = True
-    is_stale: bool = False
-    """The generations of the KV owner no longer match: reading again is pointless."""
-
-
-class ReadSettled(msgspec.Struct, frozen=True):
-    read_id: ReadId
 
 
 class StepDone(msgspec.Struct, frozen=True):
@@ -168,20 +154,6 @@ class ToSource(msgspec.Struct, frozen=True):
     message: ReaderMessage
 
 
-class StartRead(msgspec.Struct, frozen=True):
-    """Read source_blocks[i] into local_blocks[i], then compare the owner's generations with `generations`. It
-    is always answered by one ReadDone, within `timeout_s` and a little."""
-
-    read_id: ReadId
-    source: WorkerId
-    source_blocks: tuple[int, ...]
-    local_blocks: tuple[int, ...]
-    generations: tuple[int, ...]
-    timeout_s: float
-    checksums: tuple[int, ...] = ()
-    """XXH3-64 of the source blocks, compared with what arrived. Empty means that nothing is compared."""
-
-
 class RunStep(msgspec.Struct, frozen=True):
     """Compute a step, and answer with StepDone. The core has at most two in flight: the second begins when
     the first is done, and their answers come in order."""
@@ -214,4 +186,4 @@ class CopyFromStore(msgspec.Struct, frozen=True):
     checksums: tuple[int, ...]
 
 
-WorkerAction = ToRouter | ToReader | ToSource | StartRead | RunStep | ToStore | CopyToStore | CopyFromStore
+WorkerAction = ToRouter | ToReader | ToSource | BlockRead | RunStep | ToStore | CopyToStore | CopyFromStore

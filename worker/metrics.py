@@ -8,7 +8,8 @@ from baton.core.steps import StepPlan, StepResult
 from baton.telemetry import catalogue
 from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
-from kv_transfer.manager import ReadOutcome, TransferCounters
+from kv_transfer.manager import TransferCounters
+from kv_transfer.read import ReadDone
 from worker.events import CopyDone, CopyFromStore, CopyToStore, ToRouter, WorkerAction, WorkerEvent
 from worker.expert_load import ExpertLoad
 
@@ -95,9 +96,9 @@ class WorkerMetrics:
         self.meter.inc(catalogue.STEP_TOKENS, prefill_count, worker=self._worker, kind="prefill")
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
 
-    def read(self, outcome: ReadOutcome) -> None:
-        self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=_how(outcome))
-        self.meter.observe(catalogue.TRANSFER, outcome.seconds, worker=self._worker)
+    def read(self, done: ReadDone) -> None:
+        self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=_how(done))
+        self.meter.observe(catalogue.TRANSFER, done.seconds, worker=self._worker)
 
     def accounts(self, accounts: Mapping[str, float], transfer: Mapping[str, TransferCounters]) -> None:
         """Set gauges to what they are now, and raise counters to what they have become."""
@@ -140,9 +141,9 @@ class WorkerMetrics:
         return risen
 
 
-def _how(read: ReadOutcome) -> str:
+def _how(read: ReadDone) -> str:
     if read.is_stale:
         return "stale"
-    if read.is_corrupt:
+    if read.corrupt:
         return "corrupt"
     return "failed" if read.error else "ok"

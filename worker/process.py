@@ -33,9 +33,10 @@ from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
-from decode_worker.reader import KVReader, Read
-from engine.executor import Executor
+from decode_worker.reader import KVReader
+from engine.execution.executor import Executor
 from kv_transfer.manager import TransferManager
+from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
 from worker import events as e
 from worker.core import WorkerCore
@@ -188,24 +189,11 @@ class WorkerProcess:
             performer(e.ToRouter, lambda a: self._routers.send(a.router_id, a.message)),
             performer(e.ToReader, lambda a: self._to_reader(a.reader, a.message)),
             performer(e.ToSource, lambda a: self._kv_reader.send(a.source, a.message)),
-            performer(e.StartRead, self._start_read),
+            performer(BlockRead, lambda a: self._kv_reader.start_read(a)),
             performer(e.RunStep, lambda a: self._steps.start(a)),
             performer(e.ToStore, lambda a: self._store.send(a.message)),
             performer(e.CopyToStore, lambda a: self._store.copy_to_store(a)),
             performer(e.CopyFromStore, lambda a: self._store.copy_from_store(a)),
-        )
-
-    def _start_read(self, read: e.StartRead) -> None:
-        self._kv_reader.start_read(
-            Read(
-                read.read_id,
-                read.source,
-                read.source_blocks,
-                read.local_blocks,
-                read.generations,
-                read.timeout_s,
-                read.checksums,
-            )
         )
 
     def _note_idle(self) -> None:
@@ -291,14 +279,14 @@ class WorkerProcess:
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
-        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        log.info("the worker drains for at most %g s", self._config.cluster.drain_timeout_s)
         self._role_switcher.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
                 await self._until(self._idle, stop_now)
         except TimeoutError:
-            log.warning("not drained in time: %s", self._core.status())
+            log.warning("the worker is not drained in time: %s", self._core.status())
 
     async def _until(self, *events: asyncio.Event) -> None:
         """Wait for one of them. Raises WorkerCrashed, with its cause, when core, engine or a task fails."""
@@ -346,7 +334,7 @@ class WorkerProcess:
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.kv.block_bytes
-        accounts["source_count"] = self._kv_reader.source_count
+        accounts["source_count"] = self._kv_reader.owner_count
         accounts["reader_count"] = self._readers.reader_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:

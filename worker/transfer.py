@@ -8,15 +8,12 @@ from typing import Any
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
-from engine.kv_pairs import TorchPairs
-from engine.kv_pool import KVPool
-from kv_transfer.backend import KVMemory, TransferBackend
-from kv_transfer.backends.cma import CmaBackend
-from kv_transfer.backends.nccl import NcclBackend
-from kv_transfer.backends.nixl import NixlBackend
-from kv_transfer.backends.tcp import TcpBackend
+from engine.kv.pairs import TorchPairs
+from engine.kv.pool import KVPool
+from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
+from kv_transfer.registry import BackendSite, build_backends
 from worker.grant_checksums import GrantChecksums, Send
 
 
@@ -35,20 +32,11 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
     checksums of blocks that are not in host memory."""
     memory = kv_memory(pool)
     if config.transfer.checksums and not memory.is_host:
-        raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
-    backends: list[TransferBackend] = []
-    for name in config.transfer.backends:
-        match name:
-            case "cma":
-                backends.append(CmaBackend(worker_id, memory))
-            case "nixl":
-                backends.append(NixlBackend(worker_id, memory, host=host))
-            case "nccl":
-                pairs = TorchPairs(pool.memory, host=host)
-                backends.append(NcclBackend(worker_id, memory, pairs, host=host))
-            case "tcp":
-                backends.append(TcpBackend(worker_id, memory, host=host))
-    return TransferManager(backends, block_bytes=pool.block_bytes, memory=memory)
+        raise SetupError(
+            f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+        )
+    site = BackendSite(worker_id, memory, host, make_pairs=lambda: TorchPairs(pool.memory, host=host))
+    return TransferManager(build_backends(config.transfer.backends, site), memory=memory)
 
 
 def grant_sender(

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton.config.base import Seconds, SecretText, Section
+from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
+from baton.core.policies import DEFAULT_EVICTION, EVICTION_POLICIES, choices_text
+from baton.core.transfer_backends import DEFAULT_BACKENDS, BackendName, described
 
 
 class ModelConfig(Section):
@@ -98,15 +100,14 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    backends: Annotated[tuple[Literal["cma", "nixl", "nccl", "tcp"], ...], Field(min_length=1)] = (
-        "cma",
-        "nixl",
-        "tcp",
-    )
-    """Transfer backends, most preferred first. One that cannot start is left out, and each peer is read by
-    the first that reaches it. cma: the kernel copies from a process of the same host. nixl: RDMA, NVLink,
-    shared memory or TCP over UCX. nccl: torch.distributed, with NCCL between GPUs and gloo between pools in
-    host memory. tcp: plain sockets."""
+    backends: Annotated[
+        tuple[BackendName, ...],
+        Field(
+            min_length=1,
+            description="How KV bytes move between workers, most preferred first; one that cannot start is "
+            f"left out, and each peer is read by the first that reaches it. {described()}.",
+        ),
+    ] = DEFAULT_BACKENDS
     lease_s: Seconds = 5.0
     """Seconds for which a prefill worker keeps full blocks for a decode worker that does not renew its lease.
     """
@@ -145,8 +146,10 @@ class StoreConfig(Section):
     """gRPC port of a store node, for other store nodes. 0: any free port."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port of a store node for Prometheus metrics. 0: any free port."""
-    policy: Literal["serving", "lru", "lfu", "s3fifo", "sieve"] = "serving"
-    """What leaves a tier first."""
+    policy: Annotated[
+        EvictionPolicyName,
+        Field(description=f"Eviction: what leaves a tier first. {choices_text(EVICTION_POLICIES)}."),
+    ] = DEFAULT_EVICTION
     ttl_s: Annotated[float, Field(ge=0)] = 0.0
     """Blocks that were not used for this long are dropped. 0: never."""
     tenant_share_max: Annotated[float, Field(gt=0, le=1)] = 1.0

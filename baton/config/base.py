@@ -1,9 +1,12 @@
 """Base class and common types of the sections of `baton.config`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from baton.core.policies import EVICTION_POLICIES, PLACEMENT_POLICIES
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -30,3 +33,26 @@ def secret_fields(section: type[BaseModel]) -> frozenset[str]:
         for name, info in section.model_fields.items()
         if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get(SECRET)
     )
+
+
+def _one_of(names: Iterable[str]) -> Callable[[str], str]:
+    known = tuple(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise PydanticCustomError("policy", "should be one of {names}", {"names": ", ".join(known)})
+        return name
+
+    return check
+
+
+def _choices(names: Iterable[str]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(names)}
+
+
+PlacementPolicyName = Annotated[
+    str, AfterValidator(_one_of(PLACEMENT_POLICIES)), WithJsonSchema(_choices(PLACEMENT_POLICIES))
+]
+EvictionPolicyName = Annotated[
+    str, AfterValidator(_one_of(EVICTION_POLICIES)), WithJsonSchema(_choices(EVICTION_POLICIES))
+]

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from baton.config.base import Seconds, SecretText, Section
+from baton.config.base import PlacementPolicyName, Seconds, SecretText, Section
+from baton.core.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES, choices_text
 
 
 class RouterConfig(Section):
@@ -28,9 +29,10 @@ class RouterConfig(Section):
     """Addresses (host:port) of other routers to follow, besides those that the directory lists."""
     peer_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port where other routers follow this one. 0: any free port."""
-    policy: Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"] = "slo"
-    """Placement. slo: by predicted seconds, so that the objectives of most requests hold. The others are
-    there to compare: longest cached prefix under a load bound, least load, taking turns, chance."""
+    policy: Annotated[
+        PlacementPolicyName,
+        Field(description=f"Placement: which workers run a request. {choices_text(PLACEMENT_POLICIES)}."),
+    ] = DEFAULT_PLACEMENT
     any_role: bool = True
     """slo: whether a worker may run a whole request whatever its role, where that is predicted to be better
     than handing it over. False: only aggregated workers do."""
@@ -86,7 +88,7 @@ class RouterConfig(Section):
     breaker_slow_factor: Annotated[float, Field(ge=0)] = 5.0
     """A worker counts as unhealthy when its steps slowed down this many times more than its peers' since they
     started. 0: slowness does not count."""
-    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Part of the sequences that may get a backup attempt elsewhere when their first token is overdue. 0:
     none."""
     hedge_quantile: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.99

@@ -244,51 +244,52 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
     wire_version: int = STORE_WIRE_VERSION
 
 
-class PinBlocks(msgspec.Struct, frozen=True, tag=True):
-    """The reader wants these blocks in the other node's arena, kept there for a lease.
+class BlocksRequest(msgspec.Struct, frozen=True, tag=True):
+    """The KV reader wants these blocks in the owner's arena, kept there for a lease.
 
-    A second copy renews the lease. One or several PinnedBlocks answer it, in order, and PinFailed if not all
-    blocks come.
+    A second copy renews the lease. One or several BlocksGrant answer it, in order, and BlocksRefused if not
+    all blocks come.
     """
 
     fetch_id: int
     hashes: tuple[BlockHash, ...]
     time_left_s: float
-    pin_number: int = 0
-    """The number rises with every renewal. For the reader, the lease counts from when it sent the one that is
-    answered."""
+    request_number: int = 0
+    """The number rises with every renewal. For the reader, the lease counts from when it sent the request
+    that is answered."""
 
 
-class PinnedBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Blocks first, first + 1, … of the fetch, held until UnpinBlocks or the lease's end.
+class BlocksGrant(msgspec.Struct, frozen=True, tag=True):
+    """Blocks first_block, first_block + 1, … of the fetch, held until BlocksReleased or the lease's end.
 
     The reader compares `generations` after the read, as in `KVGrant`.
     """
 
     fetch_id: int
-    first: int
-    slots: tuple[int, ...]
+    first_block: int
+    source_blocks: tuple[int, ...]
+    """Slots of the owner's arena."""
     generations: tuple[int, ...]
     facts: tuple[BlockFacts, ...]
     checksums: tuple[int, ...]
     lease_s: float
-    answers_pin: int = 0
+    answers_request: int = 0
 
 
-class PinFailed(msgspec.Struct, frozen=True, tag=True):
-    """Blocks from `first` on will not come."""
+class BlocksRefused(msgspec.Struct, frozen=True, tag=True):
+    """Blocks from `first_block` on will not come."""
 
     fetch_id: int
-    first: int
+    first_block: int
     message: str
 
 
-class UnpinBlocks(msgspec.Struct, frozen=True, tag=True):
+class BlocksReleased(msgspec.Struct, frozen=True, tag=True):
     """No read of this fetch is or will be under way. An unknown fetch changes nothing."""
 
     fetch_id: int
     corrupt: tuple[BlockHash, ...] = ()
-    """Blocks that arrived with the right generation and a wrong checksum; the holder checks its own copy."""
+    """Blocks that arrived with the right generation and a wrong checksum; the owner checks its own copy."""
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag=True):
@@ -297,7 +298,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
 
 
-NodeToNode = NodeHello | PinBlocks | PinnedBlocks | PinFailed | UnpinBlocks | TakeOver
+NodeToNode = NodeHello | BlocksRequest | BlocksGrant | BlocksRefused | BlocksReleased | TakeOver
 
 
 # --- directory ------------------------------------------------------------------------------------

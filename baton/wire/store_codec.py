@@ -11,17 +11,17 @@ from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash
 from baton.core.store import (
     BlockFacts,
+    BlocksGrant,
+    BlocksReleased,
+    BlocksRequest,
     EndLoad,
     FindBlocks,
     LoadBlocks,
     NodeToNode,
     OfferBlocks,
-    PinBlocks,
-    PinnedBlocks,
     StoreHello,
     StoreToWorker,
     TakeOver,
-    UnpinBlocks,
     WorkerToStore,
 )
 from baton.core.store_admin import StoreReply, StoreRequest
@@ -56,11 +56,11 @@ def _hashes_of(message: object) -> list[BlockHash]:
     match message:
         case OfferBlocks() as offer:
             return _named_by(offer.blocks)
-        case PinnedBlocks() as pinned:
+        case BlocksGrant() as pinned:
             return _named_by(pinned.facts)
-        case FindBlocks() | LoadBlocks() | PinBlocks() | TakeOver():
+        case FindBlocks() | LoadBlocks() | BlocksRequest() | TakeOver():
             return list(message.hashes)
-        case EndLoad() | UnpinBlocks():
+        case EndLoad() | BlocksReleased():
             return list(message.corrupt)
         case _:
             return []

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Order, ReplicaState, Resize
-from control_plane.autoscaler.values import Decision, RoleState
+from control_plane.autoscaler.values import RoleState, ScalingDecision
 
 WHO = "autoscaler"
 
@@ -38,7 +38,7 @@ def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Rol
     return {role: state_of(role) for role in roles}
 
 
-def order_of(decision: Decision, model: str) -> Order | None:
+def order_of(decision: ScalingDecision, model: str) -> Order | None:
     """What to order; None: nothing changes. One `Resize` of all roles, so that one that shrinks and one that
     grows become flips."""
     if not decision.is_change:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from math import ceil
 
 from baton.core.messages import Role
-from control_plane.autoscaler.attainment import Attainment
-from control_plane.autoscaler.demand import Demand, learnt
-from control_plane.autoscaler.limits import Hours, within
+from control_plane.autoscaler.correction import DemandCorrection
+from control_plane.autoscaler.demand import DemandEstimator, learnt
+from control_plane.autoscaler.limits import ReplicaHoursBudget, within
 from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
-from control_plane.autoscaler.rate import Rate
+from control_plane.autoscaler.rate import RateEstimator
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
     aggregated_needed,
@@ -24,12 +24,12 @@ from control_plane.autoscaler.sizing import (
     prompts_missed,
 )
 from control_plane.autoscaler.values import (
-    Decision,
-    Memory,
+    AutoscalerMemory,
+    AutoscalerSettings,
     Observation,
+    RoleSizing,
     RoleSwitch,
-    Settings,
-    Sized,
+    ScalingDecision,
     Traits,
 )
 
@@ -54,16 +54,16 @@ HOLD_SHARE = 0.8
 class Autoscaler:
     """`decide` once per interval; `journal` has what it decided."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         self.settings = settings
         self.journal = Journal()
-        self._demand = Demand(settings)
+        self._demand = DemandEstimator(settings)
         missed_max = max(1e-3, 1 - settings.attain)
         # Each objective may take half of what may be missed of both.
         self._missed_max = missed_max / 2 if len(settings.bounds) > 1 else missed_max
-        self._attainment = {role: Attainment(missed_max=self._missed_max) for role in settings.bounds}
+        self._attainment = {role: DemandCorrection(missed_max=self._missed_max) for role in settings.bounds}
         self._patience = {role: Patience(settings.patience_s) for role in settings.bounds}
-        self._hours = Hours(settings.replica_hours_per_day)
+        self._hours = ReplicaHoursBudget(settings.replica_hours_per_day)
         self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "switch")}
         self._busy_s: float | None = None
         self._complete_s: float | None = None
@@ -94,18 +94,18 @@ class Autoscaler:
             )
         return ""
 
-    def memory(self, at_s: float) -> Memory:
+    def memory(self, at_s: float) -> AutoscalerMemory:
         learnt = {name: tuple(values) for name, values in self._learnt.items()}
-        return Memory(
+        return AutoscalerMemory(
             start_s=learnt["start"],
             drain_s=learnt["drain"],
             switch_s=learnt["switch"],
             corrections={role: one.factor for role, one in self._attainment.items()},
             patience={role: one.factor for role, one in self._patience.items()},
-            spent=self._hours.told(at_s),
+            spent=self._hours.history(at_s),
         )
 
-    def recall(self, memory: Memory, at_s: float, *, away_s: float) -> None:
+    def recall(self, memory: AutoscalerMemory, at_s: float, *, away_s: float) -> None:
         """Before the first decision. `away_s`: since the memory was written."""
         for name, values in (
             ("start", memory.start_s),
@@ -118,7 +118,7 @@ class Autoscaler:
             self._patience[role].factor = memory.patience.get(role, FACTOR_MIN)
         self._hours.restore([(ago_s + away_s, hours) for ago_s, hours in memory.spent], at_s)
 
-    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> ScalingDecision:
         """`traits` of each role in use, as its workers told last; without them a role keeps what it has."""
         self._learn(seen, traits)
         reasons: list[str] = []
@@ -152,11 +152,11 @@ class Autoscaler:
         is_young = starts and seen.at_s - self._complete_s <= STARTS_PATIENCE * self.start_s
         if not seen.is_idle or is_young or self._busy_s is None:
             self._busy_s = seen.at_s
-        self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
+        self._hours.add(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.AGGREGATED)
         if prompts_by is not None:
             self._demand.observe(seen, prompts_by)
-            self._demand.made(seen, traits.get(Role.DECODE) or prompts_by)
+            self._demand.observe_running(seen, traits.get(Role.DECODE) or prompts_by)
             self._judge(seen, prompts_by, traits)
 
     def _judge(self, seen: Observation, prompts_by: Traits, traits: Mapping[Role, Traits]) -> None:
@@ -185,7 +185,7 @@ class Autoscaler:
             )
 
     def _strain(self, role: Role, serving: int, kind: Traits, demand: float) -> float:
-        """See `Attainment.observe`. Of decode: 1 where the objective is just met, and falling fast."""
+        """See `DemandCorrection.observe`. Of decode: 1 where the objective is just met, and falling fast."""
         ask, asked = self._demand, demand * self._attainment[role].factor
         if role.prefills:
             return prompts_missed(ask.prompts(kind), work=asked, servers=serving) / self._missed_max
@@ -194,25 +194,25 @@ class Autoscaler:
     def _steps(self, seconds: float) -> int:
         return max(1, ceil(seconds / self.settings.interval_s))
 
-    def _sized(self, role: Role, seen: Observation, traits: Mapping[Role, Traits]) -> Sized:
+    def _sized(self, role: Role, seen: Observation, traits: Mapping[Role, Traits]) -> RoleSizing:
         kind = traits.get(role)
         if kind is None:
             needed = max(seen.of(role).have, 1 if seen.queued else 0)
-            return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
+            return RoleSizing(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
         signal = self._signal(role)
         # For the moment at which a start helps. Of what will be over by then only a surge counts: sizing for
         # the mean of now as well would follow chance, and keep what it asks for as long as the patience.
         far = signal.predict(self._steps(self.start_s))
         upper = max(far.upper, signal.surge, signal.jumped) if signal.is_ready else signal.least
         if role is Role.DECODE:
-            upper = max(upper, self._demand.made_per_s)
+            upper = max(upper, self._demand.running_tokens_per_s)
         factor = self._attainment[role].factor
         needed = max(self._needed(role, seen, kind, upper * factor), self._for_a_jump(role, seen, kind))
         slack = self._needed(role, seen, kind, max(SLACK, 1 + signal.doubt) * upper * factor)
         floor = self._patience[role].floor(
             max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
         )
-        return Sized(signal.mean, upper, far.error, far.model, factor, needed, floor)
+        return RoleSizing(signal.mean, upper, far.error, far.model, factor, needed, floor)
 
     def _needed(self, role: Role, seen: Observation, kind: Traits, demand: float) -> int:
         ask = self._demand
@@ -229,7 +229,9 @@ class Autoscaler:
             ask.prompts(kind), ask.decoding(tokens), kind, work=work, missed_max=self._missed_max
         )
 
-    def _is_calm(self, role: Role, seen: Observation, sized: Sized, traits: Mapping[Role, Traits]) -> bool:
+    def _is_calm(
+        self, role: Role, seen: Observation, sized: RoleSizing, traits: Mapping[Role, Traits]
+    ) -> bool:
         """The margin on a forecast asks for little more, and what is expected will be served well: at the
         border between n and n + 1 replicas chance would cross it again and again."""
         kind, have, signal = traits.get(role), seen.of(role).have, self._signal(role)
@@ -240,10 +242,10 @@ class Autoscaler:
             return False
         expected = signal.predict(self._steps(self.start_s)).value
         if role is Role.DECODE:
-            expected = max(expected, self._demand.made_per_s)
+            expected = max(expected, self._demand.running_tokens_per_s)
         return self._attainment[role].is_good and self._strain(role, have, kind, expected) < CALM
 
-    def _signal(self, role: Role) -> Rate:
+    def _signal(self, role: Role) -> RateEstimator:
         return self._demand.decode if role is Role.DECODE else self._demand.prefill
 
     def _for_a_jump(self, role: Role, seen: Observation, kind: Traits) -> int:
@@ -258,7 +260,7 @@ class Autoscaler:
         alone_s = self.start_s + self.settings.interval_s
         return ceil(jump * alone_s / (alone_s + self._demand.ttft_s))
 
-    def _wanted(self, role: Role, have: int, sized: Sized, reasons: list[str]) -> int:
+    def _wanted(self, role: Role, have: int, sized: RoleSizing, reasons: list[str]) -> int:
         unit = "tokens/s" if role is Role.DECODE else "s of prompts per s"
         if sized.needed > have and sized.model != NOTHING_KNOWN:
             back = "" if have else "back from zero; "
@@ -343,14 +345,14 @@ class Autoscaler:
         have: dict[Role, int],
         wanted: dict[Role, int],
         switches: tuple[RoleSwitch, ...],
-        sized: Mapping[Role, Sized],
+        sized: Mapping[Role, RoleSizing],
         reasons: list[str],
-    ) -> Decision:
+    ) -> ScalingDecision:
         after = dict(have)
         for switch_role in switches:
             after[switch_role.source] -= switch_role.count
             after[switch_role.target] += switch_role.count
-        return Decision(
+        return ScalingDecision(
             at_s=seen.at_s,
             desired=wanted,
             switches=switches,

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
-from control_plane.autoscaler.rate import Rate
-from control_plane.autoscaler.sizing import Decoding, Prompt
-from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
+from control_plane.autoscaler.rate import RateEstimator
+from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup
+from control_plane.autoscaler.values import AutoscalerSettings, ClassLoad, Observation, Traits
 
 MIX_WINDOWS = 4.0
 """Over how many windows lengths and cached shares are averaged."""
@@ -73,19 +73,21 @@ class _Mix:
         return lately if is_longer else usual
 
 
-class Demand:
+class DemandEstimator:
     """What each phase is asked for. `observe` once per interval."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         self._settings = settings
         self._mixes: dict[str, _Mix] = {}
-        self.prefill, self.decode = Rate(settings), Rate(settings)
+        self.prefill, self.decode = RateEstimator(settings), RateEstimator(settings)
         self._backlog_s = 0.0
         self._knows_lengths = False
-        self._made: deque[float] = deque(maxlen=max(1, round(settings.window_s / settings.interval_s)))
+        self._running_rates: deque[float] = deque(
+            maxlen=max(1, round(settings.window_s / settings.interval_s))
+        )
         """Tokens per second, of intervals."""
 
-    def made(self, seen: Observation, traits: Traits) -> None:
+    def observe_running(self, seen: Observation, traits: Traits) -> None:
         """How fast what runs makes tokens, by what steps cost. Lengths of answers are known when they end:
         ones that became longer show here first."""
         rate = 0.0
@@ -94,12 +96,12 @@ class Demand:
             if role.decodes and state.decoding and workers:
                 batch, context = state.decoding / workers, state.context_tokens / workers
                 rate += state.decoding / traits.costs.step_s(decodes=batch, context_tokens=context)
-        self._made.append(rate)
+        self._running_rates.append(rate)
 
     @property
-    def made_per_s(self) -> float:
+    def running_tokens_per_s(self) -> float:
         """0: no more than what arrives lets expect."""
-        mean = sum(self._made) / len(self._made) if self._made else 0.0
+        mean = sum(self._running_rates) / len(self._running_rates) if self._running_rates else 0.0
         return mean if mean > RUNNING_MORE * self.decode.mean else 0.0
 
     def observe(self, seen: Observation, traits: Traits) -> None:
@@ -135,15 +137,15 @@ class Demand:
         )
         return waiting * seconds / tokens if tokens else waiting * traits.costs.prompt_token_s
 
-    def prompts(self, traits: Traits) -> list[Prompt]:
+    def prompts(self, traits: Traits) -> list[PromptGroup]:
         """Of all classes, by length, weighted by how many came lately."""
         objectives = self._settings.objectives
-        found: list[Prompt] = []
+        found: list[PromptGroup] = []
         for name, mix in self._mixes.items():
             objective = objectives.get(name) or objectives.get("")
             ttft_s = objective.ttft_s if objective else 0.0
             for n, tokens in mix.bins.values():
-                found.append(Prompt(n, _service_s(tokens / n, mix.cached_share, traits), ttft_s))
+                found.append(PromptGroup(n, _service_s(tokens / n, mix.cached_share, traits), ttft_s))
         return found
 
     def hopeless_share(self, traits: Traits) -> float:
@@ -153,7 +155,7 @@ class Demand:
         late = sum(p.weight for p in prompts if 0 < p.ttft_s <= p.service_s)
         return late / weight if weight else 0.0
 
-    def decoding(self, tokens_per_s: float) -> Decoding:
+    def decoding(self, tokens_per_s: float) -> DecodeLoad:
         """So many tokens of sequences as they were lately, under the strictest objective in use."""
         mixes = [(name, mix) for name, mix in self._mixes.items() if mix.bins or mix.ended > 1e-3]
         tokens = sum(mix.output_tokens for _, mix in mixes)
@@ -161,7 +163,7 @@ class Demand:
         objectives = self._settings.objectives
         used = [objectives.get(name) or objectives.get("") for name, _ in mixes]
         strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
-        return Decoding(tokens_per_s, context, strict)
+        return DecodeLoad(tokens_per_s, context, strict)
 
     @property
     def ttft_s(self) -> float:
@@ -181,7 +183,7 @@ def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> flo
     return traits.costs.prompt_s(start, end, chunk_tokens=traits.chunk_tokens)
 
 
-def _variation(prompts: list[Prompt]) -> float:
+def _variation(prompts: list[PromptGroup]) -> float:
     weight = sum(p.weight for p in prompts)
     mean_s = sum(p.weight * p.service_s for p in prompts) / weight if weight else 0.0
     if not mean_s:

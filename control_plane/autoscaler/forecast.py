@@ -27,7 +27,7 @@ SWITCH_SHARE = 0.9
 MODELS = ("mean", "level", "trend", "season")
 
 
-class Forecast(NamedTuple):
+class RateForecast(NamedTuple):
     """In the unit of the values."""
 
     value: float
@@ -51,7 +51,7 @@ class Forecaster:
     """Of one value per step."""
 
     def __init__(self, *, caution: float, season_steps: int = 0) -> None:
-        """`caution`: the quantile that `Forecast.upper` stands for. `season_steps` 0: no season."""
+        """`caution`: the quantile that `RateForecast.upper` stands for. `season_steps` 0: no season."""
         self._caution, self._season_steps = caution, season_steps
         self._count = self._since = 0
         self._slow = self._level = self._trend = 0.0
@@ -88,7 +88,7 @@ class Forecaster:
             self._pending.append((self._count + horizon, horizon, self._models(horizon)))
             self._choose(horizon)
 
-    def predict(self, steps: int) -> Forecast:
+    def predict(self, steps: int) -> RateForecast:
         """`steps` from now; as far as the nearest horizon that is no shorter, or the longest."""
         horizon = next((h for h in HORIZONS if h >= steps), HORIZONS[-1])
         number = self._chosen[horizon]
@@ -96,19 +96,19 @@ class Forecaster:
         errors = self._errors[horizon][number]
         if len(errors) < ERRORS_MIN:
             margin = UNKNOWN_ERROR * value
-            return Forecast(value, value + margin, margin, MODELS[number])
+            return RateForecast(value, value + margin, margin, MODELS[number])
         short = min(MARGIN_MAX * value, max(0.0, quantile(errors, self._caution)))
         mean = sum(abs(error) for error in errors) / len(errors)
-        return Forecast(value, value + short, mean, MODELS[number])
+        return RateForecast(value, value + short, mean, MODELS[number])
 
     def _resolve(self, value: float) -> None:
         kept: deque[tuple[int, int, tuple[float, ...]]] = deque()
-        for due, horizon, guesses in self._pending:
+        for due, horizon, predictions in self._pending:
             if due > self._count:
-                kept.append((due, horizon, guesses))
+                kept.append((due, horizon, predictions))
                 continue
-            for errors, guess in zip(self._errors[horizon], guesses, strict=False):
-                errors.append(value - guess)
+            for errors, predicted in zip(self._errors[horizon], predictions, strict=False):
+                errors.append(value - predicted)
         self._pending = kept
 
     def _choose(self, horizon: int) -> None:

@@ -11,7 +11,7 @@ BUCKET_S = 900.0
 FREE_SHARE = 0.5
 
 
-class Hours:
+class ReplicaHoursBudget:
     """A budget of replica hours over any 24 hours; 0: none."""
 
     def __init__(self, per_day: float) -> None:
@@ -19,7 +19,7 @@ class Hours:
         self._buckets: deque[tuple[float, float]] = deque()
         """(start of a quarter of an hour, hours spent in it)."""
 
-    def spent(self, at_s: float, interval_s: float, replicas: int) -> None:
+    def add(self, at_s: float, interval_s: float, replicas: int) -> None:
         if not self._per_day:
             return
         hours = replicas * interval_s / 3600
@@ -35,7 +35,7 @@ class Hours:
     def used(self) -> float:
         return sum(hours for _, hours in self._buckets)
 
-    def told(self, at_s: float) -> tuple[tuple[float, float], ...]:
+    def history(self, at_s: float) -> tuple[tuple[float, float], ...]:
         """(seconds ago, hours), oldest first."""
         return tuple((at_s - start_s, hours) for start_s, hours in self._buckets)
 

@@ -23,10 +23,16 @@ from baton.core.operate import (
     Resize,
     RoleOutlook,
 )
-from control_plane.autoscaler.advised import Advised
+from control_plane.autoscaler.advice import AdviceFilter
 from control_plane.autoscaler.cluster import order_of, roles_of
 from control_plane.autoscaler.decide import Autoscaler
-from control_plane.autoscaler.values import Decision, Memory, Observation, RoleState, Settings
+from control_plane.autoscaler.values import (
+    AutoscalerMemory,
+    AutoscalerSettings,
+    Observation,
+    RoleState,
+    ScalingDecision,
+)
 
 SILENT_S = 10.0
 """A router that watches and has reported nothing for so long is not known to be idle."""
@@ -41,20 +47,20 @@ class RouterLoads:
     def __init__(self, *, now_s: float) -> None:
         self._taken_s = now_s
         self._latest: dict[RouterId, DemandReport] = {}
-        self._heard_s: dict[RouterId, float] = {}
+        self._reported_s: dict[RouterId, float] = {}
         self._before: dict[RouterId, Mapping[str, ClassLoad]] = {}
 
-    def heard(self, report: DemandReport, *, now_s: float) -> None:
+    def on_report(self, report: DemandReport, *, now_s: float) -> None:
         router_id = report.router_id
         if router_id not in self._before:
             # What an older router counted before we looked belongs to no interval of ours.
             is_new = report.up_s <= now_s - self._taken_s
             self._before[router_id] = {} if is_new else report.classes
-        self._latest[router_id], self._heard_s[router_id] = report, now_s
+        self._latest[router_id], self._reported_s[router_id] = report, now_s
 
     def silent(self, routers: Collection[RouterId], *, now_s: float) -> list[RouterId]:
         """Of these, those that have said nothing lately."""
-        return sorted(r for r in routers if now_s - self._heard_s.get(r, float("-inf")) > SILENT_S)
+        return sorted(r for r in routers if now_s - self._reported_s.get(r, float("-inf")) > SILENT_S)
 
     def take(self, routers: Collection[RouterId], *, now_s: float) -> dict[str, ClassLoad]:
         """What came since the last time. Routers that are not among `routers` are gone, and counted once
@@ -67,7 +73,7 @@ class RouterLoads:
                 parts.setdefault(name, []).append(difference(load, before.get(name, ClassLoad())))
             self._before[router_id] = report.classes
             if router_id not in routers:
-                del self._latest[router_id], self._heard_s[router_id], self._before[router_id]
+                del self._latest[router_id], self._reported_s[router_id], self._before[router_id]
         return {name: total(loads) for name, loads in parts.items()}
 
     @property
@@ -87,7 +93,7 @@ class RouterLoads:
         return found
 
 
-class StateWatch:
+class TransitionTimes:
     """How long starts, drains and flips took, from replicas seen again and again."""
 
     def __init__(self) -> None:
@@ -95,7 +101,7 @@ class StateWatch:
         """By name: as it was, and since when."""
         self.start_s, self.drain_s, self.switch_s = (deque[float](maxlen=KEPT_MAX) for _ in range(3))
 
-    def saw(self, replicas: Iterable[ReplicaStatus], *, life: str, now_s: float) -> None:
+    def observe(self, replicas: Iterable[ReplicaStatus], *, life: str, now_s: float) -> None:
         """`life`: of the control plane. Workers of an earlier one seem to start when they are found."""
         present = {r.name: (r, now_s - r.for_s) for r in replicas}
         for name, (was, since_s) in self._known.items():
@@ -137,25 +143,25 @@ def typical(all_traits: Iterable[Traits]) -> Traits | None:
 class LiveAutoscaler:
     """Of one model. `heard` and `saw` as things happen, `decide` once per interval."""
 
-    def __init__(self, settings: Settings, *, model: str, now_s: float) -> None:
+    def __init__(self, settings: AutoscalerSettings, *, model: str, now_s: float) -> None:
         self.settings, self.model = settings, model
         self.scaler = Autoscaler(settings)
         self._loads = RouterLoads(now_s=now_s)
-        self._phases = StateWatch()
+        self._transitions = TransitionTimes()
         self._traits: dict[Role, Traits] = {}
         self._decided_s = now_s
         self._last: tuple[Mapping[Role, int], Mapping[Role, int]] | None = None
-        self._advised = Advised(settings.patience_s)
+        self._advised = AdviceFilter(settings.patience_s)
         """What was ordered or advised last, and what was desired before."""
-        self._decision: Decision | None = None
+        self._decision: ScalingDecision | None = None
         self._blind = "nothing was looked at yet"
 
-    def heard(self, report: DemandReport, *, now_s: float) -> None:
-        self._loads.heard(report, now_s=now_s)
+    def on_report(self, report: DemandReport, *, now_s: float) -> None:
+        self._loads.on_report(report, now_s=now_s)
 
-    def saw(self, state: ClusterState, *, now_s: float) -> None:
+    def on_state(self, state: ClusterState, *, now_s: float) -> None:
         mine = [r for r in state.replicas if r.model == self.model]
-        self._phases.saw(mine, life=state.life, now_s=now_s)
+        self._transitions.observe(mine, life=state.life, now_s=now_s)
 
     def limit(self, workers_max: int) -> None:
         """Of all its roles together, from now on: less than its own where other models have the rest."""
@@ -208,7 +214,7 @@ class LiveAutoscaler:
         self._decided_s = now_s
         workers = self._loads.workers()
         queued, queued_tokens = self._loads.queued
-        start_s, drain_s, switch_s = self._phases.take()
+        start_s, drain_s, switch_s = self._transitions.take()
         self._learn_traits(workers.values())
         counted = roles_of(state, self.model, self.settings.bounds)
         return Observation(
@@ -224,20 +230,20 @@ class LiveAutoscaler:
         )
 
     def _learn_traits(self, workers: Iterable[WorkerLoad]) -> None:
-        told = [(load.role, load.traits) for load in workers if load.traits is not None]
+        reported = [(load.role, load.traits) for load in workers if load.traits is not None]
         for role in self.settings.bounds:
-            mine = typical(traits for at, traits in told if at is role)
+            mine = typical(traits for at, traits in reported if at is role)
             # A worker of another role would have the same weights and the same device.
-            anybody = typical(traits for _, traits in told) if role not in self._traits else None
+            anybody = typical(traits for _, traits in reported) if role not in self._traits else None
             if (found := mine or anybody) is not None:
                 self._traits[role] = found
 
     # --- what outlives the process, and what is shown ---------------------------------------------------
 
-    def memory(self, *, now_s: float) -> Memory:
+    def memory(self, *, now_s: float) -> AutoscalerMemory:
         return msgspec.structs.replace(self.scaler.memory(now_s), traits=dict(self._traits))
 
-    def recall(self, memory: Memory, *, now_s: float, away_s: float) -> None:
+    def recall(self, memory: AutoscalerMemory, *, now_s: float, away_s: float) -> None:
         """`away_s`: since it was written."""
         self._traits = {role: t for role, t in memory.traits.items() if role in self.settings.bounds}
         self.scaler.recall(memory, now_s, away_s=away_s)

@@ -4,9 +4,9 @@ from collections import deque
 from math import sqrt
 from statistics import median
 
-from control_plane.autoscaler.forecast import Forecast, Forecaster
+from control_plane.autoscaler.forecast import Forecaster, RateForecast
 from control_plane.autoscaler.jumps import Jumps
-from control_plane.autoscaler.values import Settings
+from control_plane.autoscaler.values import AutoscalerSettings
 
 SURGE_SIGMAS = 3.0
 SURGE_STEPS = (1, 3)
@@ -21,10 +21,10 @@ BASIS_STEPS = 32
 """Intervals that the forecast's slow mean rests on."""
 
 
-class Rate:
+class RateEstimator:
     """Of work that requests bring. `observe` once per interval."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         # What varies faster than this window is the queueing model's, or a jump.
         steps = max(1, round(settings.window_s / settings.interval_s))
         self._recent: deque[tuple[float, int]] = deque(maxlen=steps)
@@ -108,5 +108,5 @@ class Rate:
     def usual(self) -> float:
         return median(self._means) if self._means else 0.0
 
-    def predict(self, steps: int) -> Forecast:
+    def predict(self, steps: int) -> RateForecast:
         return self._forecaster.predict(steps)

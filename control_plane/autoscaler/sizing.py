@@ -22,7 +22,7 @@ REPLICAS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptGroup:
     """Requests that are alike."""
 
     weight: float
@@ -46,7 +46,7 @@ def erlang_c(servers: int, load: float) -> float:
     return servers * blocked / (servers - load * (1 - blocked))
 
 
-def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> float:
+def prompts_missed(prompts: Sequence[PromptGroup], *, work: float, servers: int) -> float:
     """Share of the requests that could meet their TTFT objective on an idle cluster and will not on `servers`
     replicas under `work` seconds of prompts per second."""
     weight = sum(p.weight for p in prompts)
@@ -68,7 +68,7 @@ def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> f
     return missed / judged
 
 
-def prefill_needed(prompts: Sequence[Prompt], *, work: float, missed_max: float) -> int:
+def prefill_needed(prompts: Sequence[PromptGroup], *, work: float, missed_max: float) -> int:
     """Fewest replicas; 0 for no work, at most `REPLICAS_MAX`."""
     if work <= 0:
         return 0
@@ -78,7 +78,7 @@ def prefill_needed(prompts: Sequence[Prompt], *, work: float, missed_max: float)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodeLoad:
     """What a decode pool is asked for."""
 
     tokens_per_s: float
@@ -88,7 +88,7 @@ class Decoding:
     """0: no objective."""
 
 
-def batch_of(load: Decoding, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
+def batch_of(load: DecodeLoad, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
     """Sequences in the batch of each of `replicas`; infinite when tokens come faster than steps can be.
     `slowed`: how many times longer steps take for the prompts among them."""
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
@@ -98,7 +98,7 @@ def batch_of(load: Decoding, traits: Traits, *, replicas: float, slowed: float =
     return rate * traits.costs.base_s / (1 - rate * each)
 
 
-def holds(load: Decoding, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
+def holds(load: DecodeLoad, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
     """Whether a replica with `batch` sequences in the mean meets objective, batch and pool."""
     if batch == inf:
         return False
@@ -110,14 +110,14 @@ def holds(load: Decoding, traits: Traits, *, batch: float, replicas: int, slowed
     return not load.tpot_s or step_s <= load.tpot_s
 
 
-def decode_needed(load: Decoding, traits: Traits) -> int:
+def decode_needed(load: DecodeLoad, traits: Traits) -> int:
     """Fewest replicas; 0 for no tokens. Where no number meets the objective, as many as keep the pool and
     `UTILISATION_MAX`."""
     if load.tokens_per_s <= 0:
         return 0
     able = load
     if traits.costs.step_s(decodes=1, context_tokens=load.context_tokens) > load.tpot_s:
-        able = Decoding(load.tokens_per_s, load.context_tokens, 0.0)
+        able = DecodeLoad(load.tokens_per_s, load.context_tokens, 0.0)
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
 
     def suffices(replicas: int) -> bool:
@@ -128,7 +128,7 @@ def decode_needed(load: Decoding, traits: Traits) -> int:
     return _fewest(suffices, least=1)
 
 
-def largest_batch(load: Decoding, traits: Traits) -> float:
+def largest_batch(load: DecodeLoad, traits: Traits) -> float:
     """Sequences that one replica decodes within objective, batch and pool; at least 1."""
     costs = traits.costs
     each = costs.decode_s + costs.context_token_s * load.context_tokens
@@ -137,7 +137,7 @@ def largest_batch(load: Decoding, traits: Traits) -> float:
     return max(1.0, min(by_time, by_room, float(traits.batch_max)))
 
 
-def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
+def decode_strain(load: DecodeLoad, traits: Traits, *, replicas: int) -> float:
     """How near a crowded batch comes to what it must not exceed: 1 there, half of it at 5 % less."""
     batch = batch_of(load, traits, replicas=replicas)
     if batch == inf:
@@ -153,7 +153,7 @@ def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
 
 
 def aggregated_needed(
-    prompts: Sequence[Prompt], load: Decoding, traits: Traits, *, work: float, missed_max: float
+    prompts: Sequence[PromptGroup], load: DecodeLoad, traits: Traits, *, work: float, missed_max: float
 ) -> int:
     """Fewest replicas that take either phase: prompts make steps longer, decodes take time from prompts."""
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
@@ -166,7 +166,7 @@ def aggregated_needed(
         batch = batch_of(load, traits, replicas=replicas, slowed=slowed)
         if not holds(load, traits, batch=batch, replicas=replicas, slowed=slowed):
             return False
-        longer = [Prompt(p.weight, p.service_s / (1 - decoding), p.ttft_s) for p in prompts]
+        longer = [PromptGroup(p.weight, p.service_s / (1 - decoding), p.ttft_s) for p in prompts]
         missed = prompts_missed(longer, work=work / (1 - decoding), servers=replicas)
         return missed <= missed_max
 

@@ -8,17 +8,17 @@ from baton.core.demand import Bin, ClassLoad, Traits, bin_of
 from baton.core.messages import Role
 
 __all__ = (
+    "AutoscalerMemory",
+    "AutoscalerSettings",
     "Bin",
     "Bounds",
     "ClassLoad",
-    "Decision",
-    "Memory",
-    "Objective",
+    "LatencyObjective",
     "Observation",
+    "RoleSizing",
     "RoleState",
     "RoleSwitch",
-    "Settings",
-    "Sized",
+    "ScalingDecision",
     "Traits",
     "bin_of",
 )
@@ -82,7 +82,7 @@ class Observation(msgspec.Struct, frozen=True):
         return not (busy or self.queued or self.arrived)
 
 
-class Objective(msgspec.Struct, frozen=True):
+class LatencyObjective(msgspec.Struct, frozen=True):
     """Seconds; 0: none."""
 
     ttft_s: float = 0.0
@@ -96,12 +96,12 @@ class Bounds(msgspec.Struct, frozen=True):
     most: int
 
 
-class Settings(msgspec.Struct, frozen=True):
+class AutoscalerSettings(msgspec.Struct, frozen=True):
     """Of one model's pools. Filled from `config.AutoscaleConfig`, whose fields say more."""
 
     bounds: Mapping[Role, Bounds]
     """Roles that are in use: prefill and decode, or both."""
-    objectives: Mapping[str, Objective]
+    objectives: Mapping[str, LatencyObjective]
     """By class; "" is of requests without one."""
     attain: float = 0.95
     interval_s: float = 15.0
@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True):
     is_advice: bool = False
 
 
-class Memory(msgspec.Struct, frozen=True):
+class AutoscalerMemory(msgspec.Struct, frozen=True):
     """What it learnt over hours, for its next life. What it learns in minutes is learnt again."""
 
     saved_at_s: float = 0.0
@@ -146,7 +146,7 @@ class RoleSwitch(msgspec.Struct, frozen=True):
     count: int
 
 
-class Sized(msgspec.Struct, frozen=True):
+class RoleSizing(msgspec.Struct, frozen=True):
     """What one role needs, and of what that is made."""
 
     demand: float
@@ -165,7 +165,7 @@ class Sized(msgspec.Struct, frozen=True):
     """Most that was needed within the patience: fewer there shall not be. None: not watched for so long."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class ScalingDecision(msgspec.Struct, frozen=True):
     """What there should be. `desired` counts replicas that serve or start, flips done; on top is what
     drains."""
 
@@ -175,7 +175,7 @@ class Decision(msgspec.Struct, frozen=True):
     starts: Mapping[Role, int]
     stops: Mapping[Role, int]
     reasons: tuple[str, ...]
-    sized: Mapping[Role, Sized]
+    sized: Mapping[Role, RoleSizing]
     is_advice: bool
 
     @property

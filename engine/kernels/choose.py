@@ -12,7 +12,7 @@ from baton.core.messages import INFO_NOTE
 from engine.kernels.interface import Kernels
 from engine.kernels.native import NativeKernels
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
 from engine.native.library import usable_cores
 

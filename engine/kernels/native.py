@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation
 from engine.kernels.native_attention import NativeAttention
+from engine.kernels.native_matrices import NativeMatrix, pack_matrix
 from engine.kernels.weights import ExpertMatrices, Matrix
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32, features, library, set_threads
-from engine.native.matrices import NativeMatrix, pack_matrix
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
 """`enum Activation` in native/src/vmath.h."""

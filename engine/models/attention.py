@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.interface import AttentionSpec, Packed, PackedExperts, Plan
+from engine.model_files.spec import ModelSpec
 from engine.models.linear import Linear, Loader, Norm, StepContext
-from engine.models.spec import ModelSpec
 
 
 class Attention(Protocol):

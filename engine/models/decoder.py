@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from engine.kernels.weights import DenseMatrix
+from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import Loader, Norm, StepContext
@@ -15,7 +16,6 @@ from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
 from engine.models.rope import frequencies
-from engine.models.spec import ModelSpec
 
 Progress = Callable[[int, int], None]
 """(layers loaded, layers in all)"""

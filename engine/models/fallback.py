@@ -17,10 +17,10 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.interface import BatchLayout, Kernels, RopeTables, Span
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
+from engine.model_files.spec import ModelSpec
 from engine.models.fallback_experts import count_experts
 from engine.models.paged_hook import PagedHook
-from engine.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ class MatrixSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinearPart:
     """Rows of a `Linear` that are one module of the checkpoint, for adapters to find it."""
 
     name: str
@@ -81,7 +81,7 @@ class Linear(Generic[Packed]):
         self,
         kernels: Kernels[Any, Packed, Any],
         packed: Packed,
-        parts: tuple[Part, ...],
+        parts: tuple[LinearPart, ...],
         *,
         in_size: int = 0,
     ) -> None:
@@ -193,7 +193,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
     ) -> Linear[Packed]:
         """The same of matrices that are read already, out of reach for adapters."""
         packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
-        joined = tuple(Part(name, rows) for name, rows in parts)
+        joined = tuple(LinearPart(name, rows) for name, rows in parts)
         return Linear(self.kernels, packed, joined, in_size=in_size)
 
     def head(
@@ -204,7 +204,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
             matrix = self.source.loaded(name, tied)
         else:
             matrix = self.source.matrix(name, vocab_size, hidden_size)
-        return Linear(self.kernels, self.kernels.pack(matrix), (Part(name, vocab_size),))
+        return Linear(self.kernels, self.kernels.pack(matrix), (LinearPart(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:
         return self.kernels.pack_experts(experts)

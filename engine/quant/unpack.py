@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import Fp8Matrix, IntMatrix
-from engine.quant.scheme import QuantScheme
+from engine.model_files.quant_scheme import QuantScheme
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column i of eight in an int32 of AutoAWQ's gemm packing is at bits 4 * AWQ_ORDER.index(i)."""

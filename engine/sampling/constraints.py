@@ -32,7 +32,7 @@ class Matcher(Protocol):
         ...
 
 
-class Grammars(Protocol):
+class MatcherSource(Protocol):
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher: ...
 
 

@@ -50,7 +50,7 @@ def _keys(values: Tensor) -> Tensor:
     return order * 2**32 + torch.arange(values.shape[-1] - 1, -1, -1, device=values.device)
 
 
-class _Scratch(threading.local):
+class _RankScratch(threading.local):
     """Memory used again and again: fresh pages for megabytes cost more than what is computed in them."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Scratch(threading.local):
         return self._memory[name][:size].view(dtype).reshape(shape)
 
 
-_scratch = _Scratch()
+_scratch = _RankScratch()
 
 
 @functools.lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ import numpy as np
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from engine.sampling.constraints import Constraints, Grammars, GrammarState, Mask
+from engine.sampling.constraints import Constraints, GrammarState, Mask, MatcherSource
 from engine.sampling.penalties import Ids, Numbers, TokenCounts
 
 
@@ -29,7 +29,7 @@ class SequenceState:
         prompt_token_count: int,
         *,
         vocab: int,
-        grammars: Grammars,
+        grammars: MatcherSource,
         eos_token_ids: Sequence[int],
     ) -> None:
         """`tokens`: prompt and generated; needed only if `params.needs_history`."""
@@ -61,11 +61,11 @@ class SequenceState:
             self.counts.add(token)
         return self._grammar is None or self._grammar.advance(token)
 
-    def trial(self) -> "Trial":
-        return Trial(self, self.counts, self._grammar)
+    def trial(self) -> "SequenceTrial":
+        return SequenceTrial(self, self.counts, self._grammar)
 
 
-class Trial:
+class SequenceTrial:
     """Tokens added on trial; `undo` restores the state from before."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Trial:
 class SequenceStates:
     """States by attempt, for those whose request needs one."""
 
-    def __init__(self, *, vocab: int, grammars: Grammars, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, *, vocab: int, grammars: MatcherSource, eos_token_ids: Sequence[int]) -> None:
         self._vocab, self._grammars, self._eos = vocab, grammars, tuple(eos_token_ids)
         self._by_key: dict[SeqKey, SequenceState] = {}
 

@@ -58,12 +58,12 @@ class FairShares:
         self._present: Counter[str] = Counter()
         self._served: dict[str, int] = {}
 
-    def came(self, client: str) -> None:
+    def join(self, client: str) -> None:
         if not self._present[client]:
             self._served[client] = min(self._served.values(), default=0)
         self._present[client] += 1
 
-    def left(self, client: str) -> None:
+    def leave(self, client: str) -> None:
         self._present[client] -= 1
         if not self._present[client]:
             del self._present[client], self._served[client]
@@ -82,13 +82,13 @@ class TwoLevels:
     def __init__(self) -> None:
         self._tenants, self._clients = FairShares(), FairShares()
 
-    def came(self, client: str) -> None:
-        self._tenants.came(tenant_of(client))
-        self._clients.came(client)
+    def join(self, client: str) -> None:
+        self._tenants.join(tenant_of(client))
+        self._clients.join(client)
 
-    def left(self, client: str) -> None:
-        self._tenants.left(tenant_of(client))
-        self._clients.left(client)
+    def leave(self, client: str) -> None:
+        self._tenants.leave(tenant_of(client))
+        self._clients.leave(client)
 
     def charge(self, client: str, tokens: int) -> None:
         self._tenants.charge(tenant_of(client), tokens)
@@ -98,7 +98,7 @@ class TwoLevels:
         return self._tenants.level(tenant_of(client)), self._clients.level(client)
 
 
-class Order:
+class TurnOrder:
     """Ranks sequences at one moment after another."""
 
     def __init__(self) -> None:

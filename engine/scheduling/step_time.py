@@ -144,7 +144,7 @@ class StepTimeModel:
         """As they are lately."""
         return self._latest.costs
 
-    def saw(self, work: StepWork, elapsed_s: float) -> None:
+    def observe(self, work: StepWork, elapsed_s: float) -> None:
         predicted_s = self.predict_s(work)
         if self.step_count >= COLD_STEPS:
             elapsed_s = min(elapsed_s, OUTLIER * predicted_s)

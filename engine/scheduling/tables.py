@@ -7,8 +7,8 @@ from baton.core.geometry import blocks_for
 from baton.core.hashing import tail_hash
 from baton.core.ids import BlockHash, BlockId
 from baton.core.messages import Phase, Task
-from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.sequence import Sequence
 
 
@@ -19,7 +19,7 @@ class Moves:
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list[tuple[BlockId, BlockId]])
     swap_out: list[tuple[BlockId, int]] = field(default_factory=list[tuple[BlockId, int]])
     swap_in: list[tuple[int, BlockId]] = field(default_factory=list[tuple[int, BlockId]])
-    shares: list[BlockId] = field(default_factory=list[BlockId])
+    references: list[BlockId] = field(default_factory=list[BlockId])
     """Blocks the step reads from, one share each."""
     slots: list[int] = field(default_factory=list[int])
     """Free again when the step is done: a later step's `swap_out` comes after this one's `swap_in`."""
@@ -39,7 +39,7 @@ class Tables:
         self._swap_slot_count = swap_slot_count
         self._free_slots = list(range(swap_slot_count - 1, -1, -1))
         self._promised: dict[BlockHash, Sequence] = {}
-        self._when_committed: Callable[[Sequence, int, int], None] | None = None
+        self._on_commit: Callable[[Sequence, int, int], None] | None = None
         self.moves = Moves()
 
     @property
@@ -50,14 +50,14 @@ class Tables:
         moves, self.moves = self.moves, Moves()
         return moves
 
-    def moved(self, moves: Moves) -> None:
+    def finish_moves(self, moves: Moves) -> None:
         """The step that made them is done."""
-        self._pool.give_back(moves.shares)
+        self._pool.release(moves.references)
         self._free_slots += moves.slots
 
-    def when_committed(self, tell: Callable[[Sequence, int, int], None]) -> None:
+    def on_commit(self, tell: Callable[[Sequence, int, int], None]) -> None:
         """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
-        self._when_committed = tell
+        self._on_commit = tell
 
     # --- admission ------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Tables:
         start = got.cached_count * self._block_tokens
         if got.copy_source is not None:
             self.moves.copies.append((got.copy_source, got.blocks[got.cached_count]))
-            self.moves.shares.append(got.copy_source)
+            self.moves.references.append(got.copy_source)
             start = len(seq.tokens) - 1
         if seq.swap_slots:
             start = max(start, self._swap_in(seq, got.cached_count))
@@ -98,7 +98,7 @@ class Tables:
     def grow(self, seq: Sequence, position_count: int) -> None:
         """Until so many positions fit. Raises OutOfBlocks; what was taken before stays."""
         while len(seq.block_ids) * self._block_tokens < position_count:
-            seq.block_ids += self._pool.take(1)
+            seq.block_ids += self._pool.allocate(1)
 
     def room_of(self, seq: Sequence) -> int:
         """Positions that fit its blocks."""
@@ -111,8 +111,8 @@ class Tables:
         was never heard of (a step of a cancelled sequence) stay nameless."""
         first = seq.committed_count
         self._commit(seq)
-        if self._when_committed is not None and first < seq.committed_count:
-            self._when_committed(seq, first, seq.committed_count)
+        if self._on_commit is not None and first < seq.committed_count:
+            self._on_commit(seq, first, seq.committed_count)
         self.arrived(seq)
         if seq.tail is not None and seq.computed_count >= seq.tail_end:
             self._cache.insert_tail(seq.tail, seq.block_ids[seq.tail_end // self._block_tokens])
@@ -143,7 +143,7 @@ class Tables:
         """Everything it holds, in the pool and outside; nothing moves into its blocks any more."""
         self._break_promises(seq)
         self._drop_moves_into(seq)
-        self._pool.give_back(seq.block_ids)
+        self._pool.release(seq.block_ids)
         self._free_slots += seq.swap_slots
         seq.block_ids, seq.swap_slots = [], []
         seq.computed_count = seq.planned_count = seq.committed_count = 0
@@ -160,8 +160,8 @@ class Tables:
         count = blocks_for(seq.computed_count, self._block_tokens)
         slots = [self._free_slots.pop() for _ in range(count)]
         self.moves.swap_out += zip(seq.block_ids[:count], slots, strict=True)
-        self.moves.shares += seq.block_ids[:count]
-        self._pool.give_back(seq.block_ids[count:])
+        self.moves.references += seq.block_ids[:count]
+        self._pool.release(seq.block_ids[count:])
         self._break_promises(seq)
         seq.block_ids, seq.swap_slots = [], slots
         seq.planned_count, seq.committed_count = seq.computed_count, 0
@@ -170,9 +170,9 @@ class Tables:
     def yield_block(self) -> bool:
         """One block of those just swapped out becomes free now. False: there is none."""
         leaving = {block for block, _ in self.moves.swap_out}
-        for i in range(len(self.moves.shares) - 1, -1, -1):
-            if self.moves.shares[i] in leaving:
-                self._pool.give_back([self.moves.shares.pop(i)])
+        for i in range(len(self.moves.references) - 1, -1, -1):
+            if self.moves.references[i] in leaving:
+                self._pool.release([self.moves.references.pop(i)])
                 return True
         return False
 
@@ -185,9 +185,9 @@ class Tables:
         seq.swap_slots = []
         seq.computed_count = seq.planned_count = 0
         for block in blocks:
-            if block in self.moves.shares:
-                self.moves.shares.remove(block)
-                self._pool.give_back([block])
+            if block in self.moves.references:
+                self.moves.references.remove(block)
+                self._pool.release([block])
 
     # --- accounts -------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class Tables:
         mine = set(seq.block_ids)
         for source, block in self.moves.copies:
             if block in mine:
-                self.moves.shares.remove(source)
-                self._pool.give_back([source])
+                self.moves.references.remove(source)
+                self._pool.release([source])
         self.moves.copies = [move for move in self.moves.copies if move[1] not in mine]
         self.moves.swap_in = [move for move in self.moves.swap_in if move[1] not in mine]
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, StoreChanges, StoreMember, Tier
+from baton.core.membership import MembershipBook, Renewal
+from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
 from kv_store.directory.interface import GONE_S
 
 
@@ -40,13 +41,13 @@ BookChange = NodeJoined | NodeLapsed | NodeLeft
 
 
 @dataclass(slots=True)
-class _Node:
-    member: StoreMember
-    ends_s: float
+class _Table:
+    """The blocks of one node."""
+
     sequence_number: int | None = None
-    """The number of the last message; None if a snapshot is needed."""
+    """Number of the last message heard; None: a snapshot is needed."""
     blocks: OrderedDict[BlockHash, Tier] = field(default_factory=OrderedDict[BlockHash, Tier])
-    """The tier of each block. Blocks that were published or looked up longest ago come first."""
+    """Least recently told or looked up first."""
 
 
 @dataclass(slots=True)
@@ -54,37 +55,42 @@ class DirectoryBook:
     entries_max: int
     entry_count: int = 0
     dropped_count: int = 0
-    """Entries that were ever dropped for want of room."""
-    _nodes: dict[NodeId, _Node] = field(default_factory=dict[NodeId, _Node])
-    _gone: dict[NodeId, float] = field(default_factory=dict[NodeId, float])
+    """Entries dropped for want of room, ever."""
+    _nodes: MembershipBook[NodeId, StoreMember] = field(
+        default_factory=lambda: MembershipBook[NodeId, StoreMember](lease_s=GONE_S, gone_s=GONE_S)
+    )
+    _tables: dict[NodeId, _Table] = field(default_factory=dict[NodeId, _Table])
 
     @property
     def next_tick_s(self) -> float | None:
-        ends_s = [node.ends_s for node in self._nodes.values()]
-        return min([*ends_s, *self._gone.values()], default=None)
+        return self._nodes.next_tick_s
 
     @property
     def members(self) -> tuple[StoreMember, ...]:
-        return tuple(self._nodes[node_id].member for node_id in sorted(self._nodes))
+        return tuple(self._nodes[node_id] for node_id in sorted(self._nodes))
 
     def renew(self, member: StoreMember, *, lease_s: float, now_s: float) -> tuple[bool, list[BookChange]]:
+        """Returns whether the node's blocks are known, and what changed."""
         node_id = member.node.node_id
-        if node_id in self._gone:
-            return False, []
-        node = self._nodes.get(node_id)
-        if node is None:
-            self._nodes[node_id] = _Node(member, now_s + lease_s)
-            return False, [NodeJoined(member)]
-        node.member, node.ends_s = member, now_s + lease_s
-        return node.sequence_number is not None, []
+        match self._nodes.renew(node_id, member, now_s=now_s, lease_s=lease_s):
+            case Renewal.LEFT_BEFORE:
+                return False, []
+            case Renewal.JOINED:
+                self._tables[node_id] = _Table()
+                return False, [NodeJoined(member)]
+            case Renewal.CHANGED | Renewal.UNCHANGED:
+                return self._tables[node_id].sequence_number is not None, []
 
     def leave(self, node_id: NodeId, *, now_s: float) -> list[BookChange]:
-        self._gone[node_id] = now_s + GONE_S
-        node = self._forget(node_id)
-        return [NodeLeft(node.member)] if node is not None else []
+        member = self._nodes.get(node_id)
+        self._nodes.leave(node_id, now_s=now_s)
+        if member is None:
+            return []
+        self._forget(node_id)
+        return [NodeLeft(member)]
 
     def publish(self, changes: StoreChanges) -> bool:
-        node, number = self._nodes.get(changes.node_id), changes.sequence_number
+        node, number = self._tables.get(changes.node_id), changes.sequence_number
         if node is None:
             return False
         last = node.sequence_number
@@ -101,35 +107,31 @@ class DirectoryBook:
         return True
 
     def look_up(self, hashes: Iterable[BlockHash]) -> list[tuple[Holding, ...]]:
-        nodes = [self._nodes[node_id] for node_id in sorted(self._nodes)]
+        nodes = [(self._nodes[node_id].node, self._tables[node_id]) for node_id in sorted(self._nodes)]
         return [tuple(_holders(nodes, block_hash)) for block_hash in hashes]
 
     def tick(self, *, now_s: float) -> list[BookChange]:
-        """End the leases that are over; nothing else ends them."""
-        self._gone = {node_id: end_s for node_id, end_s in self._gone.items() if end_s > now_s}
-        lapsed = [node_id for node_id, node in self._nodes.items() if node.ends_s <= now_s]
-        gone = [node for node_id in lapsed if (node := self._forget(node_id)) is not None]
-        return [NodeLapsed(node.member) for node in gone]
+        """Ends the leases that are over; nothing else does."""
+        lapsed = self._nodes.tick(now_s).lapsed
+        for node_id in lapsed:
+            self._forget(node_id)
+        return [NodeLapsed(member) for member in lapsed.values()]
 
     def paused(self, for_s: float) -> None:
-        """Move all leases by the time for which the directory itself could not listen: silence does not count
-        then."""
-        for node in self._nodes.values():
-            node.ends_s += for_s
+        """The directory itself could not listen for this long: no silence counts for that time."""
+        self._nodes.paused(for_s)
 
     def check(self) -> None:
-        """Check that the accounts agree."""
-        assert self.entry_count == sum(len(node.blocks) for node in self._nodes.values())
+        """Accounts agree. After tests and when idle."""
+        assert self.entry_count == sum(len(table.blocks) for table in self._tables.values())
         assert self.entry_count <= self.entries_max
-        assert self._nodes.keys().isdisjoint(self._gone)
+        assert self._tables.keys() == set(self._nodes)
+        self._nodes.check()
 
-    def _forget(self, node_id: NodeId) -> _Node | None:
-        node = self._nodes.pop(node_id, None)
-        if node is not None:
-            self.entry_count -= len(node.blocks)
-        return node
+    def _forget(self, node_id: NodeId) -> None:
+        self.entry_count -= len(self._tables.pop(node_id).blocks)
 
-    def _apply(self, node: _Node, changes: StoreChanges) -> None:
+    def _apply(self, node: _Table, changes: StoreChanges) -> None:
         blocks, before = node.blocks, len(node.blocks)
         for block_hash in changes.removed:
             blocks.pop(block_hash, None)
@@ -138,7 +140,7 @@ class DirectoryBook:
             blocks.move_to_end(block_hash)
         self.entry_count += len(blocks) - before
         while self.entry_count > self.entries_max:
-            largest = max(self._nodes.values(), key=lambda n: len(n.blocks)).blocks
+            largest = max(self._tables.values(), key=lambda t: len(t.blocks)).blocks
             self._drop(largest, self.entry_count - self.entries_max)
 
     def _drop(self, blocks: OrderedDict[BlockHash, Tier], count: int) -> None:
@@ -149,9 +151,9 @@ class DirectoryBook:
         self.dropped_count += count
 
 
-def _holders(nodes: Sequence[_Node], block_hash: BlockHash) -> Iterable[Holding]:
-    for node in nodes:
-        tier = node.blocks.get(block_hash)
+def _holders(nodes: Sequence[tuple[NodeRef, _Table]], block_hash: BlockHash) -> Iterable[Holding]:
+    for node, table in nodes:
+        tier = table.blocks.get(block_hash)
         if tier is not None:
-            node.blocks.move_to_end(block_hash)
-            yield Holding(node.member.node, tier)
+            table.blocks.move_to_end(block_hash)
+            yield Holding(node, tier)

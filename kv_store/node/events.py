@@ -21,6 +21,7 @@ from baton.core.store import (
     Tier,
     WorkerToStore,
 )
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 
 # --- events ---------------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ class Recovered(msgspec.Struct, frozen=True):
     checksum: int
 
 
-class SpaceOpened(msgspec.Struct, frozen=True):
+class SizeClassOpened(msgspec.Struct, frozen=True):
     """The SSD file of a size class is open, with these blocks in it.
 
     It comes once per size class where there is an SSD tier. At the start that is each class whose file was
@@ -42,7 +43,7 @@ class SpaceOpened(msgspec.Struct, frozen=True):
     does not wait for the scan. Slots that the core has no use for are answered by ForgetSsd.
     """
 
-    space: int
+    size_class: int
     recovered: tuple[Recovered, ...] = ()
     error: str = ""
     """If not empty, the reason why the file cannot be used. The size class goes on without SSD, and the
@@ -71,7 +72,7 @@ class WorkerLost(msgspec.Struct, frozen=True):
 class FromPeer(msgspec.Struct, frozen=True):
     """A message of a peer, in the session about this size class."""
 
-    space: int
+    size_class: int
     peer: NodeRef
     message: NodeToNode
 
@@ -80,7 +81,7 @@ class PeerLost(msgspec.Struct, frozen=True):
     """The session broke or could not be opened. Leases that it held run on: a one-sided read may be under
     way."""
 
-    space: int
+    size_class: int
     peer: NodeId
     message: str
 
@@ -97,21 +98,6 @@ class IoDone(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     checksum: int = 0
     """Read: the checksum of the payload, which was found right."""
-
-
-class PeerReadDone(msgspec.Struct, frozen=True):
-    """A ReadPeer ended, as in `worker.events.ReadDone`; `corrupt` are positions whose checksum failed."""
-
-    read_id: int
-    error: str = ""
-    is_settled: bool = True
-    is_stale: bool = False
-    corrupt: tuple[int, ...] = ()
-    seconds: float = 0.0
-
-
-class PeerReadSettled(msgspec.Struct, frozen=True):
-    read_id: int
 
 
 class LookedUp(msgspec.Struct, frozen=True):
@@ -152,15 +138,15 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 NodeEvent = (
-    SpaceOpened
+    SizeClassOpened
     | WorkerJoined
     | FromWorker
     | WorkerLost
     | FromPeer
     | PeerLost
     | IoDone
-    | PeerReadDone
-    | PeerReadSettled
+    | ReadDone
+    | ReadSettled
     | LookedUp
     | DirectoryForgot
     | PeersChanged
@@ -172,12 +158,12 @@ NodeEvent = (
 # --- actions --------------------------------------------------------------------------------------
 
 
-class OpenSpace(msgspec.Struct, frozen=True):
+class OpenSizeClass(msgspec.Struct, frozen=True):
     """Make the arena (sparse) of a block size at once, before its first use. A failure ends the process, as
-    there is no memory. Then, beside the loop, open its SSD file, unless `ssd_slot_count` is 0 or SpaceOpened
-    came already. The answer is SpaceOpened."""
+    there is no memory. Then, beside the loop, open its SSD file, unless `ssd_slot_count` is 0 or
+    SizeClassOpened came already. The answer is SizeClassOpened."""
 
-    space: int
+    size_class: int
     slot_bytes: int
     slot_count: int
     ssd_slot_count: int
@@ -203,7 +189,7 @@ class ToPeer(msgspec.Struct, frozen=True):
     """Send a message to a peer. The adapter opens a session if there is none; if that fails, PeerLost
     follows."""
 
-    space: int
+    size_class: int
     peer: NodeRef
     message: NodeToNode
 
@@ -213,7 +199,7 @@ class ReadSsd(msgspec.Struct, frozen=True):
     never dropped: the slot is the device's until then."""
 
     op_id: int
-    space: int
+    size_class: int
     ssd_slot: int
     slot: int
     block_hash: BlockHash
@@ -223,7 +209,7 @@ class WriteSsd(msgspec.Struct, frozen=True):
     """Write header and payload from the arena's slot. It is always answered by one IoDone."""
 
     op_id: int
-    space: int
+    size_class: int
     ssd_slot: int
     slot: int
     facts: BlockFacts
@@ -235,29 +221,15 @@ class ForgetSsd(msgspec.Struct, frozen=True):
     """Make sure that the slot's content is not found after a restart; its disk space may be given back. A
     WriteSsd into the same slot may follow at once, and comes after this."""
 
-    space: int
+    size_class: int
     ssd_slot: int
 
 
 class ForgetHost(msgspec.Struct, frozen=True):
     """Give the slot's memory back to the system, for use by another size class."""
 
-    space: int
+    size_class: int
     slot: int
-
-
-class ReadPeer(msgspec.Struct, frozen=True):
-    """Read source_slots[i] of the peer into slots[i], then compare generations and checksums (0: none). It is
-    always answered by one PeerReadDone, within `timeout_s` and a little."""
-
-    read_id: int
-    space: int
-    peer: NodeId
-    source_slots: tuple[int, ...]
-    slots: tuple[int, ...]
-    generations: tuple[int, ...]
-    checksums: tuple[int, ...]
-    timeout_s: float
 
 
 class LookUp(msgspec.Struct, frozen=True):
@@ -274,7 +246,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 NodeAction = (
-    OpenSpace
+    OpenSizeClass
     | ToWorker
     | DropWorker
     | ToPeer
@@ -282,7 +254,7 @@ NodeAction = (
     | WriteSsd
     | ForgetSsd
     | ForgetHost
-    | ReadPeer
+    | BlockRead
     | LookUp
     | Publish
 )

@@ -10,6 +10,7 @@ from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
 from kv_store.node import events as e
 from kv_store.node.counts import NodeStatus
+from kv_transfer.read import ReadDone
 
 LOADS_MAX = 65_536
 """Loads whose time is being taken, at most."""
@@ -40,7 +41,7 @@ class StoreMetrics:
                 self._loads = {key: value for key, value in self._loads.items() if key[0] != worker_id}
             case e.IoDone(op_id):
                 self._operation_ended(op_id, event.seconds)
-            case e.PeerReadDone():
+            case ReadDone():
                 self.meter.observe(catalogue.STORE_PATH, event.seconds, path="peer_read")
             case _:
                 pass

@@ -13,11 +13,10 @@ from baton.core.errors import SetupError
 from baton.core.ids import NodeId
 from baton.core.store import NodeHello, NodeRef
 from kv_store.arena import Arena
-from kv_store.checksum import checksum
 from kv_store.node import events as e
-from kv_store.process.peers import Spawn
 from kv_transfer.backend import KVMemory
 from kv_transfer.manager import TransferManager
+from kv_transfer.peers import Spawn
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +24,14 @@ MakeTransfer = Callable[[NodeId, KVMemory], TransferManager]
 """A function that makes a transfer manager, which is not started yet."""
 
 
-class Space:
+class SizeClassMemory:
     """The memory and connections of one size class. Memory is taken from the system slab by slab, ahead of
     its use and beside the loop; a slot that is used before its turn takes its own at once. `give_back_unused`
     ends that: another size class needs memory too."""
 
     def __init__(
         self,
-        opened: e.OpenSpace,
+        opened: e.OpenSizeClass,
         *,
         node: NodeRef,
         generations: npt.NDArray[np.uint64],
@@ -43,10 +42,13 @@ class Space:
     ) -> None:
         """`is_first` means that no other size class shares the host memory yet. Raises SetupError if there is
         too little memory."""
-        self.block_bytes, self._node, self._threads = opened.space, node, threads
+        self.block_bytes, self._node, self._threads = opened.size_class, node, threads
         room_bytes = None if is_first else 0
         self.arena = Arena.create(
-            opened.slot_bytes, opened.slot_count, name=f"baton-store-{opened.space}", room_bytes=room_bytes
+            opened.slot_bytes,
+            opened.slot_count,
+            name=f"baton-store-{opened.size_class}",
+            room_bytes=room_bytes,
         )
         self._generations, self._make_transfer = generations, make_transfer
         self._transfer: asyncio.Task[TransferManager] | None = None
@@ -103,20 +105,6 @@ class Space:
     def hello(self, transfer: TransferManager) -> NodeHello:
         return NodeHello(self._node, self.arena.slot_bytes, self.block_bytes, transfer.offers())
 
-    async def corrupt(self, slots: Sequence[int], checksums: Sequence[int]) -> tuple[int, ...]:
-        """Positions whose checksum (0: none) does not hold."""
-        if not any(checksums):
-            return ()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._corrupt, tuple(slots), tuple(checksums))
-
-    def _corrupt(self, slots: tuple[int, ...], checksums: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            index
-            for index, (slot, expected) in enumerate(zip(slots, checksums, strict=True))
-            if expected and checksum(self.arena.view(slot)[: self.block_bytes]) != expected
-        )
-
     async def _start_transfer(self) -> TransferManager:
         memory = KVMemory(
             base_address=self.arena.base_address,
@@ -126,5 +114,5 @@ class Space:
         )
         transfer = self._make_transfer(self._node.node_id, memory)
         await transfer.start()
-        log.info("transfer by %s for blocks of %d bytes", ", ".join(transfer.counters), self.block_bytes)
+        log.info("blocks of %d bytes are transferred by %s", self.block_bytes, ", ".join(transfer.counters))
         return transfer

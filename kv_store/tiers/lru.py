@@ -12,7 +12,8 @@ class LruPolicy(ParkingPolicy):
 
     name = "lru"
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_blocks: int = 0) -> None:
+        """LRU needs no capacity, since it remembers nothing of blocks that left."""
         super().__init__()
         self._order: OrderedDict[BlockHash, None] = OrderedDict()
 

@@ -29,7 +29,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from router.decisions.arrival_counters import ArrivalCounters
-from router.decisions.cluster_view import Worker
+from router.decisions.cluster.worker import Worker
 from router.decisions.demand import count_first_token, count_over, demand_of
 from router.decisions.events import (
     ClientGone,
@@ -51,7 +51,7 @@ from router.decisions.events import (
 )
 from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, FailureHandling
 from router.decisions.flow import Flow
-from router.decisions.placement.views import NoPlace, Placement
+from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prefix_index import PrefixIndex
 from router.decisions.request_state import RequestState
@@ -181,7 +181,7 @@ class RouterCore:
                 return self._lose(worker_id, reason)
             case WorkerUpdated(worker_id, role, is_draining):
                 if (worker := self._cluster.get(worker_id)) is not None:
-                    worker.updated(role, is_draining)
+                    worker.update(role, is_draining=is_draining)
                     self._waiting.wants_look = True
                 return []
             case FromWorker(worker_id, message):
@@ -240,11 +240,11 @@ class RouterCore:
             return []
         self._failures.lost(worker, reason, self._now_s)
         actions: list[RouterAction] = []
-        for seq_id in list(worker.tickets):
+        for seq_id in list(worker.load.reservations):
             flow = self._flows[seq_id]
             actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s)
             self._settle(flow)
-        assert not worker.tickets
+        assert not worker.load.reservations
         self._placing.lose(worker_id)
         # Others may be what a sequence waits for now: a whole phase where pairs were possible before.
         self._waiting.wants_look = True
@@ -274,7 +274,7 @@ class RouterCore:
                     return [ToWorker(worker.worker_id, ResyncBlocks())]
                 return []
             case LoadReport():
-                worker.heard(message, now_s=self._now_s)
+                worker.on_report(message, now_s=self._now_s)
                 self._failures.reported(worker, message, self._now_s)
                 self._waiting.wants_look = True
                 return self._migrate_from(worker)
@@ -365,14 +365,14 @@ class RouterCore:
     # --- placement --------------------------------------------------------------------------------
 
     def _start(self, flow: Flow, placement: Placement) -> list[RouterAction]:
-        view = placement.prefill
+        facts = placement.prefill.facts
         self._placing.take(flow, placement, now_s=self._now_s)
         self._failures.started(flow, placement, is_first=not flow.was_placed, now_s=self._now_s)
         return flow.start(
             placement.phases,
-            source=None if placement.decode is None else self._cluster[view.worker_id].peer,
-            fingerprint=view.fingerprint,
-            cache_root=root_hash(view.fingerprint, flow.submit.salt),
+            source=None if placement.decode is None else self._cluster[placement.prefill.worker_id].peer,
+            fingerprint=facts.fingerprint,
+            cache_root=root_hash(facts.fingerprint, flow.submit.salt),
             reason=placement.reason,
             is_fallback=placement.is_fallback,
             now_s=self._now_s,
@@ -413,7 +413,7 @@ class RouterCore:
         rival = hedging.rival_of(winner.name)
         assert rival is not None
         loser = self._flows[rival]
-        tokens = sum(self._cluster[w].tickets[rival].tokens for w in loser.phases)
+        tokens = sum(self._cluster[w].load.reservations[rival].tokens for w in loser.phases)
         what = "hedge_won" if winner.is_fork else "hedge_lost"
         hedging.decided(winner.name, seq_id, wasted_tokens=tokens)
         winner.serve()
@@ -438,7 +438,7 @@ class RouterCore:
         if not self._failures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []
-        for name in list(worker.tickets)[:MIGRATIONS_AT_ONCE]:
+        for name in list(worker.load.reservations)[:MIGRATIONS_AT_ONCE]:
             flow = self._flows[name]
             found = self._placing.find(flow, now_s=self._now_s)
             if isinstance(found, NoPlace):

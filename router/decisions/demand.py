@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from baton.core.demand import DemandReport, Traits, WorkerLoad
 from baton.core.ids import RouterId
 from router.decisions.arrival_counters import ArrivalCounters
-from router.decisions.cluster_view import ClusterView, Worker
+from router.decisions.cluster.view import ClusterView
+from router.decisions.cluster.worker import Worker
 from router.decisions.events import FailureKind
 from router.decisions.flow import Flow
 from router.decisions.request_state import RequestState
@@ -68,17 +69,20 @@ def demand_of(
 
 
 def _load(worker: Worker, now_s: float) -> WorkerLoad:
-    hello, report, costs = worker.hello, worker.report, worker.speed.costs
+    hello, report, prediction = worker.hello, worker.load.report, worker.prediction
     traits = Traits(
-        costs, hello.step_tokens_max, hello.batch_sequences_max, hello.block_count * hello.block_tokens
+        prediction.costs,
+        hello.step_tokens_max,
+        hello.batch_sequences_max,
+        hello.block_count * hello.block_tokens,
     )
-    told = traits if worker.speed.is_told else None
+    told = traits if prediction.are_costs_measured else None
     if report is None:
-        return WorkerLoad(hello.worker_id, worker.role, 0.0, 0, 0, 0, 0.0, told)
+        return WorkerLoad(hello.worker_id, worker.facts.role, 0.0, 0, 0, 0, 0.0, told)
     return WorkerLoad(
         hello.worker_id,
-        worker.role,
-        now_s - worker.report_at_s,
+        worker.facts.role,
+        now_s - worker.load.report_at_s,
         report.waiting_tokens,
         report.decoding_count + report.incoming_count,
         report.context_tokens,

@@ -18,10 +18,11 @@ from baton.core.messages import (
     SequenceRefused,
 )
 from router.decisions.breaker import Breakers, slowness
-from router.decisions.cluster_view import ClusterView, Worker
+from router.decisions.cluster.view import ClusterView
+from router.decisions.cluster.worker import Worker
 from router.decisions.flow import Flow
 from router.decisions.hedging import Hedging
-from router.decisions.placement.views import Placement
+from router.decisions.placement.interface import Placement
 from router.decisions.request_state import RequestState
 from router.decisions.retry_budgets import WindowBudget
 
@@ -69,7 +70,7 @@ class FailureHandling:
         """Workers that get nothing now."""
         if not self.breakers.any_open:
             return frozenset()
-        roles = {w.worker_id: w.role for w in self._cluster if not w.is_draining}
+        roles = {w.worker_id: w.facts.role for w in self._cluster if not w.facts.is_draining}
         return self.breakers.suspended(roles, now_s=now_s)
 
     def check(self) -> None:
@@ -100,7 +101,7 @@ class FailureHandling:
         self, worker: Worker, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
     ) -> None:
         """An attempt, of which the worker was part; `sources`: whom it read from."""
-        if worker.is_draining:
+        if worker.facts.is_draining:
             return
         match message.reason:
             case FailureReason.INTERNAL:
@@ -123,14 +124,14 @@ class FailureHandling:
     def lost(self, worker: Worker, reason: str, now_s: float) -> None:
         """Its session."""
         self._leaving_since_s.pop(worker.worker_id, None)
-        if not worker.is_draining:
+        if not worker.facts.is_draining:
             self.breakers.failed(worker.worker_id, f"lost: {reason}", now_s=now_s)
 
     def reported(self, worker: Worker, report: LoadReport, now_s: float) -> None:
         slow = slowness(report.costs, worker.hello.costs)
         if slow is not None:
-            role = worker.role
-            peers = (w.worker_id for w in self._cluster if w.role is role)  # hardly ever looked at
+            role = worker.facts.role
+            peers = (w.worker_id for w in self._cluster if w.facts.role is role)  # hardly ever looked at
             self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
 
     def overdue(self, flow: Flow, now_s: float) -> None:
@@ -144,7 +145,7 @@ class FailureHandling:
 
     def is_time_to_migrate(self, worker: Worker, now_s: float) -> bool:
         """It drains for so long that its streams should go on elsewhere."""
-        if not worker.is_draining:
+        if not worker.facts.is_draining:
             self._leaving_since_s.pop(worker.worker_id, None)
             return False
         since_s = self._leaving_since_s.setdefault(worker.worker_id, now_s)

@@ -9,8 +9,9 @@ until they are confirmed or their time is over: its sequences' KV is where it wa
 from collections.abc import Sequence
 
 from baton.core.ids import BlockHash, RouterId, WorkerId
+from baton.core.membership import MembershipBook
 from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.view import ClusterView
 from router.decisions.prefix_index import PrefixIndex
 
 PEER_SILENCE_S = 2.0
@@ -20,17 +21,12 @@ TOLD_HASHES_MAX = 16_384
 """Expected blocks in one update; the others learn of the rest from the worker itself, when it has them."""
 
 
-class _Peer:
-    def __init__(self) -> None:
-        self.shares: dict[WorkerId, WorkerShare] = {}
-        """None of them empty."""
-        self.silent_at_s = 0.0
-
-
 class PeerBook:
     def __init__(self, cluster: ClusterView, index: PrefixIndex) -> None:
         self._cluster, self._index = cluster, index
-        self._peers: dict[RouterId, _Peer] = {}
+        self._peers = MembershipBook[RouterId, None](PEER_SILENCE_S)
+        self._shares: dict[RouterId, dict[WorkerId, WorkerShare]] = {}
+        """What each peer has where; none of them empty."""
         self._told: dict[WorkerId, WorkerShare] = {}
         """Of our own, as the followers know them; none of them empty."""
         self._expected: dict[WorkerId, list[BlockHash]] = {}
@@ -50,16 +46,16 @@ class PeerBook:
         """Changes of a router whose snapshot was not heard, or was given up, are nothing."""
         if update.is_snapshot:
             self.lost(update.router_id)
-            self._peers[update.router_id] = _Peer()
-        peer = self._peers.get(update.router_id)
-        if peer is None:
+            self._shares[update.router_id] = {}
+        shares = self._shares.get(update.router_id)
+        if shares is None:
             return
-        peer.silent_at_s = now_s + PEER_SILENCE_S
+        self._peers.renew(update.router_id, None, now_s=now_s)
         for share in update.shares:
             if share == WorkerShare(share.worker_id):
-                peer.shares.pop(share.worker_id, None)
+                shares.pop(share.worker_id, None)
             else:
-                peer.shares[share.worker_id] = share
+                shares[share.worker_id] = share
             self._tell(share.worker_id)
         for expected in update.expected:
             if expected.worker_id in self._cluster:
@@ -67,27 +63,25 @@ class PeerBook:
 
     def lost(self, router_id: RouterId) -> None:
         """Its stream has ended. Unknown, or lost before: nothing happens."""
-        peer = self._peers.pop(router_id, None)
-        if peer is not None:
-            for worker_id in peer.shares:
-                self._tell(worker_id)
+        self._peers.leave(router_id, now_s=0.0)
+        for worker_id in self._shares.pop(router_id, {}):
+            self._tell(worker_id)
 
     def expire(self, now_s: float) -> None:
-        if not self._peers:
-            return
-        for router_id in [r for r, peer in self._peers.items() if peer.silent_at_s <= now_s]:
-            self.lost(router_id)
+        if len(self._peers):
+            for router_id in self._peers.tick(now_s).lapsed:
+                self.lost(router_id)
 
     @property
     def next_tick_s(self) -> float | None:
-        return min(peer.silent_at_s for peer in self._peers.values()) if self._peers else None
+        return self._peers.next_tick_s
 
     def worker_joined(self, worker_id: WorkerId) -> None:
         self._tell(worker_id)
 
     def total(self, worker_id: WorkerId) -> WorkerShare:
         """What all others have there together."""
-        shares = [p.shares[worker_id] for p in self._peers.values() if worker_id in p.shares]
+        shares = [theirs[worker_id] for theirs in self._shares.values() if worker_id in theirs]
         return WorkerShare(
             worker_id,
             sum(s.sequences for s in shares),
@@ -97,12 +91,12 @@ class PeerBook:
 
     def _tell(self, worker_id: WorkerId) -> None:
         if (worker := self._cluster.get(worker_id)) is not None:
-            worker.elsewhere = self.total(worker_id)
+            worker.set_elsewhere(self.total(worker_id))
 
     def check(self) -> None:
         """Raises AssertionError if a worker's sum is not the peers'."""
         for worker in self._cluster:
-            assert worker.elsewhere == self.total(worker.worker_id)
+            assert worker.load.elsewhere == self.total(worker.worker_id)
 
     # --- what we tell -----------------------------------------------------------------------------
 
@@ -113,7 +107,7 @@ class PeerBook:
     def changes(self, router_id: RouterId) -> RouterUpdate | None:
         """Since it was asked last; None: nothing."""
         self._index.note_placed()
-        ours = {w.worker_id: w.own_share for w in self._cluster}
+        ours = {w.worker_id: w.load.own_share for w in self._cluster}
         shares = [s for w, s in ours.items() if s != self._told.get(w, WorkerShare(w))]
         shares += [WorkerShare(w) for w in self._told.keys() - ours.keys()]
         for share in shares:

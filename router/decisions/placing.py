@@ -1,39 +1,50 @@
 """Placing sequences: what is known about workers and prefixes, the policy that chooses, and the accounts
 of what was sent where. Pure: `router.decisions.core` asks it for each sequence and tells it what happens."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from baton.config.router import RouterConfig
 from baton.core.costs import PhaseTimings
-from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.messages import Phase, SequenceJoined, SequenceOutput, WorkerHello
+from baton.core.policies import PLACEMENT_POLICIES
 from router.decisions.affinity import Affinity
-from router.decisions.cluster_view import ClusterView, Load, Worker
-from router.decisions.flow import Flow, RequestState
+from router.decisions.cluster.load_account import SequenceProfile
+from router.decisions.cluster.view import ClusterView
+from router.decisions.cluster.worker import Worker
+from router.decisions.flow import Flow
 from router.decisions.peer_loads import PeerBook
-from router.decisions.placement import make_policy
-from router.decisions.placement.place import place
+from router.decisions.placement.interface import (
+    NO_BLOCKS,
+    NOBODY,
+    CachedTokens,
+    NoPlace,
+    Placement,
+    PlacementRequest,
+    PolicyTools,
+)
 from router.decisions.placement.room import kept_for_others
-from router.decisions.placement.slo import Request, SloPlacer
-from router.decisions.placement.views import NO_BLOCKS, Matched, NoPlace, Placement, RequestView
-from router.decisions.prediction.forecast import Predicted, Want
+from router.decisions.placement.table import make_placement_policy
+from router.decisions.prediction.forecast import Prediction, SequenceNeeds
 from router.decisions.prediction.predictor import Predictor
 from router.decisions.prediction.status import PredictorStatus
 from router.decisions.prefix_index import PrefixIndex
 from router.decisions.prompt_hashes import HashSource, PromptHashes
+from router.decisions.request_state import RequestState
 
+UNTRUSTED = "cached_prefix"
+"""The policy that places while predictions are not trusted."""
 CachedBlocks = dict[tuple[str, int], tuple[Mapping[WorkerId, int], dict[WorkerId, int]]]
 """(fingerprint, block_tokens) -> leading blocks, and tokens, of one sequence that each worker holds."""
 
 
 @dataclass(slots=True)
-class Watch:
-    """A prediction on its way to be compared."""
+class OpenPrediction:
+    """A prediction on its way to be compared with what happens."""
 
-    predicted: Predicted
+    predicted: Prediction
     prefill_id: WorkerId
     decode_id: WorkerId
     placed_s: float
@@ -43,11 +54,11 @@ class Watch:
     timings: PhaseTimings | None = None
 
 
-def _want(flow: Flow, now_s: float) -> Want:
+def _needs(flow: Flow, now_s: float) -> SequenceNeeds:
     submit = flow.submit
     # What the client has already is not waited for again.
     has_first = bool(flow.generated)
-    return Want(
+    return SequenceNeeds(
         flow.token_count,
         submit.priority,
         max(1, submit.sampling.max_tokens - len(flow.generated)),
@@ -61,24 +72,14 @@ def _want(flow: Flow, now_s: float) -> Want:
 
 class Placing:
     def __init__(self, *, config: RouterConfig, rng: Random) -> None:
-        self._config = config
-        self._rng = rng
-        self._policy = make_policy(config)
         self.predictor = Predictor(error_max=config.predictor_error_max)
-        self._placer = (
-            SloPlacer(
-                self.predictor,
-                disaggregate=config.disaggregate,
-                fallback=config.fallback_to_other_pool,
-                any_role=config.any_role,
-                rng=rng,
-            )
-            if config.policy == "slo"
-            else None
-        )
-        self.suspended: Callable[[float], frozenset[WorkerId]] = lambda now_s: frozenset()
+        tools = PolicyTools(config, self.predictor, rng)
+        self._predicts = PLACEMENT_POLICIES[config.policy].predicts
+        self._policy = make_placement_policy(config.policy, tools)
+        self._untrusted = make_placement_policy(UNTRUSTED, tools)
+        self.suspended: Callable[[float], frozenset[WorkerId]] = lambda now_s: NOBODY
         """Workers that get nothing now while others can, see `router.decisions.breaker`; set by the core."""
-        self._watches: dict[SequenceId, Watch] = {}
+        self._open: dict[SequenceId, OpenPrediction] = {}
         self._affinity = Affinity()
         self._hashes: dict[SequenceId, HashSource] = {}
         self.cluster = ClusterView(silence_s=config.worker_silence_s)
@@ -94,8 +95,9 @@ class Placing:
         self.peers.worker_joined(hello.worker_id)
 
     def lose(self, worker_id: WorkerId) -> None:
-        """Its tickets were taken back before."""
+        """Its reservations were released before."""
         self.cluster.lose(worker_id)
+        self.predictor.forget(worker_id)
         self.index.remove_worker(worker_id)
         self._affinity.lost(worker_id)
 
@@ -107,94 +109,73 @@ class Placing:
     @property
     def keeps_room(self) -> bool:
         """Whether `leaves_room` changes anything: policies that only rank keep nothing for anybody."""
-        return self._placer is not None and self.predictor.is_trusted
+        return self._predicts and self.predictor.is_trusted
 
     @property
     def is_blind(self) -> bool:
         """Whether the policy would predict, if its predictions were trusted."""
-        return self._placer is not None and not self.predictor.is_trusted
+        return self._predicts and not self.predictor.is_trusted
 
     # --- sequences --------------------------------------------------------------------------------
 
     def find(self, flow: Flow, *, now_s: float, leaves_room: bool = False) -> Placement | NoPlace:
         """Where the sequence would run now. Changes nothing but the policy's own memory. `leaves_room`: to
         others, see `router.decisions.placement.room`."""
-        suspended = self.suspended(now_s)
-        kept: frozenset[WorkerId] = frozenset()
-        if leaves_room:
-            kept = kept_for_others(self.cluster.decode_pool, flow.token_count)
         found: CachedBlocks = {}
+        snapshot = self.cluster.snapshot(now_s, self.suspended(now_s))
+        request = PlacementRequest(
+            _needs(flow, now_s),
+            flow.is_last_token,
+            self._matcher(flow, found),
+            flow.avoid,
+            flow.fingerprint,
+            self._affinity.siblings_at(flow.submit),
+            self._affinity.adapter_at(flow.submit),
+            kept_for_others(snapshot.pools.decode, flow.token_count) if leaves_room else NOBODY,
+        )
+        policy = self._untrusted if self.is_blind else self._policy
+        placement = policy.place(request, snapshot)
+        if isinstance(placement, NoPlace):
+            return placement
+        facts = placement.prefill.facts
+        blocks, held = found.get((facts.fingerprint, facts.block_tokens), (NO_BLOCKS, NO_BLOCKS))
+        if self.is_blind:
+            # Compared all the same, so that it shows when predictions are good again.
+            source, target = placement.prefill, placement.decode
+            placement = placement._replace(
+                predicted=self.predictor.of_pair(source, target, request.needs, held, now_s=now_s),
+                reason=f"predictions are off, so by cached prefix: {placement.reason}",
+            )
+        return placement._replace(cached_blocks=blocks)
 
-        def matched(fingerprint: str, block_tokens: int) -> dict[WorkerId, int]:
+    def _matcher(self, flow: Flow, found: CachedBlocks) -> Callable[[str, int], CachedTokens]:
+        def matched(fingerprint: str, block_tokens: int) -> CachedTokens:
             kind = (fingerprint, block_tokens)
-            if kind not in found:
+            known = found.get(kind)
+            if known is None:
                 blocks = self.index.match(self._hashes_of(flow, fingerprint, block_tokens))
                 # The last token is computed even when all are cached: sampling needs its logits.
                 most = flow.token_count - 1
-                found[kind] = blocks, {w: min(most, count * block_tokens) for w, count in blocks.items()}
-            return found[kind][1]
+                tokens = {w: min(most, count * block_tokens) for w, count in blocks.items()}
+                known = found[kind] = blocks, tokens
+            return known[1]
 
-        if self._placer is not None and self.keeps_room:
-            adapter = flow.submit.adapter
-            request = Request(
-                _want(flow, now_s),
-                flow.is_last_token,
-                flow.avoid,
-                flow.fingerprint,
-                matched,
-                None if adapter is None else self._affinity.loaded(adapter.digest) or frozenset(),
-                suspended,
-                kept,
-            )
-            placement = self._placer.place(request, self.cluster, now_s=now_s)
-        else:
-            placement = self._by_rank(flow, matched, suspended, now_s)
-        if isinstance(placement, NoPlace):
-            return placement
-        view = placement.prefill
-        blocks, _ = found.get((view.fingerprint, view.block_tokens), (NO_BLOCKS, NO_BLOCKS))
-        return placement._replace(cached_blocks=blocks)
-
-    def _by_rank(
-        self, flow: Flow, matched: Callable[[str, int], Matched], suspended: Container[WorkerId], now_s: float
-    ) -> Placement | NoPlace:
-        """By a policy that predicts nothing."""
-        views = self.cluster.views(
-            flow.token_count, avoid=flow.avoid, fingerprint=flow.fingerprint, now_s=now_s
-        )
-        if suspended:
-            views = [v._replace(is_suspended=v.worker_id in suspended) for v in views]
-        placement = place(
-            RequestView(flow.is_last_token, matched),
-            self._affinity.mark(flow.submit, views),
-            policy=self._policy,
-            disaggregate=self._config.disaggregate,
-            fallback=self._config.fallback_to_other_pool,
-            rng=self._rng,
-        )
-        if self._placer is None or isinstance(placement, NoPlace):
-            return placement
-        # Watched all the same, so that it shows when predictions are good again.
-        source = self.cluster[placement.prefill.worker_id]
-        target = None if placement.decode is None else self.cluster[placement.decode.worker_id]
-        held = matched(placement.prefill.fingerprint, placement.prefill.block_tokens)
-        predicted = self.predictor.of_pair(source, target, _want(flow, now_s), held, now_s=now_s)
-        reason = f"predictions are off, so by cached prefix: {placement.reason}"
-        return placement._replace(predicted=predicted, reason=reason)
+        return matched
 
     def take(self, flow: Flow, placement: Placement, *, now_s: float) -> None:
         """Count the sequence where it was placed, before it starts there."""
-        seq_id, view, cached_blocks = flow.name, placement.prefill, placement.cached_blocks
-        load = Load(flow.token_count, flow.submit.priority, flow.submit.tpot_slo_s)
+        seq_id, prefill, cached_blocks = flow.name, placement.prefill, placement.cached_blocks
+        facts = prefill.facts
+        profile = SequenceProfile(flow.token_count, flow.submit.priority, flow.submit.tpot_slo_s)
         for worker_id, phase in placement.phases.items():
-            cached_tokens = cached_blocks.get(worker_id, 0) * view.block_tokens
-            self.cluster.issue(
+            cached_tokens = cached_blocks.get(worker_id, 0) * facts.block_tokens
+            self.cluster.reserve(
                 worker_id,
                 seq_id,
                 phase=phase,
                 tokens=0 if phase is Phase.DECODE else max(1, flow.token_count - cached_tokens),
-                blocks=blocks_for(flow.token_count + 1, view.block_tokens),
-                load=load,
+                blocks=prefill.blocks_for(flow.token_count),
+                profile=profile,
                 now_s=now_s,
             )
             seconds = 0.0
@@ -202,24 +183,26 @@ class Placing:
                 seconds = placement.predicted.prefill.compute_s
             self.cluster[worker_id].placed(seconds, now_s)
             if self._policy.uses_prefix:
-                hashes = self._hashes_of(flow, view.fingerprint, view.block_tokens)
-                news = hashes[cached_blocks.get(worker_id, 0) :]
-                self.index.placed(worker_id, news, now_s=now_s)
+                hashes = self._hashes_of(flow, facts.fingerprint, facts.block_tokens)
+                new_hashes = hashes[cached_blocks.get(worker_id, 0) :]
+                self.index.placed(worker_id, new_hashes, now_s=now_s)
         self._affinity.placed(flow.submit, placement.phases, is_first_time=not flow.was_placed)
         if placement.predicted is not None:
-            decode_id = (placement.decode or view).worker_id
-            self._watches[seq_id] = Watch(
-                placement.predicted, view.worker_id, decode_id, now_s, len(flow.generated)
+            decode_id = (placement.decode or prefill).worker_id
+            self._open[seq_id] = OpenPrediction(
+                placement.predicted, prefill.worker_id, decode_id, now_s, len(flow.generated)
             )
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput) -> None:
         """Before the flow hears of it."""
-        if output.timings is not None and (watch := self._watches.get(output.seq_id)) is not None:
-            watch.timings = output.timings
+        if output.timings is not None and (known := self._open.get(output.seq_id)) is not None:
+            known.timings = output.timings
 
     def on_joined(self, worker: Worker, joined: SequenceJoined) -> None:
-        if (watch := self._watches.get(joined.seq_id)) is not None:
-            self.predictor.saw_joined(self.cluster.get(watch.prefill_id), worker, joined)
+        if (known := self._open.get(joined.seq_id)) is not None:
+            source = self.cluster.get(known.prefill_id)
+            if source is not None:
+                self.predictor.observe_joined(source.hello.host, worker.hello.host, joined)
 
     def forget(self, flow: Flow) -> None:
         """It was not placed after all, and never will be."""
@@ -228,42 +211,42 @@ class Placing:
     def settle(self, flow: Flow, *, now_s: float) -> bool:
         """Make the accounts follow what the flow became; returns whether room came free."""
         seq_id = flow.name
-        if (watch := self._watches.get(seq_id)) is not None:
-            self._observe(flow, watch, now_s)
-        is_freed = self.cluster.take_back_except(seq_id, flow.phases)
+        if (known := self._open.get(seq_id)) is not None:
+            self._compare(flow, known, now_s)
+        is_freed = self.cluster.release_except(seq_id, flow.phases)
         if flow.is_prefilled:
             for worker_id in flow.phases:
-                self.cluster[worker_id].prefilled(seq_id, now_s)
+                self.cluster[worker_id].begin(seq_id, now_s)
         if flow.is_over:
             self._hashes.pop(seq_id, None)
             if flow.was_placed:
                 self._affinity.over(flow.submit)
         return is_freed
 
-    def _observe(self, flow: Flow, watch: Watch, now_s: float) -> None:
+    def _compare(self, flow: Flow, known: OpenPrediction, now_s: float) -> None:
         """Compare what was predicted of this attempt with what happened."""
-        count = len(flow.generated) - watch.generated_before
-        if watch.first_s is None and count > 0:
-            watch.first_s, watch.first_count = now_s, count
-            if (worker := self.cluster.get(watch.prefill_id)) is not None:
-                elapsed_s = now_s - watch.placed_s
-                self.predictor.saw_first_token(worker, watch.predicted, elapsed_s, watch.timings)
+        count = len(flow.generated) - known.generated_before
+        if known.first_s is None and count > 0:
+            known.first_s, known.first_count = now_s, count
+            if (worker := self.cluster.get(known.prefill_id)) is not None:
+                elapsed_s = now_s - known.placed_s
+                self.predictor.observe_first_token(worker.snapshot, known.predicted, elapsed_s, known.timings)
         if not flow.is_over and flow.state is not RequestState.QUEUED:
             return
-        del self._watches[flow.name]
-        if flow.state is not RequestState.DONE or watch.first_s is None:
+        del self._open[flow.name]
+        if flow.state is not RequestState.DONE or known.first_s is None:
             return
-        if (worker := self.cluster.get(watch.decode_id)) is not None:
-            is_first_attempt = watch.generated_before == 0
-            tokens = count - watch.first_count + 1
-            self.predictor.saw_end(
-                worker, watch.predicted, tokens, now_s - watch.first_s, is_whole=is_first_attempt
+        if (worker := self.cluster.get(known.decode_id)) is not None:
+            is_first_attempt = known.generated_before == 0
+            tokens = count - known.first_count + 1
+            self.predictor.observe_end(
+                worker.snapshot, known.predicted, tokens, now_s - known.first_s, is_whole=is_first_attempt
             )
 
     def predictor_status(self) -> PredictorStatus:
         predictor = self.predictor
         return PredictorStatus(
-            is_in_use=self._placer is not None,
+            is_in_use=self._predicts,
             is_trusted=predictor.is_trusted,
             error=predictor.excess,
             fallback_count=predictor.fallback_count,
@@ -278,11 +261,11 @@ class Placing:
     def check_against(self, flows: dict[SequenceId, Flow]) -> None:
         """The accounts hold exactly what these flows hold."""
         assert self._hashes.keys() <= flows.keys()
-        assert self._watches.keys() <= {s for s, f in flows.items() if f.phases}
-        held = {(s, w.worker_id): t.phase for w in self.cluster for s, t in w.tickets.items()}
+        assert self._open.keys() <= {s for s, f in flows.items() if f.phases}
+        held = {(s, w.worker_id): r.phase for w in self.cluster for s, r in w.load.reservations.items()}
         assert held == {(s, w): phase for s, f in flows.items() for w, phase in f.phases.items()}
         if not flows:
-            assert all(w.in_flight.values == (0, 0, 0) for w in self.cluster)
+            assert all(w.load.in_flight.values == (0, 0, 0) for w in self.cluster)
             assert self._affinity.is_idle
 
     def _hashes_of(self, flow: Flow, fingerprint: str, block_tokens: int) -> Sequence[BlockHash]:

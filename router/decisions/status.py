@@ -8,9 +8,9 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from router.decisions.cluster_view import Worker
+from router.decisions.cluster.snapshot import pairable_fingerprints
+from router.decisions.cluster.worker import Worker
 from router.decisions.failure_handling import FailureHandling, FailureStatus
-from router.decisions.placement.place import pairable_fingerprints
 from router.decisions.placing import Placing
 from router.decisions.prediction.status import PredictionErrors, PredictorStatus
 
@@ -81,8 +81,7 @@ def router_status(
     live: int,
     now_s: float,
 ) -> RouterStatus:
-    views = placing.cluster.views(0, avoid=frozenset(), fingerprint="", now_s=now_s)
-    usable = [v for v in views if not v.is_draining]
+    usable = placing.cluster.snapshot(now_s).pools.usable
     wants_pairs = config.disaggregate
     lacks_pairs = wants_pairs and not pairable_fingerprints(usable)
     may_fall_back = config.fallback_to_other_pool
@@ -92,8 +91,8 @@ def router_status(
         live=live,
         workers=tuple(_worker(w, placing, failure_handling, suspended, now_s) for w in placing.cluster),
         is_ready=bool(usable) and (not lacks_pairs or may_fall_back),
-        is_prefill_pool_empty=not any(v.role.prefills or not wants_pairs for v in usable),
-        is_decode_pool_empty=not any(v.role.decodes or not wants_pairs for v in usable),
+        is_prefill_pool_empty=not any(w.facts.role.prefills or not wants_pairs for w in usable),
+        is_decode_pool_empty=not any(w.facts.role.decodes or not wants_pairs for w in usable),
         is_fallback_in_use=lacks_pairs and may_fall_back and bool(usable),
         predictor=placing.predictor_status(),
         peer_count=placing.peers.count,
@@ -113,23 +112,23 @@ def _worker(
     breaker = failure_handling.breakers.state(worker_id, now_s=now_s)
     return WorkerStatus(
         worker_id=worker_id,
-        role=worker.role,
+        role=worker.facts.role,
         address=worker.address,
         model=hello.model,
         fingerprint=hello.fingerprint,
-        is_draining=worker.is_draining,
+        is_draining=worker.facts.is_draining,
         is_stale=placing.cluster.is_stale(worker, now_s),
-        in_flight_count=worker.in_flight.sequences,
-        elsewhere_count=worker.elsewhere.sequences,
-        in_flight_tokens=worker.in_flight.tokens,
-        load=worker.load,
-        free_blocks=max(0, worker.free_blocks),
+        in_flight_count=worker.load.in_flight.sequences,
+        elsewhere_count=worker.load.elsewhere.sequences,
+        in_flight_tokens=worker.load.in_flight.tokens,
+        load=worker.load.load_tokens,
+        free_blocks=max(0, worker.load.free_blocks),
         block_count=hello.block_count,
         indexed_blocks=placing.index.block_count(worker_id),
         is_index_known=placing.index.is_known(worker_id),
-        predictions=PredictionErrors.of(worker.speed),
+        predictions=PredictionErrors.of(placing.predictor.corrections_of(worker_id)),
         block_tokens=hello.block_tokens,
-        costs=worker.speed.costs if worker.speed.is_told else None,
+        costs=worker.prediction.costs if worker.prediction.are_costs_measured else None,
         breaker=str(breaker.state),
         breaker_reason=breaker.reason,
         is_suspended=worker_id in suspended,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from baton.config.router import RouterConfig, SloConfig
-from baton.core.geometry import blocks_for
 from baton.core.ids import SequenceId
 from router.decisions.admission.attainment import Chances, chances
 from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, Ends, Pace, retry_after_s
@@ -20,7 +19,7 @@ from router.decisions.admission.retry_reservations import Promises
 from router.decisions.admission.tenant_usage import Holdings
 from router.decisions.events import FailureKind, RouterAction
 from router.decisions.flow import Flow, RequestState
-from router.decisions.placement.views import NoPlace, Placement
+from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prediction.forecast import Forecast
 
@@ -296,13 +295,13 @@ class Waiting:
     def _has_steps_enough(self, flow: Flow, placement: Placement) -> bool:
         """Without trusted predictions, tokens say that a worker will not idle soon. Once placed there,
         a sequence would stay there when they are trusted again."""
-        worker = self._placing.cluster[placement.prefill.worker_id]
-        is_busy = worker.backlog.tokens >= BLIND_STEPS * worker.hello.step_tokens_max
+        worker = placement.prefill
+        is_busy = worker.prediction.backlog.tokens >= BLIND_STEPS * worker.facts.step_tokens_max
         return is_busy and not self._line.is_starving(flow.name)
 
     def _count_placed(self, flow: Flow, placement: Placement, now_s: float) -> None:
-        view = placement.prefill
-        cached = placement.cached_blocks.get(view.worker_id, 0) * view.block_tokens
+        worker = placement.prefill
+        cached = placement.cached_blocks.get(worker.worker_id, 0) * worker.facts.block_tokens
         computed = 0 if flow.was_placed else max(1, flow.token_count - cached)
         self._pace.placed(flow.token_count, now_s)
         self._line.placed(self._waiter(flow), computed)
@@ -357,10 +356,9 @@ class Waiting:
     def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
         """Blocks are held until a sequence ends: what comes in time later would wait for those that were
         late. A worker that has nothing else to do takes anything."""
-        view = placement.decode or placement.prefill
-        worker = self._placing.cluster[view.worker_id]
-        left = worker.free_blocks - blocks_for(flow.token_count + 1, view.block_tokens)
-        return worker.in_flight.sequences > 0 and left < LATE_LEAVES_SHARE * worker.hello.block_count
+        worker = placement.decode or placement.prefill
+        left = worker.load.free_blocks - worker.blocks_for(flow.token_count)
+        return worker.load.sequences > 0 and left < LATE_LEAVES_SHARE * worker.facts.block_count
 
     def _is_hopeless(self, flow: Flow, found: Chances) -> bool:
         return flow.submit.refuse_late and found.both < self._config.reject_below
@@ -372,8 +370,8 @@ class Waiting:
         """Others decode where the sequence would, and may end while there is time."""
         waiter = self._waiter(flow)
         has_time = now_s < flow.arrived_s + WAIT_FOR_SPEED_SHARE * (waiter.due_s - flow.arrived_s)
-        view = placement.decode or placement.prefill
-        return has_time and self._placing.cluster[view.worker_id].in_flight.sequences > 0
+        worker = placement.decode or placement.prefill
+        return has_time and worker.load.sequences > 0
 
     def _hold(self, seconds: float, now_s: float) -> None:
         until_s = now_s + max(HOLD_S_MIN, seconds)

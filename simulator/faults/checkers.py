@@ -20,6 +20,7 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.steps import StepItem, StepPlan
+from kv_transfer.read import BlockRead
 from router.decisions.events import Deliver, Failed, FailureKind, Finished, Note
 from router.decisions.hedging import submitted_name
 from simulator.faults.client import Ending, SimClient
@@ -29,7 +30,7 @@ from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNod
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import DELAYING, Scenario
 from simulator.faults.starvation import StarvationChecker
-from worker.events import CopyFromStore, CopyToStore, StartRead
+from worker.events import CopyFromStore, CopyToStore
 
 AUDIT_EVERY = 8
 """Events of one worker between two audits of its accounts."""
@@ -252,21 +253,21 @@ class Checkers:
             self._granted.setdefault((worker.worker_id, reader, block, generation), set()).add(key)
         self.run.clock.after(message.lease_s + 0.001, lambda: self._lease_over(worker, key, ends_s))
 
-    def read_starts(self, worker: ObservedWorker, read: StartRead) -> None:
+    def read_starts(self, worker: ObservedWorker, read: BlockRead) -> None:
         """Check invariant 5 at the reader: the time that a read is given lies within the owner's lease."""
         if self.run.clock.now_s < worker.clock_trusted_from_s:
             return
         until_s = self.run.clock.now_s + read.timeout_s
         for block, generation in zip(read.source_blocks, read.generations, strict=True):
-            keys = self._granted.get((read.source, worker.worker_id, block, generation))
+            keys = self._granted.get((read.owner, worker.worker_id, block, generation))
             if keys is None:
-                raise Violation(4, f"{worker.name} reads block {block} of {read.source}, never granted to it")
+                raise Violation(4, f"{worker.name} reads block {block} of {read.owner}, never granted to it")
             ends_s = max(self._lease_ends[key] for key in keys)
             if until_s > ends_s:
                 raise Violation(
                     5,
                     f"{worker.name} gives read {read.read_id} time until {until_s:.3f} s, and the lease of "
-                    f"block {block} of {read.source} ends at {ends_s:.3f} s",
+                    f"block {block} of {read.owner} ends at {ends_s:.3f} s",
                     seq_id=min(keys)[1],
                 )
 

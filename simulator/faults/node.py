@@ -24,6 +24,7 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.steps import StepPlan, StepResult
+from kv_transfer.read import BlockRead
 from simulator.faults.checkers import Checkers
 from simulator.faults.model import DeviceMemory, Model
 from simulator.faults.network import Network, SimProcess, SimSession
@@ -43,7 +44,6 @@ from worker.events import (
     RouterLost,
     RunStep,
     SourceLost,
-    StartRead,
     StepDone,
     Tick,
     ToReader,
@@ -252,7 +252,7 @@ class SimWorker(SimProcess):
             case ToSource(source, message):
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
                 self._to_source(source, message)
-            case StartRead():
+            case BlockRead():
                 self.run.note(self.name, action)
                 self._checkers.read_starts(self, action)
                 self._reads.start(self, action)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, MutableSequence
 from typing import Protocol, SupportsIndex, overload
 
 from baton.core.ids import WorkerId
+from kv_transfer.read import BlockRead, ReadDone, ReadEvent, ReadSettled
 from simulator.faults.model import DeviceMemory
 from simulator.faults.network import Network
 from simulator.faults.run_context import Violation
-from worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
 
 
 class PoolOwner(Protocol):
@@ -32,7 +32,7 @@ class PoolOwner(Protocol):
     @property
     def generations(self) -> "Generations": ...
 
-    def post_event(self, event: WorkerEvent) -> None: ...
+    def post_event(self, event: ReadEvent) -> None: ...
 
 
 class Generations(MutableSequence[int]):
@@ -75,11 +75,11 @@ class Generations(MutableSequence[int]):
 
 
 class SimRead:
-    """One StartRead under way."""
+    """One BlockRead under way."""
 
     __slots__ = ("action", "copied", "in_time_until_s", "is_answered", "mismatch", "reader", "source")
 
-    def __init__(self, action: StartRead, reader: PoolOwner, source: PoolOwner, now_s: float) -> None:
+    def __init__(self, action: BlockRead, reader: PoolOwner, source: PoolOwner, now_s: float) -> None:
         self.action, self.reader, self.source = action, reader, source
         self.in_time_until_s = now_s + action.timeout_s
         self.is_answered = False
@@ -159,11 +159,11 @@ class SimReads:
                     f"(read {read.action.read_id}, until {read.in_time_until_s:.3f} s)",
                 )
 
-    def start(self, reader: PoolOwner, action: StartRead) -> None:
+    def start(self, reader: PoolOwner, action: BlockRead) -> None:
         self._check_shape(reader, action)
         counts, rng, faults = self.run.counts, self._rng, self.faults
         counts["reads"] += 1
-        source = self.workers.get(action.source)
+        source = self.workers.get(action.owner)
         if source is None or not source.is_alive:
             counts["reads of a dead owner"] += 1
             self.run.clock.after(
@@ -173,7 +173,7 @@ class SimReads:
             return
         read = SimRead(action, reader, source, self.run.clock.now_s)
         self._check_lease(read)
-        self._by_owner[action.source].append(read)
+        self._by_owner[action.owner].append(read)
         draw = rng.random()
         cut_s = max(
             self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
@@ -192,7 +192,7 @@ class SimReads:
         else:
             self._post(read, self._duration_s(read))
 
-    def _check_shape(self, reader: PoolOwner, action: StartRead) -> None:
+    def _check_shape(self, reader: PoolOwner, action: BlockRead) -> None:
         count = len(action.source_blocks)
         if not count or len(action.local_blocks) != count or len(action.generations) != count:
             raise Violation(4, f"{reader.worker_id}: malformed {action}")
@@ -209,7 +209,7 @@ class SimReads:
         if is_trusted and not matches(source.generations, action):
             raise Violation(
                 5,
-                f"{read.reader.worker_id} begins read {action.read_id} of {action.source} after its lease",
+                f"{read.reader.worker_id} begins read {action.read_id} of {action.owner} after its lease",
             )
 
     def _duration_s(self, read: SimRead) -> float:
@@ -245,7 +245,7 @@ class SimReads:
             if read.mismatch:
                 raise Violation(
                     4,
-                    f"{read.reader.worker_id} accepts read {action.read_id} of {action.source}, although a "
+                    f"{read.reader.worker_id} accepts read {action.read_id} of {action.owner}, although a "
                     "block had been given to somebody else when it was copied",
                 )
             self._answer(read, ReadDone(action.read_id))
@@ -274,7 +274,7 @@ class SimReads:
     def _answer(self, read: SimRead, done: ReadDone) -> None:
         if not read.is_answered:
             read.is_answered = True
-            self._by_owner[read.action.source].remove(read)
+            self._by_owner[read.action.owner].remove(read)
             read.reader.post_event(done)
 
     def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
@@ -290,7 +290,7 @@ class SimReads:
                 reads.remove(read)
 
 
-def matches(current: MutableSequence[int], action: StartRead) -> bool:
+def matches(current: MutableSequence[int], action: BlockRead) -> bool:
     """Return whether the owner's blocks are still those that were granted."""
     return all(
         current[block] == granted
@@ -298,6 +298,6 @@ def matches(current: MutableSequence[int], action: StartRead) -> bool:
     )
 
 
-def generations_match(current: MutableSequence[int], action: StartRead) -> bool:
+def generations_match(current: MutableSequence[int], action: BlockRead) -> bool:
     """Make the adapter's check after a read."""
     return matches(current, action)

@@ -2,15 +2,21 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
 from baton.config.router import RouterConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
+from baton.core.policies import (
+    DEFAULT_EVICTION,
+    DEFAULT_PLACEMENT,
+    EVICTION_POLICIES,
+    PLACEMENT_POLICIES,
+)
 
-Policy = Literal["slo", "cached_prefix", "least_loaded", "round_robin", "random"]
-POLICIES: tuple[Policy, ...] = ("slo", "slo", "slo", "cached_prefix", "least_loaded", "round_robin", "random")
+POLICIES = (DEFAULT_PLACEMENT, DEFAULT_PLACEMENT, *PLACEMENT_POLICIES)
+"""The default policy comes three times as often as each other."""
+EVICTIONS = (DEFAULT_EVICTION, *EVICTION_POLICIES)
 
 PAGE_BYTES = 4096
 """Bytes of a slot of the store; a simulated block is smaller."""
@@ -358,7 +364,7 @@ def _draw_store(rng: random.Random) -> StoreConfig:
         ssd_dir="ssd" if ssd_count else "",
         ssd_bytes=ssd_count * 2 * PAGE_BYTES,
         ssd_threads=rng.choice((1, 4)),
-        policy=rng.choice(("serving", "serving", "lru", "s3fifo")),
+        policy=rng.choice(EVICTIONS),
         ttl_s=rng.choice((0.0, 0.0, 1.5)),
         tenant_share_max=rng.choice((1.0, 1.0, 0.6)),
         pinned_share_max=rng.choice((0.3, 0.5, 0.9)),

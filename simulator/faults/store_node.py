@@ -3,6 +3,8 @@
 import random
 from typing import cast
 
+import msgspec
+
 from baton.core.ids import NodeId, WorkerId
 from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
 from kv_store.node.core import NodeCore
@@ -15,14 +17,11 @@ from kv_store.node.events import (
     LookUp,
     NodeAction,
     NodeEvent,
-    OpenSpace,
+    OpenSizeClass,
     PeerLost,
-    PeerReadDone,
-    PeerReadSettled,
     Publish,
-    ReadPeer,
     ReadSsd,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -30,6 +29,7 @@ from kv_store.node.events import (
     WorkerLost,
     WriteSsd,
 )
+from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
 from simulator.faults.model import DeviceMemory
 from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.node import Timer
@@ -39,7 +39,6 @@ from simulator.faults.scenario import GEOMETRY, Scenario
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_disk import SimDisk
 from simulator.faults.store_link import LocalSession
-from worker.events import ReadDone, ReadSettled, StartRead, WorkerEvent
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
@@ -102,7 +101,7 @@ class SimStoreNode(SimProcess):
         self._timer = Timer(self)
         self.sessions: list[LocalSession] = []
         self._peer_sessions: dict[NodeId, SimSession] = {}
-        self._wanted: dict[int, ReadPeer] = {}
+        self._wanted: dict[int, BlockRead] = {}
         """Reads of peers under way."""
         self.generations = Generations(scenario.store_slot_count)
         self.arena = self.memory = DeviceMemory(scenario.store_slot_count, scenario.block_tokens)
@@ -143,19 +142,19 @@ class SimStoreNode(SimProcess):
         except AssertionError as error:
             raise Violation(3, f"{self.name}'s accounts: {error}") from error
 
-    def _open(self, action: OpenSpace) -> None:
-        if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
+    def _open(self, action: OpenSizeClass) -> None:
+        if action.size_class != SPACE or action.slot_count > self._scenario.store_slot_count:
             raise Violation(0, f"{self.name} opens {action}")
         if action.ssd_slot_count and not self._has_scanned:
             self._scan_disk()
 
     def _scan_disk(self) -> None:
         self._has_scanned = True
-        opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
+        opened = SizeClassOpened(SPACE, tuple(self._disk.recovered()))
         self.run.counts["blocks recovered from SSD"] += len(opened.recovered)
         self.run.clock.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
 
-    def _table(self, space: int, slot_count: int) -> Generations:
+    def _table(self, size_class: int, slot_count: int) -> Generations:
         assert slot_count <= len(self.generations)
         return self.generations
 
@@ -165,7 +164,7 @@ class SimStoreNode(SimProcess):
     def _perform(self, action: NodeAction) -> None:
         run = self.run
         match action:
-            case OpenSpace():
+            case OpenSizeClass():
                 self._open(action)
             case DropWorker():
                 raise Violation(0, f"{self.name}: {action}")
@@ -186,7 +185,7 @@ class SimStoreNode(SimProcess):
                 self._disk.forget(ssd_slot)
             case ForgetHost(_, slot):
                 self.arena.cells[slot] = [-1] * self._scenario.block_tokens
-            case ReadPeer():
+            case BlockRead():
                 self._read_peer(action)
             case LookUp():
                 self._directory.look_up(self, action)
@@ -252,45 +251,27 @@ class SimStoreNode(SimProcess):
                 self._reads.give_up(self, peer.worker_id)
             self.feed(PeerLost(SPACE, peer.node_id, reason))
 
-    def _read_peer(self, read: ReadPeer) -> None:
+    def _read_peer(self, read: BlockRead) -> None:
         self._wanted[read.read_id] = read
-        start = StartRead(
-            read_id=cast("int", read.read_id),  # type: ignore[arg-type]
-            source=WorkerId(read.peer),
-            source_blocks=read.source_slots,
-            local_blocks=read.slots,
-            generations=read.generations,
-            timeout_s=read.timeout_s,
-        )
-        self._reads.start(self, start)
+        self._reads.start(self, read)
 
-    def post_event(self, event: WorkerEvent) -> None:
+    def post_event(self, event: ReadEvent) -> None:
         self.post(lambda: self._on_read_event(event))
 
-    def _on_read_event(self, event: WorkerEvent) -> None:
+    def _on_read_event(self, event: ReadEvent) -> None:
         if isinstance(event, ReadSettled):
-            self.feed(PeerReadSettled(event.read_id))
+            self.feed(event)
             return
-        assert isinstance(event, ReadDone)
         read = self._wanted.pop(event.read_id)
-        pairs = enumerate(zip(read.slots, read.checksums, strict=True))
+        pairs = enumerate(zip(read.local_blocks, read.checksums, strict=True))
         is_well = not event.error
         bad = tuple(
             i for i, (slot, sum_) in pairs if is_well and sum_ and self.arena.checksum_of(slot) != sum_
         )
         counts = self.run.counts
         counts["corrupt blocks noticed after a fetch"] += len(bad)
-        counts["blocks fetched from a peer"] += 0 if event.error else len(read.slots) - len(bad)
-        self.feed(
-            PeerReadDone(
-                event.read_id,
-                error=event.error,
-                is_settled=event.is_settled,
-                is_stale=event.is_stale,
-                corrupt=bad,
-                seconds=0.001,
-            )
-        )
+        counts["blocks fetched from a peer"] += 0 if event.error else len(read.local_blocks) - len(bad)
+        self.feed(msgspec.structs.replace(event, corrupt=bad, seconds=0.001))
 
     def flip_bit(self, rng: random.Random) -> bool:
         """Flip one bit of one block at rest in the arena. What is being written has no checksum yet, and is

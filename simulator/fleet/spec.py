@@ -6,7 +6,7 @@ from baton.config import EngineConfig, TransferConfig
 from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
-from kv_store.tiers.choose import PolicyName
+from baton.core.policies import DEFAULT_EVICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class StoreSpec:
     ssd_latency_s: float = 1e-4
     peer_bytes_s: float = 25e9
     """Rate from another host's store."""
-    policy: PolicyName = "serving"
+    policy: str = DEFAULT_EVICTION
+    """Eviction policy, by its name in `EVICTION_POLICIES`."""
     workers_per_host: int = 1
 
 

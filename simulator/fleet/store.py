@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, FoundSpan, Tier
-from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
 from kv_store.planner import PathTimes, Plan, Prompt, plan_load
-from kv_store.tiers.choose import make_policy
 from kv_store.tiers.policy import EvictionPolicy
+from kv_store.tiers.table import make_eviction_policy
 from simulator.clock import VirtualClock
 from simulator.fleet.engine import MacroEngine
 from simulator.fleet.sequence import MacroSequence
@@ -73,9 +73,11 @@ class HostStore:
 
     def __init__(self, spec: StoreSpec, block_bytes: float, directory: "HolderCounts") -> None:
         host_blocks = max(1, int(spec.host_bytes / block_bytes))
-        self.host = TierBlocks(make_policy(spec.policy, host_blocks), host_blocks)
+        self.host = TierBlocks(make_eviction_policy(spec.policy, host_blocks), host_blocks)
         ssd_blocks = int(spec.ssd_bytes / block_bytes)
-        self.ssd = TierBlocks(make_policy(spec.policy, ssd_blocks), ssd_blocks) if ssd_blocks else None
+        self.ssd = (
+            TierBlocks(make_eviction_policy(spec.policy, ssd_blocks), ssd_blocks) if ssd_blocks else None
+        )
         self.paths = {
             Tier.HOST: LoadPath(spec.host_bytes_s),
             Tier.SSD: LoadPath(spec.ssd_read_bytes_s, spec.ssd_latency_s),

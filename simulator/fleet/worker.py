@@ -25,8 +25,8 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.sampling import FinishReason
-from engine.block_pool import BlockPool, OutOfBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import BlockPool, OutOfBlocks
+from engine.scheduling.prefix_cache import PrefixCache
 from simulator.clock import VirtualClock
 from simulator.fleet.engine import MacroEngine
 from simulator.fleet.interface import FleetServices, LoadingStore, WorkerUsage
@@ -244,7 +244,7 @@ class MacroWorker:
         if seq is None:
             return
         if handover is not None and handover.is_computed:
-            self.pool.give_back(seq.block_ids)
+            self.pool.release(seq.block_ids)
             self._pool_grew()
         else:
             self._count_prompt(seq)
@@ -362,7 +362,7 @@ class MacroWorker:
         seq = self._sequences.pop(key, None)
         if handover is None or seq is None:
             return
-        self.pool.give_back(seq.block_ids)
+        self.pool.release(seq.block_ids)
         self._pool_grew()
 
     def _refuse_pull(self, key: SeqKey) -> None:
@@ -446,7 +446,7 @@ class MacroWorker:
         if pull.flow is not None:
             pull.flow.stop()
         if pull.block_ids:
-            self.pool.give_back(pull.block_ids)
+            self.pool.release(pull.block_ids)
             self._clock.after(self._hop_s, self._peer(pull.source).unread, pull.key)
 
     def unread(self, key: SeqKey) -> None:

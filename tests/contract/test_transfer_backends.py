@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
-from kv_transfer.backends.loopback import LoopbackFabric
 from kv_transfer.layout import RangeCopy
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
+from tests.loopback_backend import LoopbackFabric
 
 KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "nccl", "loopback"]
 KERNEL_COPIES = ("cma", "nixl")

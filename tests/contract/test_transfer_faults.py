@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from kv_transfer.backends.faulty import FAULTS, SILENT, Fault, FaultPlan, FaultyBackend
-from kv_transfer.backends.loopback import LoopbackFabric
 from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
-from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, PeerProcess, Pool, make_backend
+from tests.contract.transfer_peer import BLOCK_COUNT, PeerProcess, Pool, block_read, make_backend
+from tests.faulty_backend import FAULTS, SILENT, Fault, FaultPlan, FaultyBackend
+from tests.loopback_backend import LoopbackFabric
 
 READS = 60
 SOURCE, LOCAL = [5, 3, 4, 60, 0, 1], [9, 20, 21, 22, 63, 0]
@@ -25,15 +25,17 @@ async def test_a_read_called_good_is_right_and_a_wrong_one_is_read_again(kind):
     backend = FaultyBackend(
         make_backend(kind, "d.1", pool.memory, LoopbackFabric()), plan, memory=pool.memory
     )
-    manager = TransferManager([backend], block_bytes=BLOCK_BYTES, memory=pool.memory)
+    manager = TransferManager([backend], memory=pool.memory)
     await manager.start()
     try:
         await manager.add_peer("p.1", {kind: peer.offer})
         good = 0
         for _ in range(READS):
             pool.blocks[:] = 0
-            outcome = await manager.read_checked("p.1", SOURCE, LOCAL, granted, 0.05, checksums=sums)
-            if not outcome.error:
+            outcome = await manager.read_checked(
+                block_read("p.1", SOURCE, LOCAL, granted, timeout_s=0.05, checksums=sums)
+            )
+            if not (outcome.error or outcome.corrupt):
                 good += 1
                 assert (pool.blocks[LOCAL] == peer.expected[SOURCE]).all()
             await manager.settled(LOCAL)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from baton.core.geometry import KVGeometry
-from kv_transfer.backends.loopback import LoopbackFabric
 from kv_transfer.layout import shard_geometry, shard_reads
 from kv_transfer.manager import TransferManager
-from tests.contract.transfer_peer import PeerProcess, Pool, content, make_backend, shard_of
+from tests.contract.transfer_peer import PeerProcess, Pool, block_read, content, make_backend, shard_of
+from tests.loopback_backend import LoopbackFabric
 
 BLOCK_COUNT = 6
 SEED = 1
@@ -45,7 +45,7 @@ class Shards:
         """The outcomes, one per source rank; `stale`: source blocks whose grants are out of date."""
         size = shard_geometry(self.geometry, self.width).block_bytes
         backend = make_backend(self.kind, f"d{rank}.1", pool.memory, LoopbackFabric())
-        manager = TransferManager([backend], block_bytes=pool.memory.block_bytes)
+        manager = TransferManager([backend], memory=pool.memory)
         await manager.start()
         try:
             reads = shard_reads(self.geometry, source_width=self.width, target_width=width, target_rank=rank)
@@ -56,8 +56,12 @@ class Shards:
             return await asyncio.gather(
                 *(
                     manager.read_checked(
-                        *(self.ranks[read.source_rank].worker_id, source, local, granted, TIMEOUT_S),
-                        ranges=read.ranges,
+                        block_read(
+                            *(self.ranks[read.source_rank].worker_id, source, local, granted),
+                            timeout_s=TIMEOUT_S,
+                            block_bytes=size,
+                            ranges=read.ranges,
+                        )
                     )
                     for read in reads
                 )
@@ -98,7 +102,7 @@ async def test_every_rank_gets_what_it_would_have_computed_itself(geometry, sour
             expected[local] = shard_of(whole[source], geometry, target_width, rank)
             outcomes = await shards.read_into(pool, width=target_width, rank=rank, source=source, local=local)
             assert [o.error for o in outcomes] == [""] * len(outcomes)
-            assert sum(o.bytes for o in outcomes) == len(source) * pool.memory.block_bytes
+            assert sum(o.byte_count for o in outcomes) == len(source) * pool.memory.block_bytes
             assert (pool.blocks == expected).all()
             if geometry is GQA:
                 outputs.append(attention(pool.blocks[local], shard_geometry(geometry, target_width)))

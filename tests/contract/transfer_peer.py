@@ -10,13 +10,14 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from baton.core.ids import WorkerId
+from baton.core.ids import ReadId, WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.backends.cma import CmaBackend
-from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
 from kv_transfer.backends.nccl import NcclBackend
 from kv_transfer.backends.nixl import NixlBackend
 from kv_transfer.backends.tcp import TcpBackend
+from kv_transfer.read import BlockRead
+from tests.loopback_backend import LoopbackBackend, LoopbackFabric
 
 BLOCK_BYTES = 4096
 BLOCK_COUNT = 64
@@ -32,6 +33,15 @@ def shard_of(blocks, geometry, width, rank):
     values = blocks[:, : g.values_bytes].reshape(*planes, -1)[:, :, :, heads]
     scales = blocks[:, g.values_bytes :].reshape(*planes, -1)[:, :, :, heads]
     return np.concatenate([values.reshape(count, -1), scales.reshape(count, -1)], axis=1)
+
+
+def block_read(owner, source, local, generations, *, timeout_s=1.0, block_bytes=BLOCK_BYTES, **options):
+    """A read of whole blocks, or of `ranges` of them."""
+    checksums = tuple(options.pop("checksums", ()))
+    blocks = (tuple(source), tuple(local), tuple(generations))
+    return BlockRead(
+        ReadId(0), WorkerId(owner), *blocks, timeout_s, block_bytes, checksums=checksums, **options
+    )
 
 
 class Pool:
@@ -61,7 +71,7 @@ def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBac
         case "tcp":
             return TcpBackend(worker_id, memory, host="127.0.0.1")
         case "nccl":
-            from engine.kv_pairs import TorchPairs  # torch takes seconds to import
+            from engine.kv.pairs import TorchPairs  # torch takes seconds to import
 
             size = memory.pool_bytes
             pool = torch_bytes(memory.base_address, size).view(memory.block_count, memory.block_bytes)

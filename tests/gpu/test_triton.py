@@ -6,7 +6,7 @@ import torch
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.weights import DenseMatrix, ExpertMatrices
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from tests.unit.engine.triton.interpreted.cases import attention_by_definition, make_layout, make_pool
 
 pytestmark = [

@@ -4,23 +4,26 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from baton.core.ids import BlockHash, BlockId, SeqKey
-from baton.core.messages import Task
+from baton.core.messages import Role, Task, WorkerHello
 from baton.core.steps import ItemResult, StepItem
 from decode_worker.receiver import KVReceiver
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.items import Work
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.tables import Tables
-from prefill_worker.leases import LeaseBook
+from kv_transfer.lease import ReaderLease
+from kv_transfer.read import ReadDone
+from prefill_worker.handovers import Handovers
 from router.decisions import breaker
 from router.decisions import core as router_core
 from router.decisions.breaker import Circuit, State
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.snapshot import WorkerFacts
 from router.decisions.core import RouterCore
 from router.decisions.flow import Flow
 from router.decisions.placing import Placing
@@ -48,48 +51,48 @@ class Mutant:
 def _lease_book_ignores_readers(patch: Patch) -> None:
     """A cancelled hand-over is freed at once, whoever reads it."""
 
-    def close(self: LeaseBook, key: SeqKey, reason: str, *, now_s: float) -> list[object]:
+    def close(self: Handovers, key: SeqKey, reason: str, *, now_s: float) -> list[object]:
         handover = self._handovers.get(key)
         if handover is not None:
             self._end(handover, reason, now_s=now_s)
         return []
 
-    patch.setattr(LeaseBook, "close", close)
+    patch.setattr(Handovers, "close", close)
 
 
 def _lease_book_holds_nothing(patch: Patch) -> None:
     """Granted blocks are the sequence's alone: gone when it is."""
-    patch.setattr(LeaseBook, "_hold", lambda self, handover, blocks: None)
+    patch.setattr(Handovers, "_hold", lambda self, handover, blocks: None)
 
 
 def _lease_never_lapses(patch: Patch) -> None:
     """Blocks of a reader that died are held for ever."""
     patch.setattr(
-        LeaseBook, "_lapse", lambda self, handover, *, now_s: setattr(handover, "lease_end_s", now_s + 1)
+        Handovers, "_lapse", lambda self, handover, *, now_s: setattr(handover.lease, "end_s", now_s + 1)
     )
 
 
 def _receiver_ignores_lease_end(patch: Patch) -> None:
     """Reads go on after the lease."""
-    extend = KVReceiver._extend_lease
+    granted = ReaderLease.granted
 
-    def for_ever(self: KVReceiver, pull: object, grant: object) -> None:
-        extend(self, pull, grant)
-        pull.lease_end_s += 1000.0
+    def for_ever(self: ReaderLease, number: int, *, lease_s: float, slack_s: float) -> None:
+        granted(self, number, lease_s=lease_s, slack_s=slack_s)
+        self.end_s += 1000.0
 
-    patch.setattr(KVReceiver, "_extend_lease", for_ever)
+    patch.setattr(ReaderLease, "granted", for_ever)
 
 
 def _receiver_counts_lease_from_the_grant(patch: Patch) -> None:
-    """Reads go on after the lease by the length of a renewal and the network's delay: the lease starts at the
-    grant."""
+    """The lease starts at the grant: it is longer by a renewal's length and the network's delay."""
     granted = KVReceiver.granted
 
-    def from_now(self: KVReceiver, source: object, grant: object, *, now_s: float) -> list[object]:
-        pull = self._pull_from(source, SeqKey(grant.seq_id, grant.epoch))
-        if pull is not None:
-            pull.asked_s = dict.fromkeys(pull.asked_s, now_s + self._config.lease_slack_s)
-        return granted(self, source, grant, now_s=now_s)
+    def from_now(self: KVReceiver, owner: object, grant: object, *, now_s: float) -> list[object]:
+        incoming = self._incoming_from(owner, SeqKey(grant.seq_id, grant.epoch))
+        if incoming is not None:
+            sent_s = incoming.lease._sent_s
+            incoming.lease._sent_s = dict.fromkeys(sent_s, now_s + self._config.lease_slack_s)
+        return granted(self, owner, grant, now_s=now_s)
 
     patch.setattr(KVReceiver, "granted", from_now)
 
@@ -98,20 +101,10 @@ def _receiver_trusts_unsettled_reads(patch: Patch) -> None:
     """Blocks that a lost read may still write into are used again."""
     read_done = KVReceiver.read_done
 
-    def at_once(
-        self: KVReceiver, read_id: object, error: str, *, is_settled: bool, is_stale: bool, now_s: float
-    ):
-        return read_done(self, read_id, error, is_settled=True, is_stale=is_stale, now_s=now_s)
+    def at_once(self: KVReceiver, done: ReadDone, *, now_s: float) -> list[object]:
+        return read_done(self, msgspec.structs.replace(done, is_settled=True), now_s=now_s)
 
     patch.setattr(KVReceiver, "read_done", at_once)
-    patch.setattr(KVReceiver, "read_settled", _settled_once(KVReceiver.read_settled))
-
-
-def _settled_once(settled: Callable[..., list[object]]) -> Callable[..., list[object]]:
-    def read_settled(self: KVReceiver, read_id: object) -> list[object]:
-        return settled(self, read_id) if read_id in self._reads else []
-
-    return read_settled
 
 
 def _generations_not_compared(patch: Patch) -> None:
@@ -122,27 +115,27 @@ def _generations_not_compared(patch: Patch) -> None:
 def _generation_does_not_rise(patch: Patch) -> None:
     """A block given out again looks as it did before."""
 
-    def take_one(self: BlockPool) -> BlockId:
+    def allocate_one(self: BlockPool) -> BlockId:
         block, _ = (self._blank or self._kept).popitem(last=False)
         if block in self._remembered:
             self._remembered.remove(block)
             if self._forget is not None:
                 self._forget(block)
-        self._shares[block] = 1
+        self._ref_counts[block] = 1
         return block
 
-    patch.setattr(BlockPool, "_take_one", take_one)
+    patch.setattr(BlockPool, "_allocate_one", allocate_one)
 
 
 def _double_free(patch: Patch) -> None:
     """A shared block is free as soon as one of its holders is done."""
 
-    def give_back(self: BlockPool, blocks: Ordered[BlockId]) -> None:
+    def release(self: BlockPool, blocks: Ordered[BlockId]) -> None:
         for block in reversed(blocks):
-            if self._shares.pop(block, None) is not None:
+            if self._ref_counts.pop(block, None) is not None:
                 (self._kept if block in self._remembered else self._blank)[block] = None
 
-    patch.setattr(BlockPool, "give_back", give_back)
+    patch.setattr(BlockPool, "release", release)
 
 
 def _dropped_blocks_leak(patch: Patch) -> None:
@@ -164,7 +157,7 @@ def _freed_during_a_step(patch: Patch) -> None:
         remove(self, seq)
         if seq.is_dropped:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "remove", at_once)
     _commits_living_ones_only(patch)
@@ -178,7 +171,7 @@ def _freed_after_the_first_step(patch: Patch) -> None:
         advance(self, seq, *args)
         if seq.is_dropped and seq.steps_open:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "_advance", last_one)
     _commits_living_ones_only(patch)
@@ -351,12 +344,12 @@ def _step_result_is_lost(patch: Patch) -> None:
 
 def _weights_are_not_compared(patch: Patch) -> None:
     """During an upgrade old and new workers are paired."""
-    views = ClusterView.views
+    of = WorkerFacts.of
 
-    def all_alike(self: ClusterView, *args: object, **kwargs: object) -> list[object]:
-        return [view._replace(fingerprint="any") for view in views(self, *args, **kwargs)]
+    def all_alike(hello: WorkerHello, role: Role, *, is_draining: bool) -> WorkerFacts:
+        return of(hello, role, is_draining=is_draining)._replace(fingerprint="any")
 
-    patch.setattr(ClusterView, "views", all_alike)
+    patch.setattr(WorkerFacts, "of", all_alike)
 
 
 def _losers_of_hedges_are_heard(patch: Patch) -> None:

@@ -15,6 +15,7 @@ PIPES = {
     # Pipes between a process and its own children: no socket, nobody else has an end.
     *(
         "simulator/faults/runner.py",
+        "benchmarks/hedging.py",
         "benchmarks/placement.py",
         "benchmarks/autoscale.py",
         "benchmarks/transfer.py",

@@ -76,7 +76,7 @@ SLEEPERS = {
     "benchmarks/router_free.py",  # a worker's steps take their time
     "benchmarks/router_load.py",  # requests are sent when they are due
     "commands/operate.py",  # a pause before asking again
-    "engine/kv_pairs.py",  # torch.distributed can only be asked whether it is done
+    "engine/kv/pairs.py",  # torch.distributed can only be asked whether it is done
     "kv_store/process/local.py",  # backoff when out of descriptors
     "kv_store/process/store_node.py",  # a pause before dialling again
     "worker/expert_watch.py",  # counts on the device are looked at at intervals
@@ -89,7 +89,7 @@ SLEEPERS = {
     "control_plane/ray_cluster.py",  # a Ray that is starting can only be dialled until it answers
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
-    "kv_transfer/backends/faulty.py",  # delay is what it is for
+    "tests/faulty_backend.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
     "router/http/tls.py",  # certificates are looked at at intervals
     "router/live/peers/following.py",  # backoff before dialling again
@@ -99,6 +99,7 @@ SLEEPERS = {
     "router/live/sessions.py",  # backoff before dialling again
     "router/live/reporting.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
+    "tests/unit/wire/test_core_driver.py",  # its event loop has virtual time
 }
 """Files where waiting for a while is the behaviour itself."""
 

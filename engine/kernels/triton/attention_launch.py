@@ -11,7 +11,7 @@ from engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from engine.kernels.triton.plan import AttentionLaunch, TritonPlan
 from engine.kernels.triton.rotary import RotaryConstants
 from engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 _LOG2E = 1.4426950408889634
 _QUANT = {"int8": 1, "fp8": 2}

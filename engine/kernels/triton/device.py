@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = bool(triton.settings.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 """The kernels run in Triton's interpreter, on host tensors."""
 
 

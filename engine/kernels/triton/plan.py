@@ -113,7 +113,7 @@ class HostPlan:
         return TritonPlan(ints, view(self.slots), view(self.tables), reads, ropes, self.layout)
 
 
-class Planner:
+class TritonPlanner:
     """Pure. Makes plans for one pool's geometry and one device."""
 
     def __init__(self, geometry: KVGeometry, facts: DeviceFacts) -> None:

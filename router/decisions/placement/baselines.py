@@ -5,14 +5,25 @@ from random import Random
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Phase
-from router.decisions.placement.views import Choice, Matched, WorkerView
+from router.decisions.cluster.snapshot import ClusterSnapshot
+from router.decisions.placement.interface import PlacementPolicy, PlacementRequest, PolicyTools
+from router.decisions.placement.ranked import Candidate, Choice, RankedPolicy
 
 
 class RandomChoice:
     uses_prefix = False
 
-    def choose(self, phase: Phase, workers: Sequence[WorkerView], matched: Matched, rng: Random) -> Choice:
-        return Choice(rng.choice(workers), "random")
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(
+        self,
+        phase: Phase,
+        candidates: Sequence[Candidate],
+        request: PlacementRequest,
+        snapshot: ClusterSnapshot,
+    ) -> Choice:
+        return Choice(self._rng.choice(candidates), "random")
 
 
 class RoundRobin:
@@ -23,10 +34,16 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last: dict[Phase, WorkerId] = {}
 
-    def choose(self, phase: Phase, workers: Sequence[WorkerView], matched: Matched, rng: Random) -> Choice:
-        ordered = sorted(workers, key=lambda w: w.worker_id)
+    def choose(
+        self,
+        phase: Phase,
+        candidates: Sequence[Candidate],
+        request: PlacementRequest,
+        snapshot: ClusterSnapshot,
+    ) -> Choice:
+        ordered = sorted(candidates, key=lambda c: c.worker_id)
         last = self._last.get(phase, WorkerId(""))
-        chosen = next((w for w in ordered if w.worker_id > last), ordered[0])
+        chosen = next((c for c in ordered if c.worker_id > last), ordered[0])
         self._last[phase] = chosen.worker_id
         return Choice(chosen, "round robin")
 
@@ -36,6 +53,24 @@ class LeastLoaded:
 
     uses_prefix = False
 
-    def choose(self, phase: Phase, workers: Sequence[WorkerView], matched: Matched, rng: Random) -> Choice:
-        chosen = min(workers, key=lambda w: (w.load, w.worker_id))
-        return Choice(chosen, f"least load {chosen.load:.0f}")
+    def choose(
+        self,
+        phase: Phase,
+        candidates: Sequence[Candidate],
+        request: PlacementRequest,
+        snapshot: ClusterSnapshot,
+    ) -> Choice:
+        chosen = min(candidates, key=lambda c: (c.load_tokens, c.worker_id))
+        return Choice(chosen, f"least load {chosen.load_tokens:.0f}")
+
+
+def random_choice(tools: PolicyTools) -> PlacementPolicy:
+    return RankedPolicy(RandomChoice(tools.rng), tools)
+
+
+def round_robin(tools: PolicyTools) -> PlacementPolicy:
+    return RankedPolicy(RoundRobin(), tools)
+
+
+def least_loaded(tools: PolicyTools) -> PlacementPolicy:
+    return RankedPolicy(LeastLoaded(), tools)

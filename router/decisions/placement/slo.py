@@ -1,6 +1,6 @@
 """Placement in seconds: two workers, or one for both phases, by what is predicted of each.
 
-First comes the chance that the request's objectives hold, less what the placement takes away from those
+First comes the probability that the request's objectives hold, less what the placement takes away from those
 that decode there; then cost: seconds that the request takes, and that it makes others wait. A cached prefix,
 a loaded adapter, siblings on their way and a short queue are all seconds, so none is a case of its own.
 
@@ -8,27 +8,34 @@ A decision looks at a bounded number of workers: those that hold most of the pro
 to do, and a few at random. Phases are judged apart and only the best few pairs as pairs.
 """
 
-from collections.abc import Callable, Sequence
-from heapq import nlargest
+from collections.abc import Sequence
 from math import ceil
-from operator import attrgetter
-from random import Random
 from typing import NamedTuple
 
-from baton.core.geometry import blocks_for
 from baton.core.ids import WorkerId
-from baton.core.messages import Role
-from router.decisions.cluster_view import ClusterView, Worker
-from router.decisions.placement.views import SEQUENCE_TOKENS, Matched, NoPlace, Placement, WorkerView
-from router.decisions.prediction.forecast import Forecast, Predicted, Prefill, Want
-from router.decisions.prediction.predictor import Predictor, chance
+from router.decisions.cluster.snapshot import ClusterSnapshot, WorkerSnapshot
+from router.decisions.placement.interface import (
+    NoPlace,
+    Placement,
+    PlacementPolicy,
+    PlacementRequest,
+    PolicyTools,
+)
+from router.decisions.placement.slo_candidates import (
+    CandidateFinder,
+    aggregated_load,
+    decode_load,
+    may_pair,
+    prefill_load,
+)
+from router.decisions.prediction.forecast import Forecast, Prediction, PrefillForecast
+from router.decisions.prediction.model import attainment_probability
+from router.decisions.prediction.outlook import Outlook
 
-LEAST_BUSY, HOLDERS, SAMPLED = 8, 4, 2
-"""Candidates of one phase."""
 PAIRS_OF = 3
-"""Of each phase the best so many are looked at as pairs."""
-CHANCE_SLACK = 0.02
-"""Chances that differ by less count as the same: then cost decides."""
+"""Workers of each phase, the best so many, that are looked at as pairs."""
+PROBABILITY_SLACK = 0.02
+"""Probabilities that differ by less count as the same: then cost decides."""
 TIE = 0.02
 TIE_S = 5e-4
 """Costs this close count as the same: then the one that was used longest ago."""
@@ -37,144 +44,282 @@ DECODE_WEIGHT = 0.25
 OTHERS_WEIGHT = 0.5
 """A second that somebody else waits against one of one's own."""
 QUEUE_MAX = 4.0
-"""Future arrivals that a second of work delays, at most: rho / (1 - rho) in a queue."""
+"""Future arrivals that a second of work delays, at most: busy / (1 - busy) in a queue."""
 
 
-class Request(NamedTuple):
-    want: Want
-    is_last_token: bool
-    """No decode phase."""
-    avoid: frozenset[WorkerId]
-    fingerprint: str
-    """Of the workers that computed the sequence so far; empty: nobody."""
-    matched: Callable[[str, int], Matched]
-    """(fingerprint, block_tokens) -> leading tokens in each worker's prefix cache."""
-    adapter_at: frozenset[WorkerId] | None = None
-    """Where its adapter is loaded; None: it needs none."""
-    suspended: frozenset[WorkerId] = frozenset()
-    """Workers that get nothing while others can."""
-    kept: frozenset[WorkerId] = frozenset()
-    """Workers whose last room is for others, see `router.decisions.placement.room`."""
-
-
-class _First(NamedTuple):
+class _PrefillOption(NamedTuple):
     """One worker for the prompt."""
 
-    worker: Worker
+    worker: WorkerSnapshot
+    outlook: Outlook
     cached_tokens: int
-    prefill: Prefill
-    chance: float
+    prefill: PrefillForecast
+    probability: float
     cost_s: float
 
 
-class _Second(NamedTuple):
+class _DecodeEffect(NamedTuple):
     """One worker for decoding, whoever computes the prompt."""
 
+    outlook: Outlook
     decoding: float
     """Sequences that decode there, or will."""
     marginal_s: float
-    """That this one adds to a step, in the middle of its answer."""
+    """What this sequence adds to a step, in the middle of its answer."""
     others_s: float
-    """That it makes others wait."""
+    """What it makes others wait."""
 
 
 class _Option(NamedTuple):
-    first: _First
-    decode: Worker | None
+    first: _PrefillOption
+    decode: WorkerSnapshot | None
     """None: both phases on one worker."""
     raw_tpot_s: float
     tpot_s: float
     exposed_s: float
-    chance: float
-    """That both objectives hold."""
+    probability: float
+    """Probability that both objectives hold."""
     score: float
     """The same, less what others lose."""
     cost_s: float
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WorkerSnapshot, ...]:
         return (self.first.worker,) if self.decode is None else (self.first.worker, self.decode)
 
 
-class SloPlacer:
-    def __init__(
-        self, predictor: Predictor, *, disaggregate: bool, fallback: bool, any_role: bool, rng: Random
-    ) -> None:
-        """`any_role`: a worker may run a whole sequence whatever its role."""
-        self._predictor = predictor
-        self._disaggregate, self._fallback, self._any_role = disaggregate, fallback, any_role
-        self._rng = rng
+class SloPolicy:
+    """`PlacementPolicy`, the default."""
 
-    def place(self, request: Request, cluster: ClusterView, *, now_s: float) -> Placement | NoPlace:
-        look = _Look(request, cluster, self._predictor, self._rng, now_s)
-        everyone = cluster.usable
-        if not everyone:
+    uses_prefix = True
+
+    def __init__(self, tools: PolicyTools) -> None:
+        self._tools = tools
+
+    def place(self, request: PlacementRequest, snapshot: ClusterSnapshot) -> Placement | NoPlace:
+        config, usable = self._tools.config, snapshot.pools.usable
+        decision = _Decision(request, snapshot, self._tools)
+        finder = decision.finder
+        if not usable:
             return NoPlace("no worker takes new sequences")
-        if not any(map(look.fits, everyone)):
+        if not any(map(finder.fits, usable)):
             return NoPlace("longer than any worker can hold", is_final=True)
-        look.leave_out(request.suspended, everyone)
-        look.keep(request.kept)
-        if not self._disaggregate:
-            return self._choose(look, look.wholes(everyone), "no worker has room")
-        if cluster.has_pairs:
-            found = self._pair_or_one(request, look, cluster)
-            if isinstance(found, Placement) or any(map(look.fits, cluster.prefill_pool)):
+        if not config.disaggregate:
+            return decision.choose(decision.aggregated(usable), "no worker has room")
+        if snapshot.has_pairs:
+            found = self._pair_or_one(decision, request, snapshot)
+            if isinstance(found, Placement) or any(map(finder.fits, snapshot.pools.prefill)):
                 return found
-        elif cluster.is_all_aggregated:
-            return self._choose(look, look.wholes(everyone), "no worker has room")
-        if not self._fallback:
-            lacking = "decode" if cluster.prefill_pool else "prefill"
+        elif snapshot.is_all_aggregated:
+            return decision.choose(decision.aggregated(usable), "no worker has room")
+        if not config.fallback_to_other_pool:
+            lacking = "decode" if snapshot.pools.prefill else "prefill"
             return NoPlace(f"no {lacking} worker to pair with")
-        return self._choose(look, look.wholes(everyone), "no worker has room", is_fallback=True)
+        return decision.choose(decision.aggregated(usable), "no worker has room", is_fallback=True)
 
-    def _pair_or_one(self, request: Request, look: "_Look", cluster: ClusterView) -> Placement | NoPlace:
+    def _pair_or_one(
+        self, decision: "_Decision", request: PlacementRequest, snapshot: ClusterSnapshot
+    ) -> Placement | NoPlace:
         options: list[_Option] = []
         missing = "no worker has room"
         if not request.is_last_token:
-            options, missing = look.pairs(cluster)
-        if self._any_role:
-            options += look.wholes_near() if options else look.wholes(cluster.usable)
+            options, missing = decision.pairs()
+        if self._tools.config.any_role:
+            more = decision.aggregated_near() if options else decision.aggregated(snapshot.pools.usable)
+            options += more
         elif request.is_last_token:
-            options = look.wholes(cluster.prefill_pool)
+            options = decision.aggregated(snapshot.pools.prefill)
         else:
-            options += look.wholes(cluster.aggregated_pool)
-        return self._choose(look, options, missing)
+            options += decision.aggregated(snapshot.pools.aggregated)
+        return decision.choose(options, missing)
 
-    def _choose(
-        self, look: "_Look", options: list[_Option], missing: str, *, is_fallback: bool = False
+
+def slo(tools: PolicyTools) -> PlacementPolicy:
+    return SloPolicy(tools)
+
+
+class _Decision:
+    """One request on one snapshot; what is predicted of a worker is computed once."""
+
+    def __init__(self, request: PlacementRequest, snapshot: ClusterSnapshot, tools: PolicyTools) -> None:
+        self._request, self._snapshot, self._predictor = request, snapshot, tools.predictor
+        self._needs, self._now_s = request.needs, snapshot.now_s
+        self.finder = CandidateFinder(request, snapshot, tools.rng)
+        needs = request.needs
+        self._output = tools.predictor.lengths.expected(needs.tokens_max)
+        self._left_s = needs.ttft_slo_s - needs.waited_s if needs.ttft_slo_s else 0.0
+        self._prefills: dict[WorkerId, _PrefillOption] = {}
+        self._effects: dict[WorkerId, _DecodeEffect] = {}
+        self._tried: dict[tuple[WorkerId, WorkerId], _Option] = {}
+        """Pairs that were judged."""
+        self._near: list[WorkerSnapshot] = []
+        """Workers that are good for one phase."""
+
+    # --- what it would take -----------------------------------------------------------------------
+
+    def _prefill(self, worker: WorkerSnapshot) -> _PrefillOption:
+        found = self._prefills.get(worker.worker_id)
+        if found is None:
+            found = self._prefills[worker.worker_id] = self._judge_prefill(worker)
+        return found
+
+    def _lacks_adapter(self, worker: WorkerSnapshot) -> bool:
+        at = self._request.adapter_at
+        return at is not None and worker.worker_id not in at
+
+    def _judge_prefill(self, worker: WorkerSnapshot) -> _PrefillOption:
+        needs, predictor, inputs = self._needs, self._predictor, worker.prediction
+        cached = self._request.cached_tokens(worker)
+        prefill = predictor.prefill(worker, needs, cached, now_s=self._now_s)
+        if self._lacks_adapter(worker):
+            prefill = prefill._replace(load_s=predictor.adapter_s)
+        outlook = predictor.outlook(worker)
+        probability = 1.0
+        if needs.ttft_slo_s:
+            probability = attainment_probability(self._left_s, prefill.ttft_s, outlook.ttft_sigma)
+        busy = inputs.busy_share(self._now_s)
+        delayed = min(QUEUE_MAX, busy / (1.0 - busy)) + inputs.backlog.prompts
+        delayed -= inputs.backlog.ahead(needs.priority, needs.tokens).prompts
+        cost_s = prefill.ttft_s + OTHERS_WEIGHT * prefill.compute_s * delayed
+        return _PrefillOption(worker, outlook, cached, prefill, probability, cost_s)
+
+    def _decode(self, first: _PrefillOption, worker: WorkerSnapshot, *, is_aggregated: bool) -> _Option:
+        """With `worker` decoding what `first` prefills."""
+        predictor, needs, output = self._predictor, self._needs, self._output
+        prefill, now_s = first.prefill, self._now_s
+        if self._request.is_last_token:
+            return _Option(first, None, 0.0, 0.0, 0.0, first.probability, first.probability, first.cost_s)
+        raw_s = predictor.raw_tpot_s(
+            worker,
+            needs.tokens,
+            starts_in_s=prefill.ttft_s,
+            output_tokens=output,
+            now_s=now_s,
+            slo_s=needs.tpot_slo_s,
+        )
+        effect = self._effects.get(worker.worker_id) or self._judge_effect(worker)
+        outlook = effect.outlook
+        tpot_s = raw_s * outlook.tpot_factor
+        exposed_s = 0.0
+        if not is_aggregated:
+            # Both workers hear at once, so the decode worker loads while the other computes.
+            adapter_s = predictor.adapter_s if self._lacks_adapter(worker) else 0.0
+            held = self._request.cached_tokens(worker)
+            exposed_s = predictor.exposed_s(first.worker, worker, needs, held, prefill)
+            exposed_s += max(0.0, adapter_s - prefill.ttft_s)
+        probability = first.probability
+        if needs.tpot_slo_s:
+            seen_s = tpot_s + exposed_s / max(1.0, output - 1.0)
+            probability *= attainment_probability(needs.tpot_slo_s, seen_s, outlook.tpot_sigma)
+        others_s = effect.others_s
+        if is_aggregated:
+            others_s += prefill.compute_s * effect.decoding
+        cost_s = first.cost_s + DECODE_WEIGHT * (output * tpot_s + exposed_s) + OTHERS_WEIGHT * others_s
+        lost = self._lost(worker, effect, tpot_s, prefill.compute_s if is_aggregated else 0.0)
+        chosen = None if is_aggregated else worker
+        return _Option(first, chosen, raw_s, tpot_s, exposed_s, probability, probability - lost, cost_s)
+
+    def _judge_effect(self, worker: WorkerSnapshot) -> _DecodeEffect:
+        output, inputs = self._output, worker.prediction
+        costs = inputs.costs
+        decoding = inputs.decode_count + inputs.others_decodes
+        marginal_s = costs.decode_s + costs.context_token_s * (self._needs.tokens + output / 2)
+        busy = inputs.busy_share(self._now_s)
+        delayed = decoding + inputs.backlog.prompts + min(QUEUE_MAX, busy / (1.0 - busy))
+        others_s = marginal_s * output * delayed / inputs.tokens_per_step
+        outlook = self._predictor.outlook(worker)
+        found = self._effects[worker.worker_id] = _DecodeEffect(outlook, decoding, marginal_s, others_s)
+        return found
+
+    def _lost(self, worker: WorkerSnapshot, effect: _DecodeEffect, tpot_s: float, prompt_s: float) -> float:
+        """Probability that those who decode there lose, together: each has half of its answer before it."""
+        inputs = worker.prediction
+        if not inputs.tpot_slos:
+            return 0.0
+        outlook = effect.outlook
+        sigma, factor = outlook.tpot_sigma, outlook.tpot_factor / inputs.tokens_per_step
+        before_s = max(1e-6, tpot_s - effect.marginal_s * factor)
+        after_s = tpot_s + prompt_s / max(1.0, self._predictor.lengths.mean)
+        lost = 0.0
+        for slo_s, count in inputs.tpot_slos:
+            before = attainment_probability(slo_s, before_s, sigma)
+            lost += count * (before - attainment_probability(slo_s, after_s, sigma))
+        return max(0.0, lost / 2)
+
+    # --- which are looked at ----------------------------------------------------------------------
+
+    def _pair(self, first: _PrefillOption, worker: WorkerSnapshot) -> _Option:
+        key = first.worker.worker_id, worker.worker_id
+        found = self._tried.get(key)
+        if found is None:
+            found = self._tried[key] = self._decode(first, worker, is_aggregated=False)
+        return found
+
+    def pairs(self) -> tuple[list[_Option], str]:
+        """The best few pairs, or why there are none."""
+        finder, pools = self.finder, self._snapshot.pools
+        decodes = finder.candidates(pools.decode, finder.takes_decode, decode_load)
+        if not decodes:
+            return [], "no decode worker has room"
+        reachable = {w.facts.fingerprint for w in decodes}
+        prefills = finder.candidates(pools.prefill, finder.takes_prompt, prefill_load)
+        firsts = [self._prefill(w) for w in prefills if w.facts.fingerprint in reachable]
+        if not firsts:
+            return [], "no prefill worker takes more"
+        firsts = _few(firsts)
+        seconds = self._few_decodes(firsts[0], decodes)
+        self._near = [*(first.worker for first in firsts), *seconds]
+        return [
+            self._pair(first, worker)
+            for first in firsts
+            for worker in seconds
+            if may_pair(first.worker, worker)
+        ], "no worker has room"
+
+    def _few_decodes(self, first: _PrefillOption, decodes: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
+        tried = [self._pair(first, worker) for worker in decodes]
+        tried.sort(key=lambda o: (-ceil(o.score / PROBABILITY_SLACK), o.cost_s))
+        found = [o.decode for o in tried if o.decode is not None]
+        return found[:PAIRS_OF] if len({w.facts.fingerprint for w in found}) == 1 else found
+
+    def aggregated(self, pool: Sequence[WorkerSnapshot]) -> list[_Option]:
+        """Both phases on one worker of the pool, the best few."""
+        finder, roles = self.finder, {w.facts.role for w in pool}
+
+        def may(worker: WorkerSnapshot) -> bool:
+            return worker.facts.role in roles and finder.takes_both(worker)
+
+        found = finder.candidates(pool, may, aggregated_load)
+        return self._on_one([self._prefill(worker) for worker in found])
+
+    def aggregated_near(self) -> list[_Option]:
+        """Both phases on one of those that are best for one phase, or that hold most of the prompt."""
+        finder = self.finder
+        near = {w.worker_id: w for w in (*self._near, *finder.holders()) if finder.takes_both(w)}
+        return self._on_one([self._prefill(worker) for worker in finder.best_rank(list(near.values()))])
+
+    def _on_one(self, firsts: list[_PrefillOption]) -> list[_Option]:
+        return [self._decode(first, first.worker, is_aggregated=True) for first in _few(firsts, 2 * PAIRS_OF)]
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def choose(
+        self, options: list[_Option], missing: str, *, is_fallback: bool = False
     ) -> Placement | NoPlace:
         if not options:
             return NoPlace(missing)
-        return self._answer(_best(options), look, options, is_fallback=is_fallback)
-
-    def _answer(
-        self, best: _Option, look: "_Look", options: Sequence[_Option], *, is_fallback: bool
-    ) -> Placement:
-        first, prefill = best.first, best.first.prefill
-        predicted = Predicted(prefill, best.raw_tpot_s, best.tpot_s, best.exposed_s)
-        ttft_sigma = self._predictor.look(first.worker).ttft_sigma
-        forecast = Forecast(
-            wait_s=prefill.wait_s,
-            load_s=prefill.load_s + prefill.bring_s,
-            compute_s=prefill.compute_s,
-            hop_s=prefill.hop_s,
-            exposed_transfer_s=best.exposed_s,
-            tpot_s=best.tpot_s,
-            seen_tpot_s=look.seen_tpot_s(best.tpot_s, best.exposed_s),
-            ttft_sigma=ttft_sigma,
-            tpot_sigma=self._predictor.look(best.decode or first.worker).tpot_sigma,
-            meets=best.chance,
-            cost_s=best.cost_s,
+        best = _best(options)
+        first = best.first
+        predicted = Prediction(first.prefill, best.raw_tpot_s, best.tpot_s, best.exposed_s)
+        forecast = self._predictor.forecast(
+            first.worker, best.decode, self._needs, predicted, meets=best.probability, cost_s=best.cost_s
         )
-        decode = None if best.decode is None else look.view(best.decode)
         reason = _reason(best, options, forecast)
-        return Placement(
-            look.view(first.worker), decode, reason, is_fallback, forecast=forecast, predicted=predicted
-        )
+        return Placement(first.worker, best.decode, reason, is_fallback, forecast, predicted)
 
 
 def _best(options: Sequence[_Option]) -> _Option:
-    least = max(option.score for option in options) - CHANCE_SLACK
+    least = max(option.score for option in options) - PROBABILITY_SLACK
     likely = [option for option in options if option.score >= least]
     limit_s = min(option.cost_s for option in likely) * (1 + TIE) + TIE_S
     tied = [option for option in likely if option.cost_s <= limit_s]
@@ -186,10 +331,16 @@ def _best(options: Sequence[_Option]) -> _Option:
 def _standing(option: _Option) -> tuple[int, float, WorkerId]:
     workers = option.workers
     return (
-        sum(w.in_flight.sequences for w in workers),
-        max(w.last_placed_s for w in workers),
+        sum(w.load.sequences for w in workers),
+        max(w.load.last_placed_s for w in workers),
         workers[0].worker_id,
     )
+
+
+def _few(firsts: list[_PrefillOption], count: int = PAIRS_OF) -> list[_PrefillOption]:
+    if len(firsts) <= count:
+        return firsts
+    return sorted(firsts, key=lambda f: (-ceil(f.probability / PROBABILITY_SLACK), f.cost_s))[:count]
 
 
 def _reason(best: _Option, options: Sequence[_Option], forecast: Forecast) -> str:
@@ -198,7 +349,7 @@ def _reason(best: _Option, options: Sequence[_Option], forecast: Forecast) -> st
     transfer = f" + transfer {best.exposed_s:.3f}" if best.decode is not None else ""
     others = [o for o in options if (o.decode is None) != (best.decode is None)]
     other = min(others, key=lambda o: o.cost_s, default=None)
-    beside = "" if other is None else f"; {_kind(other)} {other.chance:.0%} at {other.cost_s:.3f} s"
+    beside = "" if other is None else f"; {_kind(other)} {other.probability:.0%} at {other.cost_s:.3f} s"
     return (
         f"{_kind(best)}: TTFT {forecast.ttft_s:.3f} s (wait {forecast.wait_s:.3f}, compute "
         f"{forecast.compute_s:.3f}{cached}){transfer}, TPOT {forecast.tpot_s:.4f} s, "
@@ -208,274 +359,3 @@ def _reason(best: _Option, options: Sequence[_Option], forecast: Forecast) -> st
 
 def _kind(option: _Option) -> str:
     return "one worker" if option.decode is None else "pair"
-
-
-class _Look:
-    """One decision."""
-
-    def __init__(
-        self, request: Request, cluster: ClusterView, predictor: Predictor, rng: Random, now_s: float
-    ) -> None:
-        self._request, self._cluster, self._predictor = request, cluster, predictor
-        self._rng, self._now_s = rng, now_s
-        want = request.want
-        self._want = want
-        self._output = predictor.lengths.expected(want.tokens_max)
-        self._left_s = want.ttft_slo_s - want.waited_s if want.ttft_slo_s else 0.0
-        self._most: list[Worker] | None = None
-        self._left_out: frozenset[WorkerId] = frozenset()
-        self._firsts: dict[WorkerId, _First] = {}
-        self._seconds: dict[WorkerId, _Second] = {}
-        self._tried: dict[tuple[WorkerId, WorkerId], _Option] = {}
-        """Pairs."""
-        self._near: list[Worker] = []
-        """Who is good for one phase."""
-
-    # --- who may ----------------------------------------------------------------------------------
-
-    def fits(self, worker: Worker) -> bool:
-        hello, tokens = worker.hello, self._want.tokens
-        return tokens < hello.max_model_tokens and self._blocks(worker) <= hello.block_count
-
-    def leave_out(self, suspended: frozenset[WorkerId], everyone: Sequence[Worker]) -> None:
-        """Unless none of the others is large enough."""
-        if suspended and any(self.fits(w) for w in everyone if w.worker_id not in suspended):
-            self._left_out = suspended
-
-    def keep(self, workers: frozenset[WorkerId]) -> None:
-        """Even when they are all there are."""
-        self._left_out |= workers
-
-    def _blocks(self, worker: Worker) -> int:
-        # One more than known: the place of the token that is sampled next.
-        return blocks_for(self._want.tokens + 1, worker.hello.block_tokens)
-
-    def has_room(self, worker: Worker) -> bool:
-        return not worker.has_refused and self._blocks(worker) <= worker.free_blocks
-
-    def _takes_prompt(self, worker: Worker) -> bool:
-        may = worker.role.prefills and not worker.is_draining and not worker.has_refused
-        return may and self.fits(worker) and worker.worker_id not in self._left_out
-
-    def _takes_decode(self, worker: Worker) -> bool:
-        return worker.role.decodes and self._takes_both(worker)
-
-    def _takes_both(self, worker: Worker) -> bool:
-        may = not worker.is_draining and worker.worker_id not in self._left_out
-        return may and self.fits(worker) and self.has_room(worker)
-
-    def _rank(self, worker: Worker) -> int:
-        """Lower first; a higher rank is used only when there is nothing else. A stream goes on with the
-        weights that began it; who just failed comes after any other; who has not reported is unknown."""
-        request = self._request
-        is_foreign = request.fingerprint not in ("", worker.hello.fingerprint)
-        is_stale = self._cluster.is_stale(worker, self._now_s)
-        return 4 * is_foreign + 2 * (worker.worker_id in request.avoid) + is_stale
-
-    def _candidates(
-        self, pool: Sequence[Worker], may: Callable[[Worker], bool], busy: Callable[[Worker], float]
-    ) -> list[Worker]:
-        """The best rank's least busy, most cached, and some at random."""
-        if len(pool) <= LEAST_BUSY + HOLDERS + SAMPLED:
-            return self._best_rank([w for w in pool if may(w)])
-        found: dict[WorkerId, Worker] = {}
-        lesser: list[Worker] = []
-        for worker in sorted(pool, key=busy):
-            if may(worker):
-                if self._rank(worker):
-                    lesser.append(worker)
-                    continue
-                found[worker.worker_id] = worker
-                if len(found) == LEAST_BUSY:
-                    break
-        if not found:
-            return self._best_rank(lesser)[: LEAST_BUSY + HOLDERS + SAMPLED]
-        for worker in (*self._holders(), *self._rng.sample(pool, SAMPLED)):
-            if worker.worker_id not in found and may(worker) and not self._rank(worker):
-                found[worker.worker_id] = worker
-        return list(found.values())
-
-    def _best_rank(self, able: list[Worker]) -> list[Worker]:
-        if not able:
-            return able
-        ranks = [self._rank(w) for w in able]
-        best = min(ranks)
-        return [w for w, rank in zip(able, ranks, strict=True) if rank == best]
-
-    def _holders(self) -> list[Worker]:
-        """Of any role: those that hold most of the prompt."""
-        if self._most is None:
-            held: dict[WorkerId, int] = {}
-            for kind in self._cluster.kinds:
-                held.update(self._request.matched(*kind))
-            ids = nlargest(2 * HOLDERS, held, key=held.__getitem__)
-            self._most = [w for w in map(self._cluster.get, ids) if w is not None]
-        return self._most
-
-    # --- what it would take -----------------------------------------------------------------------
-
-    def _first(self, worker: Worker) -> _First:
-        found = self._firsts.get(worker.worker_id)
-        if found is None:
-            found = self._firsts[worker.worker_id] = self._judged(worker)
-        return found
-
-    def _lacks_adapter(self, worker: Worker) -> bool:
-        at = self._request.adapter_at
-        return at is not None and worker.worker_id not in at
-
-    def _judged(self, worker: Worker) -> _First:
-        hello, want = worker.hello, self._want
-        cached = self._request.matched(hello.fingerprint, hello.block_tokens).get(worker.worker_id, 0)
-        loads_adapter = self._lacks_adapter(worker)
-        prefill = self._predictor.prefill(worker, want, cached, now_s=self._now_s)
-        if loads_adapter:
-            prefill = prefill._replace(load_s=self._predictor.adapter_s)
-        odds = 1.0
-        if want.ttft_slo_s:
-            odds = chance(self._left_s, prefill.ttft_s, self._predictor.look(worker).ttft_sigma)
-        rho = worker.rho(self._now_s)
-        delayed = min(QUEUE_MAX, rho / (1.0 - rho)) + worker.backlog.count
-        delayed -= worker.backlog.ahead(want.priority, want.tokens).prompts
-        cost_s = prefill.ttft_s + OTHERS_WEIGHT * prefill.compute_s * delayed
-        return _First(worker, cached, prefill, odds, cost_s)
-
-    def seen_tpot_s(self, tpot_s: float, exposed_s: float) -> float:
-        """As the client measures it, from its first token on."""
-        return tpot_s + exposed_s / max(1.0, self._output - 1.0)
-
-    def _decode(self, first: _First, worker: Worker, *, is_whole: bool) -> _Option:
-        """With `worker` decoding what `first` prefills."""
-        predictor, want, output = self._predictor, self._want, self._output
-        prefill, now_s = first.prefill, self._now_s
-        if self._request.is_last_token:
-            return _Option(first, None, 0.0, 0.0, 0.0, first.chance, first.chance, first.cost_s)
-        raw_s = predictor.raw_tpot_s(
-            worker,
-            want.tokens,
-            starts_in_s=prefill.ttft_s,
-            output_tokens=output,
-            now_s=now_s,
-            slo_s=want.tpot_slo_s,
-        )
-        tpot_s = raw_s * predictor.look(worker).tpot_factor
-        exposed_s = 0.0
-        if not is_whole:
-            # Both workers hear at once, so the decode worker loads while the other computes.
-            adapter_s = predictor.adapter_s if self._lacks_adapter(worker) else 0.0
-            hello = worker.hello
-            held = self._request.matched(hello.fingerprint, hello.block_tokens).get(worker.worker_id, 0)
-            exposed_s = predictor.exposed_s(first.worker, worker, want, held, prefill)
-            exposed_s += max(0.0, adapter_s - prefill.ttft_s)
-        odds = first.chance
-        if want.tpot_slo_s:
-            seen_s = self.seen_tpot_s(tpot_s, exposed_s)
-            odds *= chance(want.tpot_slo_s, seen_s, predictor.look(worker).tpot_sigma)
-        second = self._seconds.get(worker.worker_id) or self._beside(worker)
-        others_s, marginal_s = second.others_s, second.marginal_s
-        if is_whole:
-            others_s += prefill.compute_s * second.decoding
-        cost_s = first.cost_s + DECODE_WEIGHT * (output * tpot_s + exposed_s) + OTHERS_WEIGHT * others_s
-        lost = self._lost(worker, tpot_s, marginal_s, prefill.compute_s if is_whole else 0.0)
-        chosen = None if is_whole else worker
-        return _Option(first, chosen, raw_s, tpot_s, exposed_s, odds, odds - lost, cost_s)
-
-    def _beside(self, worker: Worker) -> _Second:
-        output, costs = self._output, worker.speed.costs
-        decoding = worker.decode_count + worker.others_decodes
-        marginal_s = costs.decode_s + costs.context_token_s * (self._want.tokens + output / 2)
-        rho = worker.rho(self._now_s)
-        delayed = decoding + worker.backlog.count + min(QUEUE_MAX, rho / (1.0 - rho))
-        others_s = marginal_s * output * delayed / worker.speed.tokens_per_step
-        found = self._seconds[worker.worker_id] = _Second(decoding, marginal_s, others_s)
-        return found
-
-    def _pair(self, first: _First, worker: Worker) -> _Option:
-        key = first.worker.worker_id, worker.worker_id
-        found = self._tried.get(key)
-        if found is None:
-            found = self._tried[key] = self._decode(first, worker, is_whole=False)
-        return found
-
-    def _lost(self, worker: Worker, tpot_s: float, marginal_s: float, prompt_s: float) -> float:
-        """Chances that those who decode there lose, together: each has half of its answer before it."""
-        if not worker.tpot_slos:
-            return 0.0
-        ahead = self._predictor.look(worker)
-        sigma, factor = ahead.tpot_sigma, ahead.tpot_factor / worker.speed.tokens_per_step
-        before_s = max(1e-6, tpot_s - marginal_s * factor)
-        after_s = tpot_s + prompt_s / max(1.0, self._predictor.lengths.mean)
-        lost = 0.0
-        for slo_s, count in worker.tpot_slos.items():
-            lost += count * (chance(slo_s, before_s, sigma) - chance(slo_s, after_s, sigma))
-        return max(0.0, lost / 2)
-
-    def pairs(self, cluster: ClusterView) -> tuple[list[_Option], str]:
-        """The best few, or why there are none."""
-        decodes = self._candidates(cluster.decode_pool, self._takes_decode, DECODE_BUSY)
-        if not decodes:
-            return [], "no decode worker has room"
-        reachable = {w.hello.fingerprint for w in decodes}
-        may = self._takes_prompt
-        prefills = self._candidates(cluster.prefill_pool, may, PREFILL_BUSY)
-        firsts = [self._first(w) for w in prefills if w.hello.fingerprint in reachable]
-        if not firsts:
-            return [], "no prefill worker takes more"
-        firsts = _few(firsts)
-        seconds = self._few_decodes(firsts[0], decodes)
-        self._near = [*(first.worker for first in firsts), *seconds]
-        return [
-            self._pair(first, worker)
-            for first in firsts
-            for worker in seconds
-            if _may_pair(first.worker, worker)
-        ], "no worker has room"
-
-    def _few_decodes(self, first: _First, decodes: Sequence[Worker]) -> list[Worker]:
-        tried = [self._pair(first, worker) for worker in decodes]
-        tried.sort(key=lambda o: (-ceil(o.score / CHANCE_SLACK), o.cost_s))
-        fingerprints = dict.fromkeys(o.decode.hello.fingerprint for o in tried if o.decode is not None)
-        if len(fingerprints) == 1:
-            return [o.decode for o in tried[:PAIRS_OF] if o.decode is not None]
-        return [o.decode for o in tried if o.decode is not None]
-
-    def wholes(self, pool: Sequence[Worker]) -> list[_Option]:
-        def may(worker: Worker) -> bool:
-            return worker.role in roles and self._takes_both(worker)
-
-        roles = {w.role for w in pool}
-        firsts = [self._first(worker) for worker in self._candidates(pool, may, _busy)]
-        return [self._decode(first, first.worker, is_whole=True) for first in _few(firsts, 2 * PAIRS_OF)]
-
-    def wholes_near(self) -> list[_Option]:
-        """With both phases on one of those that are best for one phase, or that hold most of the prompt."""
-        near = {w.worker_id: w for w in (*self._near, *self._holders()) if self._takes_both(w)}
-        firsts = [self._first(worker) for worker in self._best_rank(list(near.values()))]
-        return [self._decode(first, first.worker, is_whole=True) for first in _few(firsts, 2 * PAIRS_OF)]
-
-    def view(self, worker: Worker) -> WorkerView:
-        return self._cluster.view(
-            worker, self._want.tokens, self._request.avoid, self._request.fingerprint, self._now_s
-        )
-
-
-DECODE_BUSY = attrgetter("decode_count")
-PREFILL_BUSY = attrgetter("backlog.tokens")
-
-
-def _busy(worker: Worker) -> float:
-    return worker.in_flight.tokens + SEQUENCE_TOKENS * worker.in_flight.sequences
-
-
-def _few(firsts: list[_First], count: int = PAIRS_OF) -> list[_First]:
-    if len(firsts) <= count:
-        return firsts
-    return sorted(firsts, key=lambda f: (-ceil(f.chance / CHANCE_SLACK), f.cost_s))[:count]
-
-
-def _may_pair(prefill: Worker, decode: Worker) -> bool:
-    """Never one with itself, and never two of role aggregated: nothing is gained between equals, and two that
-    decode for each other, both full, would each wait for the other's prefill."""
-    if prefill is decode or prefill.hello.fingerprint != decode.hello.fingerprint:
-        return False
-    return prefill.role is not Role.AGGREGATED or decode.role is not Role.AGGREGATED

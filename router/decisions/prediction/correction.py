@@ -39,7 +39,7 @@ class Correction:
         self._up = self._down = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def saw(self, predicted_s: float, actual_s: float) -> None:
+    def observe(self, predicted_s: float, actual_s: float) -> None:
         """`predicted_s` as the model says it, uncorrected."""
         ratio = log((actual_s + FLOOR_S) / (predicted_s + FLOOR_S))
         ratio = max(-RATIO_MAX, min(RATIO_MAX, ratio))
@@ -92,7 +92,7 @@ class ErrorWindow:
         self._latest: deque[tuple[float, float, float]] = deque()
         self._errors = self._bias = self._excess = 0.0
 
-    def saw(self, predicted_s: float, actual_s: float, *, tolerance_s: float) -> None:
+    def observe(self, predicted_s: float, actual_s: float, *, tolerance_s: float) -> None:
         """`tolerance_s`: a difference that nobody minds; it does not count in `excess`."""
         actual_s = max(actual_s, FLOOR_S)
         difference_s = predicted_s - actual_s

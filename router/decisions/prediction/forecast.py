@@ -9,19 +9,19 @@ class Forecast(NamedTuple):
     """Seconds from now, if the sequence were placed there now. The parts of `ttft_s` follow one another."""
 
     wait_s: float
-    """Behind what the prefill worker does and has accepted."""
+    """The wait behind what the prefill worker does and has accepted."""
     load_s: float
     """Bringing cached spans from where they are, as far as computing does not hide it."""
     compute_s: float
-    """What no tier holds."""
+    """Computing what no tier holds."""
     hop_s: float
     """Messages between router and worker."""
     exposed_transfer_s: float
-    """From the first token to the decode worker's batch: delays the second token, not the first."""
+    """The time from the first token to the decode worker's batch: delays the second token, not the first."""
     tpot_s: float
-    """Of the decode worker, at the time when this sequence will decode there, with it in the batch."""
+    """TPOT of the decode worker when this sequence will decode there, with it in the batch."""
     seen_tpot_s: float
-    """As its client will measure it: the second token's delay by the hand-over included."""
+    """TPOT as the client will measure it: the delay of the second token by the hand-over is part of it."""
     ttft_sigma: float
     """Standard deviation of ln(actual / predicted) of TTFT, as it was lately."""
     tpot_sigma: float
@@ -36,25 +36,25 @@ class Forecast(NamedTuple):
         return self.wait_s + self.load_s + self.compute_s + self.hop_s
 
 
-class Want(NamedTuple):
+class SequenceNeeds(NamedTuple):
     """One sequence, as predictions need it."""
 
     tokens: int
-    """Prompt, and what was generated before."""
+    """Tokens of the prompt, and of what was generated before."""
     priority: int
     tokens_max: int
-    """That may be generated yet."""
+    """Tokens that may be generated yet."""
     ttft_slo_s: float
     tpot_slo_s: float
     waited_s: float
-    """Since it arrived."""
+    """Time since it arrived."""
     adapter: str = ""
     stored: StoredPrefix | None = None
     """What the hosts' stores have of the prompt."""
 
 
-class Prefill(NamedTuple):
-    """Of one prompt at one worker. Seconds, corrected; `raw_*` as the model says."""
+class PrefillForecast(NamedTuple):
+    """One prompt at one worker. Seconds, corrected; `raw_*` are as the model says."""
 
     wait_s: float
     compute_s: float
@@ -62,21 +62,21 @@ class Prefill(NamedTuple):
     raw_wait_s: float
     raw_compute_s: float
     load_s: float = 0.0
-    """Of an adapter that is not loaded there."""
+    """Loading an adapter that is not there."""
     bring_s: float = 0.0
     """Bringing blocks of the store, as far as the wait does not hide it."""
     raw_bring_s: float = 0.0
-    """The whole of it; 0: nothing is brought."""
+    """Bringing blocks of the store, the whole of it; 0: nothing is brought."""
 
     @property
     def ttft_s(self) -> float:
         return self.wait_s + self.load_s + self.bring_s + self.compute_s + self.hop_s
 
 
-class Predicted(NamedTuple):
-    """What was said of a sequence when it was placed; compared with what happens."""
+class Prediction(NamedTuple):
+    """What was predicted of a sequence when it was placed; compared with what happens."""
 
-    prefill: Prefill
+    prefill: PrefillForecast
     raw_tpot_s: float
     tpot_s: float
     exposed_s: float

@@ -26,7 +26,9 @@ class Links:
         self._links: dict[Hashable, _Link] = {}
         self._all = _Link(RATE_FIRST, HANDOVER_FIRST_S)
 
-    def saw(self, link: Hashable, *, transferred_bytes: int, transfer_s: float, handover_s: float) -> None:
+    def observe(
+        self, link: Hashable, *, transferred_bytes: int, transfer_s: float, handover_s: float
+    ) -> None:
         """`handover_s`: from the last grant to joining the batch."""
         found = self._links.get(link)
         if found is None:
@@ -59,7 +61,7 @@ class OutputLengths:
         self._mean = LENGTH_FIRST
         self._count = 0
 
-    def saw(self, generated_count: int) -> None:
+    def observe(self, generated_count: int) -> None:
         self._count += 1
         weight = max(LENGTH_WEIGHT, 1.0 / (self._count + 1))
         self._mean += weight * (generated_count - self._mean)

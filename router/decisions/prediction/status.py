@@ -2,11 +2,11 @@
 
 import msgspec
 
-from router.decisions.prediction.speed import Speed
+from router.decisions.prediction.corrections import WorkerCorrections
 
 
 class PredictionErrors(msgspec.Struct, frozen=True):
-    """Of one worker, over its latest 100 sequences; 0 while there are none."""
+    """The errors at one worker, over its latest 100 sequences; 0 while there are none."""
 
     ttft_count: int
     ttft_mape: float
@@ -17,12 +17,12 @@ class PredictionErrors(msgspec.Struct, frozen=True):
     tpot_mape: float
     tpot_bias: float
     change_count: int
-    """Times that its behaviour was seen to change."""
+    """How often a change of the worker's behaviour was noticed."""
 
     @classmethod
-    def of(cls, speed: Speed) -> "PredictionErrors":
-        ttft, tpot = speed.ttft_errors, speed.tpot_errors
-        return cls(ttft.count, ttft.mape, ttft.bias, tpot.count, tpot.mape, tpot.bias, speed.change_count)
+    def of(cls, learnt: WorkerCorrections) -> "PredictionErrors":
+        ttft, tpot = learnt.ttft_errors, learnt.tpot_errors
+        return cls(ttft.count, ttft.mape, ttft.bias, tpot.count, tpot.mape, tpot.bias, learnt.change_count)
 
 
 class PredictorStatus(msgspec.Struct, frozen=True):
@@ -33,4 +33,4 @@ class PredictorStatus(msgspec.Struct, frozen=True):
     error: float
     """Smoothed relative error beyond what matters, compared with `router.predictor_error_max`."""
     fallback_count: int
-    """Times that it was not trusted any more."""
+    """How often predictions lost that trust."""

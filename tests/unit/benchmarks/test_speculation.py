@@ -14,7 +14,7 @@ from baton.core.steps import StepPlan, StepResult
 from benchmarks import speculation
 from benchmarks.cli import app
 from benchmarks.speculation import Load, TokensDiffer, measure, passages
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from tests.models import make_model
 
 ENGINE = EngineConfig(kv_bytes=2**21, block_tokens=16, threads=1)

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from baton.config import Config
+from baton.config.served_models import each_model, worker_count
 from baton.core.errors import SetupError
 from commands.settings import load_config, overlay
 from control_plane.child import child_environment
-from engine.served_models import each_model, worker_count
 
 FILE = """
 models:

@@ -5,9 +5,9 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from control_plane.membership import (
     Appeared,
+    ClusterMembership,
     Lapsed,
     Left,
-    MembershipBook,
     Paused,
     Renewed,
     Suspected,
@@ -31,7 +31,7 @@ def member(worker_id="decode-0.a", *, role=Role.DECODE, is_draining=False):
 
 
 def book():
-    return MembershipBook(directory_life="life", lease_s=LEASE_S)
+    return ClusterMembership(directory_life="life", lease_s=LEASE_S)
 
 
 def test_a_renewal_makes_a_member_and_silence_ends_it():
@@ -120,7 +120,7 @@ def listed_as_suspect(b):
 
 
 def test_who_misses_heartbeats_is_suspect_before_its_lease_is_over_and_until_it_is_heard():
-    b = MembershipBook("x", lease_s=8.0, suspect_s=3.0)
+    b = ClusterMembership("x", lease_s=8.0, suspect_s=3.0)
     for name in ("a.1", "b.1"):
         b.handle(Renewed(member(name)), now_s=0.0)
     b.handle(Renewed(member("b.1")), now_s=2.5)
@@ -136,7 +136,7 @@ def test_who_misses_heartbeats_is_suspect_before_its_lease_is_over_and_until_it_
 
 
 def test_nobody_is_suspect_when_nobody_at_all_is_heard():
-    b = MembershipBook("x", lease_s=8.0, suspect_s=3.0)
+    b = ClusterMembership("x", lease_s=8.0, suspect_s=3.0)
     for name in ("a.1", "b.1"):
         b.handle(Renewed(member(name)), now_s=0.0)
     assert b.handle(Tick(), now_s=3.0) == []

@@ -14,9 +14,9 @@ def queue(*, reads=8, blocks=8):
     return ReadQueue(reads_max=reads, bytes_max=blocks * BLOCK_BYTES, block_bytes=BLOCK_BYTES)
 
 
-def chunk(pull, count, first=0):
+def chunk(session, count, first=0):
     blocks = tuple(range(first, first + count))
-    return Chunk(pull, first, blocks, tuple(b + 1 for b in blocks), tuple(b + 2 for b in blocks))
+    return Chunk(session, first, blocks, tuple(b + 1 for b in blocks), tuple(b + 2 for b in blocks))
 
 
 def started(q):
@@ -43,20 +43,20 @@ def test_a_long_grant_is_read_in_parts_that_say_what_it_said():
 def test_a_short_request_behind_a_long_one_is_read_at_once():
     q = queue(blocks=8)
     q.add(chunk("long", 1000))
-    assert {c.pull for c in started(q)} == {"long"}
+    assert {c.session for c in started(q)} == {"long"}
     q.add(chunk("short", 2))
-    assert [c.pull for c in started(q)] == ["short"]
+    assert [c.session for c in started(q)] == ["short"]
 
 
 def test_requests_share_the_bytes_whatever_they_were_granted_first():
     q = queue(blocks=8)
-    for pull in ("a", "b", "c"):
-        q.add(chunk(pull, 100))
+    for session in ("a", "b", "c"):
+        q.add(chunk(session, 100))
     served = Counter()
     running = started(q)
     for _ in range(60):
         ended = running.pop(0)
-        served[ended.pull] += len(ended.source_blocks)
+        served[ended.session] += len(ended.source_blocks)
         q.ended(ended)
         running += started(q)
     assert max(served.values()) - min(served.values()) <= 4
@@ -70,7 +70,7 @@ def test_the_largest_waits_for_its_turn_and_is_not_overtaken_for_ever():
     q.add(chunk("a", 1, first=1))
     q.ended(first)
     (second,) = started(q)
-    assert (first.pull, second.pull) == ("a", "b")
+    assert (first.session, second.session) == ("a", "b")
 
 
 def test_a_block_larger_than_the_limit_is_read_alone():
@@ -90,7 +90,7 @@ def test_a_chunk_to_be_read_again_comes_before_the_others():
 
 
 class ReadQueueMachine(RuleBasedStateMachine):
-    PULLS = "abcd"
+    SESSIONS = "abcd"
 
     def __init__(self):
         super().__init__()
@@ -98,15 +98,15 @@ class ReadQueueMachine(RuleBasedStateMachine):
         self.running = []
         self.left = Counter()
 
-    @rule(pull=st.sampled_from(PULLS), count=st.integers(1, 12))
-    def add(self, pull, count):
-        self.q.add(chunk(pull, count))
-        self.left[pull] += count
+    @rule(session=st.sampled_from(SESSIONS), count=st.integers(1, 12))
+    def add(self, session, count):
+        self.q.add(chunk(session, count))
+        self.left[session] += count
 
     @rule()
     def start(self):
         for c in started(self.q):
-            self.left[c.pull] -= len(c.source_blocks)
+            self.left[c.session] -= len(c.source_blocks)
             self.running.append(c)
 
     @precondition(lambda self: self.running)
@@ -116,12 +116,12 @@ class ReadQueueMachine(RuleBasedStateMachine):
         self.q.ended(c)
         if again:
             self.q.add_again(c)
-            self.left[c.pull] += len(c.source_blocks)
+            self.left[c.session] += len(c.source_blocks)
 
-    @rule(pull=st.sampled_from(PULLS))
-    def forget(self, pull):
-        self.q.forget(pull)
-        self.left[pull] = 0
+    @rule(session=st.sampled_from(SESSIONS))
+    def forget(self, session):
+        self.q.forget(session)
+        self.left[session] = 0
 
     @invariant()
     def bounded(self):

@@ -4,9 +4,10 @@ from baton.config import TransferConfig
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import ReadId, SeqKey, SequenceId, WorkerId
 from baton.core.messages import FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, PeerRef
-from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Read, Ready, Send
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
+from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, Send
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from kv_transfer.read import BlockRead, ReadDone
 
 ROOT = root_hash("f", b"")
 KEY = SeqKey(SequenceId("s"), 0)
@@ -45,11 +46,9 @@ class Desk:
         )
         return self.did(self.receiver.granted(P.worker_id, grant, now_s=now_s))
 
-    def done(self, read_id, *, error="", is_settled=True, is_stale=False, now_s=0.0):
-        done = self.receiver.read_done(
-            ReadId(read_id), error, is_settled=is_settled, is_stale=is_stale, now_s=now_s
-        )
-        return self.did(done)
+    def done(self, read_id, *, error="", is_settled=True, is_stale=False, corrupt=(), now_s=0.0):
+        done = ReadDone(ReadId(read_id), error, is_settled, is_stale, corrupt)
+        return self.did(self.receiver.read_done(done, now_s=now_s))
 
     def settled(self, read_id):
         return self.did(self.receiver.read_settled(ReadId(read_id)))
@@ -93,7 +92,7 @@ def test_a_prompt_that_is_all_here_still_asks_for_its_first_token():
     desk.start(tokens=tuple(range(8)))
     desk.grant(0, 2, last=True)
     [ready, _] = desk.done(0)
-    desk.pool.give_back(ready.block_ids)
+    desk.pool.release(ready.block_ids)
     again = SeqKey(SequenceId("t"), 0)
     [ask] = desk.start(again, tokens=tuple(range(8)))
     assert ask.message.first_block == 2
@@ -193,7 +192,7 @@ def test_a_failed_read_is_tried_again_while_the_lease_runs():
     desk.start()
     desk.grant(0, 3, last=True)
     [second] = desk.done(0, error="broken")
-    assert isinstance(second, Read)
+    assert isinstance(second, BlockRead)
     [third] = desk.done(1, error="broken")
     [gave_up, _] = desk.done(2, error="broken")
     assert gave_up.reason is FailureReason.TRANSFER
@@ -286,7 +285,7 @@ def test_a_lost_source_is_told_nothing_and_good_blocks_stay_cached():
     desk.start()
     desk.grant(0, 1)
     desk.done(0)
-    [gave_up] = desk.did(desk.receiver.source_lost(P.worker_id, "gone"))
+    [gave_up] = desk.did(desk.receiver.owner_lost(P.worker_id, "gone"))
     assert gave_up == GaveUp(KEY, FailureReason.SOURCE_LOST, "gone")
     assert desk.pool.held_count == 0
     [ask] = desk.start(SeqKey(SequenceId("s"), 1))
@@ -317,13 +316,13 @@ def test_messages_of_strangers_and_of_ended_attempts_change_nothing():
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one():
     desk = Desk(blocks=64, bytes_in_flight_max=800)  # eight blocks, two in one read
     desk.start(tokens=tuple(range(160)))
-    long = of(desk.grant(0, 40), Read)
+    long = of(desk.grant(0, 40), BlockRead)
     assert [len(read.source_blocks) for read in long] == [2, 2]
     short = SeqKey(SequenceId("short"), 0)
     desk.start(short)
-    reads = of(desk.grant(0, 2, key=short), Read)
+    reads = of(desk.grant(0, 2, key=short), BlockRead)
     assert [read.source_blocks for read in reads] == [(100, 101)]
-    [last] = of(desk.grant(2, 1, key=short, last=True), Read)
+    [last] = of(desk.grant(2, 1, key=short, last=True), BlockRead)
     desk.done(reads[0].read_id)
     assert [a.key for a in of(desk.done(last.read_id), Ready)] == [short]
 
@@ -332,9 +331,9 @@ def test_checksums_of_a_grant_reach_the_reads_of_its_blocks():
     desk = Desk(bytes_in_flight_max=400)
     desk.start()
     grant = KVGrant("s", 0, 0, (7, 8, 9), (1, 1, 1), 5.0, is_last=True, first_token=4, checksums=(17, 18, 19))
-    [first, second] = of(desk.did(desk.receiver.granted(P.worker_id, grant, now_s=0.0)), Read)
+    [first, second] = of(desk.did(desk.receiver.granted(P.worker_id, grant, now_s=0.0)), BlockRead)
     assert (first.checksums, second.checksums) == ((17,), (18,))
-    [again] = of(desk.done(first.read_id, error="corrupt"), Read)
+    [again] = of(desk.done(first.read_id, corrupt=(0,)), BlockRead)
     assert (again.source_blocks, again.checksums) == ((7,), (17,))
 
 

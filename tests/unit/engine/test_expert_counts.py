@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.core.sampling import SamplingParams
-from engine.graphs import DecodeGraphs
+from engine.execution.graphs import DecodeGraphs
 from engine.kernels.interface import BatchLayout, Span
 from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import StepContext

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gguf.blocks import blocks_to_matrix
 from engine.kernels.weights import DenseMatrix, IntMatrix, to_dense
+from engine.loading.gguf_blocks import blocks_to_matrix
 
 FLOATS_AT = {
     "Q8_0": (0,),

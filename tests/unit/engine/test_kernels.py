@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec, BatchLayout, Span
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 BLOCK, HEADS, GROUP, DIM, LAYERS = 4, 2, 3, 8, 2
 GEOMETRY = KVGeometry(LAYERS, HEADS, DIM, BLOCK, "float32")

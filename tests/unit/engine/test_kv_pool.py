@@ -5,7 +5,7 @@ import torch
 
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 CPU = torch.device("cpu")
 

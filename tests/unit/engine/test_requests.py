@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from baton.config import EngineConfig, ModelConfig
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from baton.core.steps import StepItem, StepPlan
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from tests.models import EOS_ID, make_model
 from tests.unit.engine.request_loop import Asked, Loop
 

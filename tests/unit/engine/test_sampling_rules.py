@@ -13,7 +13,7 @@ from scipy import stats
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
 from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import Request, Sampler
+from engine.sampling.sampler import Sampler, SampleRequest
 
 VOCAB = 40
 PROMPT = (3, 3, 17, 22)
@@ -64,7 +64,7 @@ def frequencies(logits, p, count):
     sampler = Sampler(vocab=len(logits), grammars=NoGrammars(), eos_token_ids=STOPS)
     history = (*PROMPT, *GENERATED)
     requests = [
-        Request(
+        SampleRequest(
             SeqKey(str(seed), 0),
             msgspec.structs.replace(p, seed=seed),
             len(GENERATED),
@@ -195,7 +195,7 @@ def test_nobody_sees_who_else_is_in_the_batch(rows, seed):
                 p, drafts = rows[i]
                 history = PROMPT if step == 0 else None
                 key = SeqKey(str(i), 0)
-                requests.append(Request(key, p, len(known[i]), drafts, history, len(PROMPT)))
+                requests.append(SampleRequest(key, p, len(known[i]), drafts, history, len(PROMPT)))
                 random = torch.Generator().manual_seed(1000 * seed + 10 * i + step)
                 logits.append(torch.randn(1 + len(drafts), VOCAB, generator=random) * 2)
             found = sampler.sample(torch.cat(logits), requests)

@@ -88,7 +88,8 @@ async def test_a_process_that_may_not_be_read_says_what_would_help(monkeypatch):
 
 
 async def test_device_memory_is_left_to_other_backends():
-    manager = TransferManager([Side("w.1", device="cuda:0").backend], block_bytes=BLOCK_BYTES)
+    side = Side("w.1", device="cuda:0")
+    manager = TransferManager([side.backend], memory=side.backend._memory)
     with pytest.raises(SetupError, match="host memory"):
         await manager.start()
 

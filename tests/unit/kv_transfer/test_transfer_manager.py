@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from kv_transfer import manager
 from kv_transfer.backend import KVMemory
-from kv_transfer.backends.faulty import FAULTS, Fault, FaultPlan, FaultyBackend
-from kv_transfer.backends.loopback import LoopbackBackend, LoopbackFabric
 from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
-from kv_transfer.selection import choose_backend
+from tests.contract.transfer_peer import block_read
+from tests.faulty_backend import FAULTS, Fault, FaultPlan, FaultyBackend
+from tests.loopback_backend import LoopbackBackend, LoopbackFabric
 
 BLOCK_BYTES, BLOCK_COUNT = 32, 16
 QUICK = tuple(fault for fault in FAULTS if fault is not Fault.LOSE)
@@ -52,7 +52,7 @@ class Pair:
             plan or FaultPlan(),
             memory=self.target.memory,
         )
-        self.manager = TransferManager([self.near], block_bytes=BLOCK_BYTES, memory=self.target.memory)
+        self.manager = TransferManager([self.near], memory=self.target.memory)
 
     async def __aenter__(self):
         await self.far.start()
@@ -64,7 +64,9 @@ class Pair:
         await self.manager.close()
 
     async def read(self, source, local, generations, **options):
-        return await self.manager.read_checked("prefill.1", source, local, generations, 1.0, **options)
+        return await self.manager.read_checked(
+            block_read("prefill.1", source, local, generations, block_bytes=BLOCK_BYTES, **options)
+        )
 
     @property
     def counters(self):
@@ -75,7 +77,7 @@ async def test_a_good_read_reports_its_bytes_and_is_counted():
     async with Pair() as pair:
         outcome = await pair.read([1, 2], [3, 4], [0, 0])
         assert (outcome.error, outcome.is_settled, outcome.is_stale) == ("", True, False)
-        assert outcome.bytes == 2 * BLOCK_BYTES
+        assert outcome.byte_count == 2 * BLOCK_BYTES
         assert (pair.target.blocks[[3, 4]] == 7).all()
         assert (pair.counters.reads_ok, pair.counters.bytes_read) == (1, 2 * BLOCK_BYTES)
 
@@ -125,7 +127,7 @@ async def test_a_read_is_answered_in_time_even_when_the_backend_hangs(monkeypatc
             await asyncio.Event().wait()
 
         pair.near.read = hang
-        outcome = await pair.manager.read_checked("prefill.1", [1], [3], [0], 0.01)
+        outcome = await pair.read([1], [3], [0], timeout_s=0.01)
         assert "hangs" in outcome.error
         assert not outcome.is_settled
         assert pair.counters.reads_unsettled == 1
@@ -164,7 +166,7 @@ async def test_the_same_seed_gives_the_same_faults():
 async def test_a_backend_that_cannot_start_is_left_out_with_its_reason(caplog):
     memory, fabric = Pool().memory, LoopbackFabric()
     backends = [Broken("w.1", memory, fabric), LoopbackBackend("w.1", memory, fabric)]
-    manager = TransferManager(backends, block_bytes=BLOCK_BYTES)
+    manager = TransferManager(backends, memory=memory)
     with caplog.at_level(logging.WARNING):
         await manager.start()
     assert list(manager.offers()) == ["loopback"]
@@ -175,7 +177,8 @@ async def test_a_backend_that_cannot_start_is_left_out_with_its_reason(caplog):
 
 
 async def test_no_backend_at_all_is_a_setup_error_that_says_why():
-    manager = TransferManager([Broken("w.1", Pool().memory, LoopbackFabric())], block_bytes=BLOCK_BYTES)
+    memory = Pool().memory
+    manager = TransferManager([Broken("w.1", memory, LoopbackFabric())], memory=memory)
     with pytest.raises(SetupError, match="no such network here"):
         await manager.start()
 
@@ -184,22 +187,22 @@ async def test_the_next_backend_is_tried_when_the_preferred_one_refuses_the_peer
     memory, fabric = Pool().memory, LoopbackFabric()
     manager = TransferManager(
         [Other("d.1", memory, LoopbackFabric()), LoopbackBackend("d.1", memory, fabric)],
-        block_bytes=BLOCK_BYTES,
+        memory=memory,
     )
     await manager.start()
     source = LoopbackBackend("p.1", Pool(fill=9).memory, fabric)
     await source.start()
     assert await manager.add_peer("p.1", {"other": b"garbage", "loopback": source.offer()}) == "loopback"
-    assert not (await manager.read_checked("p.1", [0], [0], [0], 1.0)).error
+    assert not (await manager.read_checked(block_read("p.1", [0], [0], [0]))).error
     with pytest.raises(IncompatiblePeer):
         await manager.add_peer("p.1", {"carrier pigeon": b""})
-    assert (await manager.read_checked("p.1", [0], [0], [0], 1.0)).error
+    assert (await manager.read_checked(block_read("p.1", [0], [0], [0]))).error
     await manager.close()
 
 
 async def test_a_peer_that_is_unknown_or_gone_is_an_outcome_and_a_bug_of_ours_is_not():
     async with Pair() as pair:
-        assert (await pair.manager.read_checked("nobody.1", [0], [0], [0], 1.0)).error
+        assert (await pair.manager.read_checked(block_read("nobody.1", [0], [0], [0]))).error
         with pytest.raises(ValueError):
             await pair.read([0], [BLOCK_COUNT], [0])
         await pair.far.close()
@@ -212,11 +215,18 @@ async def test_a_peer_that_is_unknown_or_gone_is_an_outcome_and_a_bug_of_ours_is
             await pair.near.read("prefill.1", [0], [0], timeout_s=1.0)
 
 
-def test_the_preference_is_ours_not_the_peers():
-    assert choose_backend(["nixl", "tcp"], {"tcp": b"", "nixl": b""}) == "nixl"
-    assert choose_backend(["nixl", "tcp"], {"tcp": b""}) == "tcp"
-    assert choose_backend(["nixl"], {"tcp": b""}) is None
-    assert choose_backend([], {"tcp": b""}) is None
+async def test_the_preference_is_ours_not_the_peers():
+    memory, fabric = Pool().memory, LoopbackFabric()
+    manager = TransferManager(
+        [Other("d.1", memory, fabric), LoopbackBackend("d.1", memory, fabric)], memory=memory
+    )
+    await manager.start()
+    source = LoopbackBackend("p.1", Pool(fill=9).memory, fabric)
+    await source.start()
+    offer = source.offer()
+    assert await manager.add_peer("p.1", {"loopback": offer, "other": offer}) == "other"
+    assert await manager.add_peer("p.1", {"loopback": offer}) == "loopback"
+    await manager.close()
 
 
 @pytest.mark.parametrize("fault", [Fault.CORRUPT, Fault.HOLE])
@@ -229,11 +239,11 @@ async def test_bytes_that_arrive_wrong_are_found_by_their_checksums_and_only_by_
         assert (pair.target.blocks[[3, 4]] != pair.source.blocks[[1, 2]]).any()
         pair.target.blocks[:] = 0
         seen = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
-        assert seen.is_corrupt
+        assert len(seen.corrupt) == 1
         assert seen.is_settled
         assert (pair.counters.reads_corrupt, pair.counters.reads_ok) == (1, 1)
         again = await pair.read([1, 2], [3, 4], [0, 0], checksums=sums)
-        assert not again.error
+        assert (again.error, again.corrupt) == ("", ())
         assert (pair.target.blocks[[3, 4]] == pair.source.blocks[[1, 2]]).all()
 
 
@@ -243,12 +253,12 @@ async def test_blocks_that_changed_hands_are_stale_before_they_are_corrupt():
         pair.source.generations[1] += 1
         pair.source.blocks[1] = 9
         outcome = await pair.read([1], [3], [0], checksums=sums)
-        assert (outcome.is_stale, outcome.is_corrupt) == (True, False)
+        assert (outcome.is_stale, outcome.corrupt) == (True, ())
 
 
 async def test_a_lost_read_is_heard_of_when_its_time_is_up():
     async with Pair(FaultPlan(script=(Fault.LOSE,))) as pair:
-        outcome = await pair.manager.read_checked("prefill.1", [1], [3], [0], 0.01)
+        outcome = await pair.read([1], [3], [0], timeout_s=0.01)
         assert outcome.error
         assert outcome.is_settled
         assert not pair.target.blocks.any()
@@ -259,6 +269,20 @@ def test_checksums_are_xxh3_of_each_block():
     pool.blocks[:] = np.arange(BLOCK_COUNT)[:, None]
     expected = [xxhash.xxh3_64_intdigest(pool.blocks[block].tobytes()) for block in (5, 0)]
     assert checksum_blocks(pool.memory, [5, 0]) == expected
+
+
+def test_checksums_of_content_leave_the_rest_of_a_block_out():
+    pool = Pool()
+    pool.blocks[:] = np.arange(BLOCK_COUNT)[:, None]
+    expected = [xxhash.xxh3_64_intdigest(pool.blocks[3, :10].tobytes())]
+    pool.blocks[:, 10:] = 77
+    assert checksum_blocks(pool.memory, [3], content_bytes=10) == expected
+
+
+async def test_a_checksum_of_nought_stands_for_none():
+    async with Pair() as pair:
+        seen = await pair.read([1, 2], [3, 4], [0, 0], checksums=[0, 5])
+        assert (seen.error, seen.corrupt) == ("", (1,))
 
 
 def test_silent_faults_need_the_memory_they_spoil():

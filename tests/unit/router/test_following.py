@@ -4,7 +4,7 @@ import asyncio
 
 from baton.core.ids import RouterId
 from baton.core.sharing import RouterUpdate
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.view import ClusterView
 from router.decisions.events import PeerLost, PeerTold
 from router.decisions.peer_loads import PEER_SILENCE_S, PeerBook
 from router.decisions.prefix_index import PrefixIndex

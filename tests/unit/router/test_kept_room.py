@@ -1,19 +1,18 @@
 """Room that is kept for tenants that hold less than their share."""
 
-from types import SimpleNamespace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.messages import Role
 from router.decisions.placement.room import KEPT_EVERY, KEPT_SHARE, kept_for_others
+from tests.unit.router.snapshots import worker_snapshot
 
 BLOCKS = 100
 
 
 def pool(*free):
-    hello = SimpleNamespace(block_count=BLOCKS, block_tokens=1)
     return [
-        SimpleNamespace(worker_id=f"w{i}", free_blocks=n, hello=hello, in_flight=SimpleNamespace(sequences=1))
+        worker_snapshot(f"w{i}", Role.DECODE, block_tokens=1, block_count=BLOCKS, free_blocks=n, sequences=1)
         for i, n in enumerate(free)
     ]
 
@@ -39,19 +38,18 @@ def test_room_that_was_there_is_there_afterwards(free, tokens):
     count = -(-len(free) // KEPT_EVERY)
     assert len(kept) <= count
 
-    def roomy():
-        return sum(w.free_blocks >= KEPT_SHARE * BLOCKS for w in workers)
+    def with_room(taken=0, by=None):
+        free = (w.load.free_blocks - (taken if w is by else 0) for w in workers)
+        return sum(blocks >= KEPT_SHARE * BLOCKS for blocks in free)
 
-    had = min(count, roomy())
+    had = min(count, with_room())
     for worker in workers:
         if worker.worker_id not in kept:
-            worker.free_blocks -= tokens + 1
-            assert roomy() >= had
-            worker.free_blocks += tokens + 1
+            assert with_room(tokens + 1, worker) >= had
 
 
 def test_a_worker_that_has_nothing_to_do_takes_anything():
     workers = pool(BLOCKS)
     assert kept_for_others(workers, tokens=90) == {"w0"}
-    workers[0].in_flight.sequences = 0
+    workers[0] = workers[0]._replace(load=workers[0].load._replace(sequences=0))
     assert kept_for_others(workers, tokens=90) == frozenset()

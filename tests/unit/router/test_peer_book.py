@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.messages import BlockEvents, LoadReport, Phase, Role, WorkerHello
 from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
-from router.decisions.cluster_view import ClusterView
+from router.decisions.cluster.view import ClusterView
 from router.decisions.peer_loads import PEER_SILENCE_S, TOLD_HASHES_MAX, PeerBook
 from router.decisions.prefix_index import PrefixIndex
 
@@ -40,13 +40,15 @@ class Router:
         self.book.worker_joined(worker_id)
 
     def lose(self, worker_id):
-        for seq_id in list(self.cluster[worker_id].tickets):
-            self.cluster.take_back_except(seq_id, ())
+        for seq_id in list(self.cluster[worker_id].load.reservations):
+            self.cluster.release_except(seq_id, ())
         self.cluster.lose(worker_id)
         self.index.remove_worker(worker_id)
 
     def issue(self, worker_id, name, tokens=100, blocks=10):
-        self.cluster.issue(worker_id, SequenceId(name), phase=Phase.AGGREGATED, tokens=tokens, blocks=blocks)
+        self.cluster.reserve(
+            worker_id, SequenceId(name), phase=Phase.AGGREGATED, tokens=tokens, blocks=blocks
+        )
 
 
 class Fleet(RuleBasedStateMachine):
@@ -102,14 +104,14 @@ class Fleet(RuleBasedStateMachine):
     @rule(router=st.sampled_from(ROUTERS), worker=st.sampled_from(WORKERS))
     def finish(self, router, worker):
         cluster = self.routers[router].cluster
-        if worker in cluster and cluster[worker].tickets:
-            cluster.take_back_except(next(iter(cluster[worker].tickets)), ())
+        if worker in cluster and cluster[worker].load.reservations:
+            cluster.release_except(next(iter(cluster[worker].load.reservations)), ())
 
     @rule(worker=st.sampled_from(WORKERS))
     def reports(self, worker):
         for router in self.routers.values():
             if worker in router.cluster:
-                router.cluster[worker].heard(report(), now_s=self.now_s)
+                router.cluster[worker].on_report(report(), now_s=self.now_s)
 
     @rule(router=st.sampled_from(ROUTERS), worker=st.sampled_from(WORKERS))
     def worker_comes_or_goes(self, router, worker):
@@ -148,18 +150,18 @@ class Fleet(RuleBasedStateMachine):
         for router_id, router in self.routers.items():
             for worker in router.cluster:
                 theirs = [
-                    other.cluster[worker.worker_id].own_share
+                    other.cluster[worker.worker_id].load.own_share
                     for other_id, other in self.routers.items()
                     if other_id != router_id and worker.worker_id in other.cluster
                 ]
-                assert worker.elsewhere.tokens == sum(s.tokens for s in theirs)
-                assert worker.elsewhere.sequences == sum(s.sequences for s in theirs)
-                assert worker.elsewhere.blocks == sum(s.blocks for s in theirs)
+                assert worker.load.elsewhere.tokens == sum(s.tokens for s in theirs)
+                assert worker.load.elsewhere.sequences == sum(s.sequences for s in theirs)
+                assert worker.load.elsewhere.blocks == sum(s.blocks for s in theirs)
         for router_id in ROUTERS:
             for router in self.routers.values():
                 router.book.lost(router_id)
         for router in self.routers.values():
-            assert all(worker.elsewhere == WorkerShare(worker.worker_id) for worker in router.cluster)
+            assert all(worker.load.elsewhere == WorkerShare(worker.worker_id) for worker in router.cluster)
 
 
 class TestFleet(Fleet.TestCase):
@@ -168,19 +170,19 @@ class TestFleet(Fleet.TestCase):
 
 def test_others_work_counts_until_the_second_report_has_seen_it():
     mine, theirs = Router(), Router()
-    before = mine.cluster[WORKERS[0]].load
+    before = mine.cluster[WORKERS[0]].load.load_tokens
     for router in (mine, theirs):
-        router.cluster[WORKERS[0]].heard(report(), now_s=0.0)
+        router.cluster[WORKERS[0]].on_report(report(), now_s=0.0)
     theirs.issue(WORKERS[0], "s", tokens=500, blocks=40)
     theirs.book.changes(ROUTERS[1])
     mine.book.heard(theirs.book.snapshot(ROUTERS[1]), now_s=0.0)
     worker = mine.cluster[WORKERS[0]]
-    assert (worker.free_blocks, worker.load > before + 500) == (960, True)
+    assert (worker.load.free_blocks, worker.load.load_tokens > before + 500) == (960, True)
     for _ in range(2):  # the reports have it now
-        theirs.cluster[WORKERS[0]].heard(report(960), now_s=1.0)
-        worker.heard(report(960), now_s=1.0)
+        theirs.cluster[WORKERS[0]].on_report(report(960), now_s=1.0)
+        worker.on_report(report(960), now_s=1.0)
     mine.book.heard(theirs.book.changes(ROUTERS[1]), now_s=1.0)
-    assert (worker.free_blocks, worker.elsewhere) == (960, WorkerShare(WORKERS[0]))
+    assert (worker.load.free_blocks, worker.load.elsewhere) == (960, WorkerShare(WORKERS[0]))
 
 
 def test_what_a_silent_router_said_ends_by_itself_and_its_stream_begins_with_a_snapshot():
@@ -192,9 +194,9 @@ def test_what_a_silent_router_said_ends_by_itself_and_its_stream_begins_with_a_s
     router.book.heard(RouterUpdate(ROUTERS[1]), now_s=1.0)
     assert router.book.next_tick_s == 1.0 + PEER_SILENCE_S
     router.book.expire(1.0 + PEER_SILENCE_S)
-    assert router.cluster[WORKERS[0]].elsewhere == WorkerShare(WORKERS[0])
+    assert router.cluster[WORKERS[0]].load.elsewhere == WorkerShare(WORKERS[0])
     router.book.heard(RouterUpdate(ROUTERS[1], shares=(share,)), now_s=4.0)
-    assert router.cluster[WORKERS[0]].elsewhere == WorkerShare(WORKERS[0])
+    assert router.cluster[WORKERS[0]].load.elsewhere == WorkerShare(WORKERS[0])
     assert router.book.next_tick_s is None
 
 

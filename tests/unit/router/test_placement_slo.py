@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import LoadReport, Phase, Role, WorkerHello
-from router.decisions.cluster_view import ClusterView, Load
-from router.decisions.placement.slo import HOLDERS, LEAST_BUSY, SAMPLED, Request, SloPlacer
-from router.decisions.placement.views import NoPlace, Placement
-from router.decisions.prediction.forecast import Want
+from router.decisions.cluster.load_account import SequenceProfile
+from router.decisions.cluster.view import ClusterView
+from router.decisions.placement.interface import NoPlace, Placement, PlacementRequest, PolicyTools
+from router.decisions.placement.slo import SloPolicy
+from router.decisions.placement.slo_candidates import HOLDERS, LEAST_BUSY, SAMPLED
+from router.decisions.prediction.forecast import SequenceNeeds
 from router.decisions.prediction.predictor import Predictor
 
 COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
@@ -44,19 +47,19 @@ class Cluster:
             host="h",
         )
         self.view.join(hello, f"{name}:1")
-        self.worker(name).heard(LoadReport(role, False, 4000, 0, 0, 0, 0.01), now_s=1.0)
+        self.worker(name).on_report(LoadReport(role, False, 4000, 0, 0, 0, 0.01), now_s=1.0)
 
     def worker(self, name: str):
         return self.view[WorkerId(name)]
 
     def busy(self, name: str, tokens: int = 0, *, phase: Phase = Phase.PREFILL, slo_s: float = 0.0) -> None:
         self.count += 1
-        seq_id, load = SequenceId(f"x{self.count}"), Load(tokens, tpot_slo_s=slo_s)
+        seq_id, profile = SequenceId(f"x{self.count}"), SequenceProfile(tokens, tpot_slo_s=slo_s)
         fresh = 0 if phase is Phase.DECODE else tokens
         worker = self.worker(name)
-        worker.issue(seq_id, phase=phase, tokens=fresh, blocks=1, load=load, now_s=self.now_s)
+        worker.reserve(seq_id, phase=phase, tokens=fresh, blocks=1, profile=profile, now_s=self.now_s)
         if phase is not Phase.PREFILL:
-            worker.prefilled(seq_id, self.now_s)
+            worker.begin(seq_id, self.now_s)
 
     def place(
         self,
@@ -69,32 +72,31 @@ class Cluster:
         kept: frozenset[WorkerId] = frozenset(),
         **options,
     ) -> Placement | NoPlace:
-        facts = {"disaggregate": True, "fallback": True, "any_role": True} | options
-        placer = SloPlacer(self.predictor, rng=random.Random(1), **facts)
+        config = RouterConfig.model_validate(options)
+        policy = SloPolicy(PolicyTools(config, self.predictor, random.Random(1)))
         held = {WorkerId(name): min(count, tokens - 1) for name, count in self.cached.items()}
         avoided = frozenset({WorkerId(avoid)}) if avoid else frozenset[WorkerId]()
-        request = Request(
-            Want(tokens, 0, 100, ttft, tpot, 0.0),
+        request = PlacementRequest(
+            SequenceNeeds(tokens, 0, 100, ttft, tpot, 0.0),
             False,
-            avoided,
-            "",
             lambda fingerprint, block: held,
-            at,
+            avoided,
+            adapter_at=at,
             kept=kept,
         )
-        return placer.place(request, self.view, now_s=self.now_s)
+        return policy.place(request, self.view.snapshot(self.now_s))
 
     def take(self, found: Placement, tokens: int) -> None:
         self.count += 1
         for worker_id, phase in found.phases.items():
             fresh = 0 if phase is Phase.DECODE else max(1, tokens - self.cached.get(worker_id, 0))
-            self.view.issue(
+            self.view.reserve(
                 worker_id,
                 SequenceId(f"t{self.count}"),
                 phase=phase,
                 tokens=fresh,
                 blocks=tokens // 16,
-                load=Load(tokens),
+                profile=SequenceProfile(tokens),
                 now_s=self.now_s,
             )
             self.view[worker_id].placed(0.0, self.now_s)
@@ -202,7 +204,7 @@ def test_without_a_pool_it_falls_back_or_says_what_is_missing():
     found = cluster.place()
     assert isinstance(found, Placement)
     assert found.is_fallback
-    assert cluster.place(fallback=False) == NoPlace("no decode worker to pair with")
+    assert cluster.place(fallback_to_other_pool=False) == NoPlace("no decode worker to pair with")
     assert Cluster().place() == NoPlace("no worker takes new sequences")
     assert cluster.place(100_000) == NoPlace("longer than any worker can hold", is_final=True)
 
@@ -223,7 +225,9 @@ def test_what_may_not_be_chosen_never_is(workers, tokens, seed):
         name = f"w{number}"
         cluster.join(name, Role(role), fingerprint=rng.choice("fg"))
         worker = cluster.worker(name)
-        worker.heard(LoadReport(Role(role), is_draining, 0 if is_full else 4000, 0, 0, 0, 0.01), now_s=1.0)
+        worker.on_report(
+            LoadReport(Role(role), is_draining, 0 if is_full else 4000, 0, 0, 0, 0.01), now_s=1.0
+        )
         if has_refused:
             worker.refused(is_draining=False)
     found = cluster.place(tokens)
@@ -232,13 +236,13 @@ def test_what_may_not_be_chosen_never_is(workers, tokens, seed):
     phases = found.phases
     for worker_id, phase in phases.items():
         worker = cluster.view[worker_id]
-        assert not worker.is_draining
-        assert not worker.has_refused
-        assert phase is Phase.PREFILL or worker.free_blocks >= tokens // 16
+        assert not worker.facts.is_draining
+        assert not worker.load.is_refusing
+        assert phase is Phase.PREFILL or worker.load.free_blocks >= tokens // 16
     if len(phases) == 2:
         pair = [cluster.view[w] for w in phases]
         assert len({w.hello.fingerprint for w in pair}) == 1
-        assert [w.role for w in pair] != [Role.AGGREGATED, Role.AGGREGATED]
+        assert [w.facts.role for w in pair] != [Role.AGGREGATED, Role.AGGREGATED]
 
 
 def test_who_failed_is_chosen_last():

@@ -6,8 +6,8 @@ from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import NodeId
 from baton.core.messages import Role, WorkerHello
 from baton.core.store import Holding, NodeRef, Tier
-from router.decisions.cluster_view import ClusterView
-from router.decisions.prediction.forecast import Predicted, Want
+from router.decisions.cluster.view import ClusterView
+from router.decisions.prediction.forecast import Prediction, SequenceNeeds
 from router.decisions.prediction.predictor import Predictor
 from router.decisions.stored_prefix import stored_prefix
 
@@ -43,13 +43,13 @@ def held(tier, count=BLOCKS):
     return stored_prefix([(holding,)] * count, {NodeId("n1"): "a", NodeId("n2"): "b"})
 
 
-def want(stored, tokens=BLOCKS * BLOCK_TOKENS):
-    return Want(tokens, 0, 16, 0.0, 0.0, 0.0, stored=stored)
+def needs(stored, tokens=BLOCKS * BLOCK_TOKENS):
+    return SequenceNeeds(tokens, 0, 16, 0.0, 0.0, 0.0, stored=stored)
 
 
 def predict(cluster, worker, stored, cached=0):
     predictor = Predictor(error_max=1.0)
-    return predictor.prefill(cluster[worker], want(stored), cached, now_s=0.0)
+    return predictor.prefill(cluster[worker].snapshot, needs(stored), cached, now_s=0.0)
 
 
 def test_memory_of_the_own_host_beats_a_peers_and_that_beats_computing(cluster):
@@ -73,12 +73,12 @@ def test_blocks_after_a_gap_are_of_no_use(cluster):
 
 def test_a_store_that_is_slow_is_believed_to_be(cluster):
     predictor = Predictor(error_max=1e9)
-    wanted, worker = want(held(Tier.SSD)), cluster["near"]
+    wanted, worker = needs(held(Tier.SSD)), cluster["near"].snapshot
     first = predictor.prefill(worker, wanted, 0, now_s=0.0)
     for _ in range(30):
         said = predictor.prefill(worker, wanted, 0, now_s=0.0)
         slow = PhaseTimings(wait_s=0.0, load_s=4 * first.raw_bring_s, compute_s=said.raw_compute_s)
         elapsed_s = slow.load_s + slow.compute_s + 0.001
-        predictor.saw_first_token(worker, Predicted(said, 0.0, 0.0, 0.0), elapsed_s, slow)
+        predictor.observe_first_token(worker, Prediction(said, 0.0, 0.0, 0.0), elapsed_s, slow)
     learnt = predictor.prefill(worker, wanted, 0, now_s=0.0)
     assert learnt.bring_s > 2 * first.bring_s

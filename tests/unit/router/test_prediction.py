@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Phase, Role, WorkerHello
-from router.decisions.cluster_view import ClusterView, Load
-from router.decisions.prediction.backlog import Backlog
+from router.decisions.cluster.backlog import Backlog
+from router.decisions.cluster.load_account import SequenceProfile
+from router.decisions.cluster.prediction_inputs import COLD
+from router.decisions.cluster.view import ClusterView
 from router.decisions.prediction.correction import Correction, ErrorWindow
-from router.decisions.prediction.forecast import Predicted, Prefill, Want
+from router.decisions.prediction.forecast import Prediction, PrefillForecast, SequenceNeeds
 from router.decisions.prediction.links import Links
-from router.decisions.prediction.predictor import Predictor, chance
-from router.decisions.prediction.speed import COLD
+from router.decisions.prediction.model import attainment_probability
+from router.decisions.prediction.predictor import Predictor
 
 COSTS = StepCosts(0.004, 1e-4, 5e-4, 1e-7, 1e-9)
 
@@ -30,21 +32,29 @@ def cluster_of(*names, costs=COSTS, role=Role.AGGREGATED):
 
 
 def sends(worker, number, tokens, phase=Phase.PREFILL, now_s=0.0):
-    load = Load(tokens)
+    profile = SequenceProfile(tokens)
     fresh = 0 if phase is Phase.DECODE else tokens
-    worker.issue(SequenceId(f"s{number}"), phase=phase, tokens=fresh, blocks=1, load=load, now_s=now_s)
+    worker.reserve(
+        SequenceId(f"s{number}"), phase=phase, tokens=fresh, blocks=1, profile=profile, now_s=now_s
+    )
 
 
-def want(tokens=1000, tokens_max=100):
-    return Want(tokens, 0, tokens_max, 0.0, 0.0, 0.0)
+def needs(tokens=1000, tokens_max=100):
+    return SequenceNeeds(tokens, 0, tokens_max, 0.0, 0.0, 0.0)
 
 
 def ttft_s(worker, tokens=1000, cached=0, now_s=0.0, predictor=None):
-    return (predictor or Predictor(error_max=1.0)).prefill(worker, want(tokens), cached, now_s=now_s).ttft_s
+    return (
+        (predictor or Predictor(error_max=1.0))
+        .prefill(worker.snapshot, needs(tokens), cached, now_s=now_s)
+        .ttft_s
+    )
 
 
 def tpot_s(worker, starts_in_s=0.0):
-    return Predictor(error_max=1.0).tpot_s(worker, 500, starts_in_s=starts_in_s, output_tokens=100, now_s=0.0)
+    return Predictor(error_max=1.0).tpot_s(
+        worker.snapshot, 500, starts_in_s=starts_in_s, output_tokens=100, now_s=0.0
+    )
 
 
 @given(st.lists(st.integers(1, 20_000), max_size=12), st.integers(1, 20_000), st.integers(1, 20_000))
@@ -90,7 +100,7 @@ def test_a_prompt_under_way_is_counted_as_far_as_it_is_left():
     worker = cluster_of("a", role=Role.PREFILL)[WorkerId("a")]
     sends(worker, 0, 4000, now_s=10.0)
     assert ttft_s(worker, 4000, now_s=10.2) == pytest.approx(ttft_s(worker, 4000, now_s=10.0) - 0.2)
-    worker.prefilled(SequenceId("s0"), 10.4)
+    worker.begin(SequenceId("s0"), 10.4)
     assert ttft_s(worker, 4000, now_s=10.4) == pytest.approx(ttft_s(cluster_of("b")[WorkerId("b")], 4000))
 
 
@@ -100,7 +110,7 @@ def test_who_is_on_the_way_decodes_by_then_and_who_decodes_may_have_ended():
         for number in range(30):
             sends(worker, number, 500, Phase.DECODE)
     for number in range(30):
-        there.prefilled(SequenceId(f"s{number}"))
+        there.begin(SequenceId(f"s{number}"))
     assert tpot_s(there) == pytest.approx(tpot_s(on_the_way))
     assert tpot_s(there, starts_in_s=5.0) < 0.6 * tpot_s(on_the_way, starts_in_s=5.0)
 
@@ -111,13 +121,15 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
     predictor = Predictor(error_max=1.0)
 
     def raw_s(slo_s):
-        return predictor.raw_tpot_s(worker, 500, starts_in_s=0.0, output_tokens=100, now_s=0.0, slo_s=slo_s)
+        return predictor.raw_tpot_s(
+            worker.snapshot, 500, starts_in_s=0.0, output_tokens=100, now_s=0.0, slo_s=slo_s
+        )
 
     alone_s = raw_s(0.0)
     for number in range(40):
         sends(worker, number, 4000)
         worker.placed(1.0, 0.0)
-    assert worker.rho(0.0) == 0.95
+    assert worker.snapshot.prediction.busy_share(0.0) == 0.95
     chunk_s = worker.hello.step_tokens_max * COSTS.prompt_token_s
     assert raw_s(0.0) <= alone_s + chunk_s
     assert raw_s(0.0) > 2 * alone_s
@@ -144,11 +156,16 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
     )  # fmt: skip
     cluster.join(hello, "w:1")
     worker = cluster[WorkerId("w")]
-    worker.issue(
-        SequenceId("s"), phase=Phase.DECODE, tokens=0, blocks=1, load=Load(100, 0, own_slo_s), now_s=0.0
+    worker.reserve(
+        SequenceId("s"),
+        phase=Phase.DECODE,
+        tokens=0,
+        blocks=1,
+        profile=SequenceProfile(100, 0, own_slo_s),
+        now_s=0.0,
     )
-    worker.prefilled(SequenceId("s"))
-    ahead = Predictor(error_max=1.0).look(worker)
+    worker.begin(SequenceId("s"))
+    ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
     if prompt_share_s is None:
         assert ahead.chunk_tokens == (32 if default_s else 4095)
     else:
@@ -159,8 +176,8 @@ def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():
     cluster = cluster_of("a", "b", costs=COSTS)
     hello = WorkerHello(WorkerId("c"), Role.AGGREGATED, "f", "m", 16, 4000, 100_000)
     cluster.join(hello, "c:1")
-    assert cluster[WorkerId("c")].speed.costs == COSTS
-    assert cluster_of("d", costs=None)[WorkerId("d")].speed.costs == COLD
+    assert cluster[WorkerId("c")].prediction.costs == COSTS
+    assert cluster_of("d", costs=None)[WorkerId("d")].prediction.costs == COLD
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 4.0])
@@ -168,7 +185,7 @@ def test_a_correction_finds_the_factor_whatever_single_outliers_say(factor):
     rng, correction = random.Random(1), Correction()
     for _ in range(100):
         stall = 20.0 if rng.random() < 0.04 else 1.0
-        correction.saw(0.1, 0.1 * factor * stall * rng.lognormvariate(0, 0.1))
+        correction.observe(0.1, 0.1 * factor * stall * rng.lognormvariate(0, 0.1))
     assert correction.factor() == pytest.approx(factor, rel=0.15)
     assert correction.sigma < 0.35
 
@@ -176,10 +193,10 @@ def test_a_correction_finds_the_factor_whatever_single_outliers_say(factor):
 def test_a_worker_that_becomes_slower_is_noticed_at_once_and_once():
     rng, correction = random.Random(2), Correction()
     for _ in range(60):
-        correction.saw(0.1, 0.1 * rng.lognormvariate(0, 0.1))
+        correction.observe(0.1, 0.1 * rng.lognormvariate(0, 0.1))
     assert correction.change_count == 0
     for _ in range(8):
-        correction.saw(0.1, 0.3 * rng.lognormvariate(0, 0.1))
+        correction.observe(0.1, 0.3 * rng.lognormvariate(0, 0.1))
     assert correction.change_count == 1
     assert log(correction.factor()) == pytest.approx(log(3), abs=0.25)
 
@@ -187,8 +204,8 @@ def test_a_worker_that_becomes_slower_is_noticed_at_once_and_once():
 def test_links_are_learnt_apart_and_unknown_ones_are_as_all():
     links = Links()
     for _ in range(80):
-        links.saw(("a", "b"), transferred_bytes=10**8, transfer_s=0.1, handover_s=0.002)
-        links.saw(("a", "c"), transferred_bytes=10**8, transfer_s=1.0, handover_s=0.002)
+        links.observe(("a", "b"), transferred_bytes=10**8, transfer_s=0.1, handover_s=0.002)
+        links.observe(("a", "c"), transferred_bytes=10**8, transfer_s=1.0, handover_s=0.002)
     fast, slow, other = (
         links.exposed_s(("a", host), total_bytes=1e8, last_bytes=1e8, hidden_s=0.0) for host in "bcd"
     )
@@ -201,21 +218,21 @@ def test_links_are_learnt_apart_and_unknown_ones_are_as_all():
 def test_a_backlog_forgets_what_is_taken_out(entries):
     backlog = Backlog()
     for priority, full, fresh in entries:
-        backlog.add(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
+        backlog = backlog.plus(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
     assert backlog.ahead(3, 10**9).tokens == backlog.tokens
     assert backlog.head().tokens <= backlog.tokens
     for priority, full, fresh in entries:
-        backlog.remove(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
-    assert backlog.sums == (0, 0, 0, 0)
+        backlog = backlog.minus(priority=priority, full_tokens=full, tokens=fresh, pairs=full * fresh)
+    assert backlog == Backlog()
 
 
 def test_the_window_tells_error_and_bias_of_the_latest_hundred():
     window = ErrorWindow()
     for _ in range(300):
-        window.saw(5.0, 1.0, tolerance_s=0.0)
+        window.observe(5.0, 1.0, tolerance_s=0.0)
     for _ in range(50):
-        window.saw(1.2, 1.0, tolerance_s=0.0)
-        window.saw(0.8, 1.0, tolerance_s=0.0)
+        window.observe(1.2, 1.0, tolerance_s=0.0)
+        window.observe(0.8, 1.0, tolerance_s=0.0)
     assert (window.count, window.mape, window.bias) == (100, pytest.approx(0.2), pytest.approx(0, abs=1e-6))
 
 
@@ -226,9 +243,11 @@ def test_bad_predictions_are_not_trusted_until_they_are_good_again():
     def see(count, spread):
         for _ in range(count):
             raw_s = 1.0
-            predicted = Predicted(Prefill(0.0, raw_s, 0.0, 0.0, raw_s), 0.01, 0.01, 0.0)
+            predicted = Prediction(PrefillForecast(0.0, raw_s, 0.0, 0.0, raw_s), 0.01, 0.01, 0.0)
             elapsed_s = raw_s * rng.lognormvariate(0, spread)
-            predictor.saw_first_token(worker, predicted, elapsed_s, PhaseTimings(0.0, 0.0, elapsed_s))
+            predictor.observe_first_token(
+                worker.snapshot, predicted, elapsed_s, PhaseTimings(0.0, 0.0, elapsed_s)
+            )
 
     see(100, 0.1)
     assert predictor.is_trusted
@@ -240,7 +259,9 @@ def test_bad_predictions_are_not_trusted_until_they_are_good_again():
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.05, 1.5))
-def test_the_chance_rises_with_the_limit(limit_s, predicted_s, sigma):
-    assert chance(limit_s, predicted_s, sigma) <= chance(limit_s * 1.1, predicted_s, sigma)
-    assert chance(predicted_s, predicted_s, sigma) == pytest.approx(0.5)
-    assert chance(0.0, predicted_s, sigma) == 0.0
+def test_the_probability_rises_with_the_limit(limit_s, predicted_s, sigma):
+    assert attainment_probability(limit_s, predicted_s, sigma) <= attainment_probability(
+        limit_s * 1.1, predicted_s, sigma
+    )
+    assert attainment_probability(predicted_s, predicted_s, sigma) == pytest.approx(0.5)
+    assert attainment_probability(0.0, predicted_s, sigma) == 0.0

@@ -163,7 +163,7 @@ def test_what_can_never_be_met_says_so_by_the_longest_hint():
 
 def test_too_slow_a_decode_is_waited_for_and_then_refused():
     world = World(tpot_s=0.5)
-    world.cluster["w0"].in_flight.sequences = 1  # it may end, and then decode is faster
+    world.cluster["w0"].load.sequences = 1  # it may end, and then decode is faster
     asks = [Ask(0.0, 100, ttft_s=4.0, tpot_slo_s=0.1, refuse_late=True)]
     (asked,) = world.run(asks)
     assert asked.failed.kind is FailureKind.UNMET

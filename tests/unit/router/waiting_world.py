@@ -13,8 +13,8 @@ from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from router.decisions.events import Failed, FailureKind, Submit
 from router.decisions.flow import Flow, RequestState
+from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placement.room import kept_for_others
-from router.decisions.placement.views import NoPlace, Placement
 from router.decisions.prediction.forecast import Forecast
 from router.decisions.waiting import Waiting
 
@@ -79,9 +79,9 @@ class World:
         self.cluster = {
             WorkerId(f"w{i}"): SimpleNamespace(
                 worker_id=WorkerId(f"w{i}"),
-                in_flight=SimpleNamespace(sequences=0),
-                free_blocks=self.blocks,
-                hello=SimpleNamespace(block_count=self.blocks, block_tokens=BLOCK_TOKENS),
+                facts=SimpleNamespace(block_count=self.blocks, block_tokens=BLOCK_TOKENS, fingerprint="f"),
+                load=SimpleNamespace(sequences=0, free_blocks=self.blocks),
+                blocks_for=lambda tokens: blocks_for(tokens + 1, BLOCK_TOKENS),
             )
             for i in range(self.workers)
         }
@@ -101,7 +101,9 @@ class World:
         need = blocks_for(flow.token_count + 1, BLOCK_TOKENS)
         views = list(self.cluster.values())
         kept = kept_for_others(views, flow.token_count) if leaves_room else frozenset()
-        able = [i for i, view in enumerate(views) if view.free_blocks >= need and view.worker_id not in kept]
+        able = [
+            i for i, view in enumerate(views) if view.load.free_blocks >= need and view.worker_id not in kept
+        ]
         if not able:
             return NoPlace("no worker has room")
         at = min(able, key=lambda i: (self.free_at_s[i], i))
@@ -121,8 +123,7 @@ class World:
             float(wait_s + compute_s <= left_s),
             0.0,
         )
-        prefill = SimpleNamespace(worker_id=WorkerId(f"w{at}"), block_tokens=BLOCK_TOKENS, fingerprint="f")
-        return Placement(prefill, None, "least wait", forecast=forecast)
+        return Placement(views[at], None, "least wait", forecast=forecast)
 
     def start(self, flow, placement):
         at = int(placement.prefill.worker_id[1:])
@@ -150,8 +151,8 @@ class World:
 
     def count_at(self, worker_id, flow, sign):
         view = self.cluster[worker_id]
-        view.in_flight.sequences += sign
-        view.free_blocks -= sign * blocks_for(flow.token_count + 1, BLOCK_TOKENS)
+        view.load.sequences += sign
+        view.load.free_blocks -= sign * blocks_for(flow.token_count + 1, BLOCK_TOKENS)
 
     # --- the world --------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from baton.core.hashing import block_hashes
 from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.messages import BlockEvents, RouterMessage, StartSequence, WorkerHello
 from baton.core.steps import NOTHING_SAMPLED, ItemResult, StepPlan, StepResult
+from kv_transfer.read import BlockRead, ReadDone
 from simulator.clock import VirtualClock
 from simulator.fleet.interface import FleetServices, WorkerUsage
 from simulator.fleet.links import KVFlow, NetworkPort
@@ -23,10 +24,8 @@ from worker.events import (
     FromReader,
     FromRouter,
     FromSource,
-    ReadDone,
     RouterJoined,
     RunStep,
-    StartRead,
     StepDone,
     Tick,
     ToReader,
@@ -148,7 +147,7 @@ class FullWorker:
             case ToSource(source, message):
                 peer = cast("FullWorker", self._fleet.worker(source.worker_id))
                 self._clock.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
-            case StartRead():
+            case BlockRead():
                 self._read(action)
             case RunStep(plan):
                 self._run(plan)
@@ -158,8 +157,8 @@ class FullWorker:
     def _named(self, hashes: tuple[BlockHash, ...]) -> tuple[BlockHash, ...]:
         return tuple(self._trace_hash[h] for h in hashes if h in self._trace_hash)
 
-    def _read(self, read: StartRead) -> None:
-        source = cast("FullWorker", self._fleet.worker(read.source))
+    def _read(self, read: BlockRead) -> None:
+        source = cast("FullWorker", self._fleet.worker(read.owner))
         done = ReadDone(read.read_id, "", is_settled=True, is_stale=False)
         flow = KVFlow(self._clock, source.sender, self.receiver, lambda: self._feed(done))
         flow.offer(len(read.local_blocks) * self._block_bytes, is_last=True)

@@ -24,6 +24,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.sampling import FinishReason, SamplingParams
+from kv_transfer.read import BlockRead, ReadDone
 from tests.unit.worker.worker_pair import (
     ROOT,
     ROUTER,
@@ -39,14 +40,12 @@ from worker.events import (
     FromReader,
     FromRouter,
     FromSource,
-    ReadDone,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
     SetRole,
     SourceLost,
-    StartRead,
     Tick,
     ToReader,
     ToRouter,
@@ -392,7 +391,7 @@ def granted(worker, *, max_tokens=6, now_s=0.0):
     tell(worker, start("s", PROMPT, phase=Phase.DECODE, source="p", max_tokens=max_tokens), now_s=now_s)
     grant = KVGrant("s", 0, 0, (0, 1, 2), (1, 1, 1), 5.0, is_last=True, first_token=next_token(PROMPT))
     actions = worker.handle(FromSource(WorkerId("p"), grant), now_s)
-    return next(a for a in actions if isinstance(a, StartRead))
+    return next(a for a in actions if isinstance(a, BlockRead))
 
 
 def fill(worker, read):

@@ -22,8 +22,8 @@ from baton.wire.client import drain_worker, set_worker_role, worker_session, wor
 from baton.wire.link import LinkBroken
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
-from decode_worker.reader import KVReader, Read
-from kv_transfer.manager import ReadOutcome
+from decode_worker.reader import KVReader
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.service import ReaderSessions
 from worker.service import RouterSessions
 
@@ -82,11 +82,8 @@ class Ear:
         self._note("source lost", source)
         self.reason = message
 
-    def read_done(self, read_id, outcome):
-        self._note("read", read_id, outcome)
-
-    def read_settled(self, read_id):
-        self._note("settled", read_id)
+    def read_event(self, event):
+        self._note("read", event)
 
 
 def status():
@@ -163,7 +160,7 @@ class Transfer:
     """Remembers peers; reads as it is told."""
 
     def __init__(self, outcome=None, add_error=None):
-        self.peers, self.outcome, self.add_error = {}, outcome or ReadOutcome(bytes=1), add_error
+        self.peers, self.outcome, self.add_error = {}, outcome or ReadDone(ReadId(3)), add_error
         self.landed = asyncio.Event()
 
     async def add_peer(self, peer, offers):
@@ -174,7 +171,7 @@ class Transfer:
     async def remove_peer(self, peer):
         self.peers.pop(peer, None)
 
-    async def read_checked(self, peer, source_blocks, local_blocks, generations, timeout_s, *, checksums):
+    async def read_checked(self, read):
         return self.outcome
 
     async def settled(self, local_blocks):
@@ -211,7 +208,7 @@ async def test_asks_arrive_in_order_and_grants_come_back_over_one_session():
         assert transfer.peers == {SOURCE: {"nixl": b"offer"}}
         readers.send(WorkerId("decode-0.a"), GRANT)
         await reader_ear.until("source", SOURCE, GRANT)
-        assert (readers.reader_count, kv_reader.source_count) == (1, 1)
+        assert (readers.reader_count, kv_reader.owner_count) == (1, 1)
 
 
 async def test_a_source_that_ends_is_lost_once_and_the_next_message_tries_again():
@@ -242,7 +239,7 @@ async def test_a_source_that_cannot_be_read_from_is_lost_with_a_reason(trouble):
         kv_reader.send(ref, ASK)
         await reader_ear.until("source lost", SOURCE)
         assert reader_ear.reason
-        assert kv_reader.source_count == 0
+        assert kv_reader.owner_count == 0
 
 
 async def test_a_lost_reader_is_reported_to_the_source():
@@ -256,10 +253,10 @@ async def test_a_lost_reader_is_reported_to_the_source():
 
 
 async def test_a_read_is_answered_once_and_settles_later_if_bytes_may_yet_land():
-    transfer = Transfer(ReadOutcome("out of time", is_settled=False))
+    transfer = Transfer(ReadDone(ReadId(3), "out of time", is_settled=False))
     async with peers(transfer=transfer) as (_, _, reader_ear, kv_reader, _, _):
-        kv_reader.start_read(Read(ReadId(3), SOURCE, (1,), (2,), (5,), 1.0))
-        await reader_ear.until("read", 3, transfer.outcome)
-        assert ("settled", 3) not in reader_ear.heard
+        kv_reader.start_read(BlockRead(ReadId(3), SOURCE, (1,), (2,), (5,), 1.0, 64))
+        await reader_ear.until("read", transfer.outcome)
+        assert ("read", ReadSettled(ReadId(3))) not in reader_ear.heard
         transfer.landed.set()
-        await reader_ear.until("settled", 3)
+        await reader_ear.until("read", ReadSettled(ReadId(3)))

@@ -22,6 +22,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import StepPlan
+from kv_transfer.read import BlockRead, ReadDone
 from tests.fake_engine import FakeEngine, crc_token
 from worker.core import WorkerCore
 from worker.events import (
@@ -30,13 +31,11 @@ from worker.events import (
     FromReader,
     FromRouter,
     FromSource,
-    ReadDone,
     ReaderLost,
     ReadSettled,
     RouterJoined,
     RunStep,
     SourceLost,
-    StartRead,
     StepDone,
     Tick,
     ToReader,
@@ -116,7 +115,7 @@ class Machine:
         )
         self.line: deque[StepPlan] = deque()  # planned and not computed
         self.plans: list[StepPlan] = []  # all of them
-        self.reads: dict[int, StartRead] = {}
+        self.reads: dict[int, BlockRead] = {}
         self.told: list = []  # messages to routers
         self.told_to: list = []  # the same, with the router
         self.out: deque = deque()  # ToSource and ToAsker not delivered yet
@@ -132,7 +131,7 @@ class Machine:
                     self._check_plan(plan)
                     self.line.append(plan)
                     self.plans.append(plan)
-                case StartRead():
+                case BlockRead():
                     self.reads[action.read_id] = action
                 case ToRouter(router_id, message):
                     self.told.append(message)
@@ -232,7 +231,7 @@ class Cluster:
             self.post()
             return
         self.copy(name, read)
-        source = self.machines[read.source]
+        source = self.machines[read.owner]
         is_stale = any(
             source.generations[b] != g for b, g in zip(read.source_blocks, read.generations, strict=True)
         )
@@ -240,7 +239,7 @@ class Cluster:
         self.post()
 
     def copy(self, name, read):
-        source = self.machines[read.source]
+        source = self.machines[read.owner]
         for theirs, ours in zip(read.source_blocks, read.local_blocks, strict=True):
             self.machines[name].memory[ours] = list(source.memory[theirs])
 

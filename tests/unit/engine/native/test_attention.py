@@ -20,7 +20,7 @@ from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec, BatchLayout, Span
 from engine.kernels.native_attention import NativeAttention
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.library import set_threads
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.core.geometry import KVGeometry
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix, to_dense
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.library import set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32

@@ -4,17 +4,17 @@ from typing import Any
 
 from baton.core.ids import NodeId, WorkerId
 from baton.core.store import (
+    BlocksGrant,
     BlocksReady,
+    BlocksRefused,
+    BlocksReleased,
+    BlocksRequest,
     FindBlocks,
     FoundBlocks,
     Holding,
     NodeRef,
-    PinBlocks,
-    PinFailed,
-    PinnedBlocks,
     TakeOver,
     Tier,
-    UnpinBlocks,
 )
 from kv_store.node.events import (
     Drain,
@@ -23,14 +23,12 @@ from kv_store.node.events import (
     LookUp,
     NodeAction,
     PeerLost,
-    PeerReadDone,
-    PeerReadSettled,
     PeersChanged,
-    ReadPeer,
     Recovered,
-    SpaceOpened,
+    SizeClassOpened,
     ToPeer,
 )
+from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from tests.unit.kv_store.node.driver import (
     BLOCK_BYTES,
     SELF,
@@ -52,8 +50,8 @@ def said(actions: list[NodeAction], kind: type[Any]) -> list[Any]:
     return [a.message for a in actions if isinstance(a, ToPeer) and isinstance(a.message, kind)]
 
 
-def peer_reads(actions: list[NodeAction]) -> list[ReadPeer]:
-    return [a for a in actions if isinstance(a, ReadPeer)]
+def peer_reads(actions: list[NodeAction]) -> list[BlockRead]:
+    return [a for a in actions if isinstance(a, BlockRead)]
 
 
 class Pair:
@@ -66,7 +64,7 @@ class Pair:
         self.there.join(FAR)
         self.there.store(*(facts(i) for i in range(count)), worker=FAR)
         self.read_result: dict[str, Any] = {}
-        self.reads: list[ReadPeer] = []
+        self.reads: list[BlockRead] = []
 
     def look_up(self, actions: list[NodeAction], *holders: NodeRef) -> list[NodeAction]:
         """The directory says that these have everything asked for."""
@@ -82,14 +80,14 @@ class Pair:
             answers: list[NodeAction] = []
             for action in actions:
                 if isinstance(action, ToPeer) and action.peer == OTHER:
-                    for answer in self.there.handle(FromPeer(action.space, SELF, action.message)):
+                    for answer in self.there.handle(FromPeer(action.size_class, SELF, action.message)):
                         assert isinstance(answer, ToPeer)
-                        answers += self.here.handle(FromPeer(answer.space, OTHER, answer.message))
-                elif isinstance(action, ReadPeer):
+                        answers += self.here.handle(FromPeer(answer.size_class, OTHER, answer.message))
+                elif isinstance(action, BlockRead):
                     self.reads.append(action)
                     there = self.there.generations[BLOCK_BYTES]
-                    assert [there[slot] for slot in action.source_slots] == list(action.generations)
-                    answers += self.here.handle(PeerReadDone(action.read_id, **self.read_result))
+                    assert [there[slot] for slot in action.source_blocks] == list(action.generations)
+                    answers += self.here.handle(ReadDone(action.read_id, **self.read_result))
             actions = answers
         return done
 
@@ -133,7 +131,7 @@ def test_blocks_of_a_peer_are_pinned_read_released_and_kept():
     assert [(first, len(slots)) for first, slots in ready(actions)] == [(0, 3)]
     (said_ready,) = messages(actions, BlocksReady)
     assert said_ready.tiers == (Tier.PEER,) * 3
-    assert len(said(actions, UnpinBlocks)) == 1
+    assert len(said(actions, BlocksReleased)) == 1
     assert pair.there.core.is_idle
     pair.here.end(load_id)
     assert pair.here.core.is_idle
@@ -182,7 +180,7 @@ def test_a_holder_that_fails_is_left_for_another_and_avoided():
     actions = pair.look_up(actions, OTHER, THIRD)
     assert [a.peer for a in actions if isinstance(a, ToPeer)] == [OTHER]
     actions = pair.here.handle(PeerLost(BLOCK_BYTES, OTHER.node_id, "vanished"))
-    assert [(a.peer, type(a.message)) for a in actions if isinstance(a, ToPeer)] == [(THIRD, PinBlocks)]
+    assert [(a.peer, type(a.message)) for a in actions if isinstance(a, ToPeer)] == [(THIRD, BlocksRequest)]
     pair.here.store(facts(0, "b"))
     _, actions = pair.here.load(chain_of(2, "c"))
     actions = pair.look_up(actions, OTHER, THIRD)
@@ -213,12 +211,12 @@ def test_slots_of_a_read_that_has_not_settled_are_set_aside_and_the_pins_kept():
     pair.read_result = {"error": "timed out", "is_settled": False}
     _, actions = pair.load(3)
     assert len(failed(actions)) == 1
-    assert said(actions, UnpinBlocks) == []
+    assert said(actions, BlocksReleased) == []
     (read,) = pair.reads
     for i in range(20):
         _, taken = pair.here.offer(facts(i, "b"))
-        assert not {place.slot for place in taken.places} & set(read.slots)
-    assert len(said(pair.here.handle(PeerReadSettled(read.read_id)), UnpinBlocks)) == 1
+        assert not {place.slot for place in taken.places} & set(read.local_blocks)
+    assert len(said(pair.here.handle(ReadSettled(read.read_id)), BlocksReleased)) == 1
 
 
 def test_a_frozen_peer_gets_no_more_slots_of_ours():
@@ -228,12 +226,12 @@ def test_a_frozen_peer_gets_no_more_slots_of_ours():
     pair.here.wait(60.0)
     _, actions = pair.here.load(chain_of(2, "b"))
     actions = pair.look_up(actions, OTHER)
-    assert said(actions, PinBlocks) == []
+    assert said(actions, BlocksRequest) == []
     assert len(failed(actions)) == 1
-    pair.here.handle(PeerReadSettled(pair.reads[0].read_id))
+    pair.here.handle(ReadSettled(pair.reads[0].read_id))
     pair.here.wait(60.0)
     _, actions = pair.here.load(chain_of(2, "b"))
-    assert len(said(pair.look_up(actions, OTHER), PinBlocks)) == 1
+    assert len(said(pair.look_up(actions, OTHER), BlocksRequest)) == 1
 
 
 def test_a_read_that_ends_after_the_lease_counts_as_bad():
@@ -244,7 +242,7 @@ def test_a_read_that_ends_after_the_lease_counts_as_bad():
     assert isinstance(answer, ToPeer)
     (read,) = peer_reads(pair.here.handle(FromPeer(BLOCK_BYTES, OTHER, answer.message)))
     pair.here.now_s += 0.49  # the slack is kept
-    assert ready(pair.here.handle(PeerReadDone(read.read_id))) == []
+    assert ready(pair.here.handle(ReadDone(read.read_id))) == []
     assert pair.here.core.status().fetches_failed == 1
 
 
@@ -256,21 +254,23 @@ def test_a_long_read_renews_its_lease():
     assert isinstance(answer, ToPeer)
     (read,) = peer_reads(pair.here.handle(FromPeer(BLOCK_BYTES, OTHER, answer.message)))
     for _ in range(4):
-        (renewal,) = said(pair.here.wait(0.2), PinBlocks)
+        (renewal,) = said(pair.here.wait(0.2), BlocksRequest)
         pair.there.wait(0.2)
         assert pair.there.core.status().leases_open == 1
         for again in pair.there.handle(FromPeer(BLOCK_BYTES, SELF, renewal)):
             assert isinstance(again, ToPeer)
             pair.here.handle(FromPeer(BLOCK_BYTES, OTHER, again.message))
-    assert len(ready(pair.here.handle(PeerReadDone(read.read_id)))) == 1
+    assert len(ready(pair.here.handle(ReadDone(read.read_id)))) == 1
 
 
 def test_pins_for_a_reader_that_vanished_end_with_the_lease():
     node = Driver(lease_s=2.0)
     node.join()
     node.store(facts(0))
-    (answer,) = said(node.handle(FromPeer(BLOCK_BYTES, OTHER, PinBlocks(1, chain_of(1), 1.0))), PinnedBlocks)
-    assert answer.generations == (node.generations[BLOCK_BYTES][answer.slots[0]],)
+    (answer,) = said(
+        node.handle(FromPeer(BLOCK_BYTES, OTHER, BlocksRequest(1, chain_of(1), 1.0))), BlocksGrant
+    )
+    assert answer.generations == (node.generations[BLOCK_BYTES][answer.source_blocks[0]],)
     node.handle(PeerLost(BLOCK_BYTES, OTHER.node_id, "gone"))
     node.wait(1.9)
     assert node.core.status().tiers[Tier.HOST].pinned_count == 1
@@ -281,20 +281,20 @@ def test_pins_for_a_reader_that_vanished_end_with_the_lease():
 
 def test_a_peer_gets_blocks_from_ssd_and_hears_what_is_not_there():
     node = Driver(ssd_slots=8)
-    node.handle(SpaceOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7), Recovered(1, facts(1), 7))))
+    node.handle(SizeClassOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7), Recovered(1, facts(1), 7))))
     node.join()
-    actions = node.handle(FromPeer(BLOCK_BYTES, OTHER, PinBlocks(1, chain_of(3), 1.0)))
+    actions = node.handle(FromPeer(BLOCK_BYTES, OTHER, BlocksRequest(1, chain_of(3), 1.0)))
     actions += node.io(actions)
-    pinned = said(actions, PinnedBlocks)
-    assert sum(len(answer.slots) for answer in pinned) == 2
+    pinned = said(actions, BlocksGrant)
+    assert sum(len(answer.source_blocks) for answer in pinned) == 2
     assert [f.block_hash for answer in pinned for f in answer.facts] == list(chain_of(2))
-    assert [f.first for f in said(actions, PinFailed)] == [2]
+    assert [f.first_block for f in said(actions, BlocksRefused)] == [2]
 
 
 def test_a_space_that_nobody_here_uses_is_a_refusal():
     node = Driver()
-    actions = node.handle(FromPeer(12_345, OTHER, PinBlocks(1, chain_of(1), 1.0)))
-    assert len(said(actions, PinFailed)) == 1
+    actions = node.handle(FromPeer(12_345, OTHER, BlocksRequest(1, chain_of(1), 1.0)))
+    assert len(said(actions, BlocksRefused)) == 1
 
 
 def test_a_draining_node_hands_its_most_used_blocks_to_its_peers_and_is_drained_when_they_have_read():

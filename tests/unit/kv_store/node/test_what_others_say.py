@@ -4,13 +4,13 @@ import pytest
 
 from baton.core.ids import NodeId, WorkerId
 from baton.core.store import (
+    BlocksGrant,
+    BlocksRefused,
+    BlocksRequest,
     BlocksWritten,
     LoadBlocks,
     NodeRef,
     OfferBlocks,
-    PinBlocks,
-    PinFailed,
-    PinnedBlocks,
     Tier,
 )
 from kv_store.node.events import Clear, DropWorker, FromPeer, PeersChanged, ToPeer, WorkerLost
@@ -45,7 +45,7 @@ def test_a_worker_may_have_any_name():
     worker = WorkerId("peers")
     node.join(worker)
     node.store(facts(0), worker=worker)
-    node.handle(FromPeer(BLOCK_BYTES, FAR, PinBlocks(1, chain_of(1), 1.0)))
+    node.handle(FromPeer(BLOCK_BYTES, FAR, BlocksRequest(1, chain_of(1), 1.0)))
     node.wait(60.0)
     assert node.core.is_idle
     node.handle(WorkerLost(worker))
@@ -58,8 +58,8 @@ def test_a_time_too_short_for_the_clock_is_no_time():
     node.store(facts(0))
     _, actions = node.load(chain_of(1), time_left_s=1e-18)
     assert failed(actions) == [(0, "not there in time")]
-    actions = node.handle(FromPeer(BLOCK_BYTES, FAR, PinBlocks(1, chain_of(1), 1e-18)))
-    assert [type(a.message) for a in actions if isinstance(a, ToPeer)] == [PinFailed]
+    actions = node.handle(FromPeer(BLOCK_BYTES, FAR, BlocksRequest(1, chain_of(1), 1e-18)))
+    assert [type(a.message) for a in actions if isinstance(a, ToPeer)] == [BlocksRefused]
     assert node.core.is_idle
 
 
@@ -72,8 +72,8 @@ def test_a_checksum_that_no_label_has_room_for_is_not_taken(checksum):
     assert [type(action) for action in actions] == [DropWorker]
     pair = Pair(1)
     _, actions = pair.here.load(chain_of(1))
-    (pin,) = said(pair.look_up(actions), PinBlocks)
-    answer = PinnedBlocks(pin.fetch_id, 0, (0,), (1,), (facts(0),), (checksum,), 10.0)
+    (pin,) = said(pair.look_up(actions), BlocksRequest)
+    answer = BlocksGrant(pin.fetch_id, 0, (0,), (1,), (facts(0),), (checksum,), 10.0)
     actions = pair.here.handle(FromPeer(BLOCK_BYTES, OTHER, answer))
     assert peer_reads(actions) == []
     assert pair.here.core.status().fetches_failed == 1
@@ -101,4 +101,4 @@ def test_peers_that_came_and_went_leave_nothing_behind():
     pair = Pair(1)
     pair.load(1)
     pair.here.handle(PeersChanged(()))
-    assert not pair.here.core._parts.peers._stuck_bytes
+    assert not pair.here.core._components.peers._stuck_bytes

@@ -17,6 +17,7 @@ from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.store import (
     BlockFacts,
     BlocksReady,
+    BlocksRefused,
     BlocksWritten,
     EndLoad,
     FindBlocks,
@@ -26,7 +27,6 @@ from baton.core.store import (
     NodeHello,
     NodeRef,
     OfferBlocks,
-    PinFailed,
     StoreHello,
     TakeBlocks,
     Tier,
@@ -255,7 +255,7 @@ async def test_peers_that_do_not_agree_part_and_nonsense_ends_a_session_only(tmp
             assert "store version 99" in await refusal(node, hello_of(wire_version=99))
             async with node_session(node.address, hello_of()) as (theirs, link):
                 assert theirs.node.node_id == "n.1"
-                link.send(PinFailed(1, 0, "an answer to nothing"))
+                link.send(BlocksRefused(1, 0, "an answer to nothing"))
                 async with asyncio.timeout(10):
                     with contextlib.suppress(LinkBroken):
                         async for _ in link:

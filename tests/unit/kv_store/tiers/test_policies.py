@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from typing import get_args
 
 import pytest
 from hypothesis import settings
@@ -11,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
-from kv_store.tiers.choose import PolicyName, make_policy
-from kv_store.tiers.harness import ROOT, best_possible, block_hash_of, chains_of, run_policy
+from benchmarks.eviction.harness import ROOT, best_possible, block_hash_of, chains_of, run_policy
+from benchmarks.eviction.table import NAMES
+from benchmarks.eviction.table import make_compared_policy as make_policy
 from kv_store.tiers.serving import GHOSTS_LEAST, ServingPolicy
 
-NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 Trace = list[tuple[float, tuple[int, ...]]]
 
 
@@ -23,7 +22,7 @@ class AnyPolicy(RuleBasedStateMachine):
     """A tree of blocks comes, is used and goes in any order, pinned or not."""
 
     @initialize(name=st.sampled_from(NAMES), capacity=st.integers(1, 20))
-    def start(self, name: PolicyName, capacity: int) -> None:
+    def start(self, name: str, capacity: int) -> None:
         self.policy = make_policy(name, capacity)
         self.held: list[BlockHash] = []
         self.in_use: set[BlockHash] = set()

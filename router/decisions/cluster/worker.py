@@ -1,0 +1,131 @@
+"""One worker as one router knows it: its facts, its load account, and the inputs of predictions."""
+
+from collections.abc import Callable, Iterable
+
+from baton.core.costs import StepCosts
+from baton.core.ids import SequenceId, WorkerId
+from baton.core.messages import LoadReport, PeerRef, Phase, Role, WorkerHello
+from baton.core.sharing import WorkerShare
+from router.decisions.cluster.load_account import NO_PROFILE, LoadAccount, SequenceProfile
+from router.decisions.cluster.prediction_inputs import PredictionAccount
+from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
+
+
+class Worker:
+    """One session's worth of knowledge. Everything that happens to a worker comes through here, so that its
+    parts agree and its snapshot is made anew exactly when something changed."""
+
+    def __init__(
+        self,
+        hello: WorkerHello,
+        address: str,
+        fleet_costs: Iterable[StepCosts],
+        on_change: Callable[[WorkerId, bool], None],
+    ) -> None:
+        """`fleet_costs`: what other workers of the fingerprint measured. `on_change` is called with the id,
+        and whether the facts are different, when the snapshot is no longer true."""
+        self.hello, self.address = hello, address
+        self.worker_id = hello.worker_id
+        self.load = LoadAccount(hello.worker_id, hello.block_count)
+        self.prediction = PredictionAccount(hello, fleet_costs)
+        self._role = hello.role
+        self._is_drained_by_directory = self._says_draining = False
+        self.facts = WorkerFacts.of(hello, hello.role, is_draining=False)
+        self._on_change = on_change
+        self._snapshot: WorkerSnapshot | None = None
+
+    @property
+    def peer(self) -> PeerRef:
+        return PeerRef(self.worker_id, self.address)
+
+    @property
+    def snapshot(self) -> WorkerSnapshot:
+        """The worker as it is now: the same object until something changes."""
+        if self._snapshot is None:
+            inputs = self.prediction.inputs(self.facts.role, self.load.elsewhere)
+            self._snapshot = WorkerSnapshot(self.worker_id, self.facts, self.load.figures(), inputs)
+        return self._snapshot
+
+    def _changed(self) -> None:
+        self._snapshot = None
+        self._on_change(self.worker_id, False)
+
+    def _change_facts(self) -> None:
+        is_draining = self._is_drained_by_directory or self._says_draining
+        self.facts = WorkerFacts.of(self.hello, self._role, is_draining=is_draining)
+        self.prediction.changed()
+        self._snapshot = None
+        self._on_change(self.worker_id, True)
+
+    # --- what is said of it -------------------------------------------------------------------------
+
+    def on_report(self, report: LoadReport, *, now_s: float) -> None:
+        since_s = now_s - self.load.report_at_s
+        self.load.on_report(report, now_s=now_s)
+        self.prediction.on_report(report, since_s=since_s)
+        if (self._role, self._says_draining) != (report.role, report.is_draining):
+            self._role, self._says_draining = report.role, report.is_draining
+            self._change_facts()
+        else:
+            self._changed()
+
+    def update(self, role: Role, *, is_draining: bool) -> None:
+        """The directory says so."""
+        self._role, self._is_drained_by_directory = role, is_draining
+        self._change_facts()
+
+    def refused(self, *, is_draining: bool) -> None:
+        """It had no room for a sequence, and gets nothing more before it reports again."""
+        self.load.is_refusing = True
+        self._says_draining = self._says_draining or is_draining
+        self._change_facts()
+
+    def set_elsewhere(self, share: WorkerShare) -> None:
+        """Other routers say what they have here."""
+        self.load.elsewhere = share
+        self.prediction.changed()
+        self._changed()
+
+    # --- reservations -------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        seq_id: SequenceId,
+        *,
+        phase: Phase,
+        tokens: int,
+        blocks: int,
+        profile: SequenceProfile = NO_PROFILE,
+        now_s: float = 0.0,
+    ) -> None:
+        """`tokens`: of the prompt, to compute here."""
+        made = self.load.reserve(seq_id, phase=phase, tokens=tokens, blocks=blocks, profile=profile)
+        self.prediction.reserved(made, now_s=now_s)
+        self._changed()
+
+    def begin(self, seq_id: SequenceId, now_s: float = 0.0) -> None:
+        """The prompt is computed, or its KV is there; the sequence goes on. A second time changes nothing."""
+        reservation = self.load.reservations[seq_id]
+        if not reservation.has_begun:
+            self.prediction.begun(reservation, now_s=now_s)
+            self.load.begin(reservation)
+            self._changed()
+
+    def release(self, seq_id: SequenceId) -> None:
+        self.prediction.released(self.load.release(seq_id))
+        self._changed()
+
+    def placed(self, prompt_s: float, now_s: float) -> None:
+        """A sequence was placed here, whose prompt takes so long to compute; 0: it computes none, or nobody
+        predicts."""
+        self.load.last_placed_s = now_s
+        self.prediction.prompt_sent(prompt_s, now_s)
+        self._changed()
+
+    def check(self) -> None:
+        """Raises AssertionError if the accounts disagree, or a kept snapshot is not true."""
+        self.load.check()
+        self.prediction.check(self.load.reservations.values())
+        inputs = self.prediction.freeze(self.facts.role, self.load.elsewhere)
+        now = WorkerSnapshot(self.worker_id, self.facts, self.load.figures(), inputs)
+        assert self.snapshot == now, f"{self.worker_id} changed unnoticed"

@@ -1,0 +1,94 @@
+"""The analytic model of one worker: seconds of waiting, computing and decoding, before any correction.
+
+The model is `StepCosts`, as each worker measured it, applied to what this router knows of the worker: the
+prompts ahead in the order in which it takes them, and the sequences that decode there.
+"""
+
+from math import erf, exp, log, sqrt
+
+from baton.core.costs import PLANNED_SHARE, prompt_pairs
+from router.decisions.cluster.prediction_inputs import PredictionInputs
+from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
+from router.decisions.prediction.forecast import SequenceNeeds
+from router.decisions.prediction.outlook import Outlook
+
+OTHERS_SHARE = 1 / 3
+"""How much of what is longer runs before a prompt: one turn in four is the oldest's."""
+BRING_S, HOST_BYTES_S, SSD_BYTES_S, PEER_BYTES_S = 0.002, 10e9, 2e9, 2e9
+"""Bringing blocks of the store, before anything was seen of it."""
+SQRT2 = sqrt(2.0)
+
+
+def stored_s(worker: WorkerSnapshot, needs: SequenceNeeds, cached_tokens: int) -> tuple[int, float]:
+    """Tokens beyond the worker's own that its store could bring, and the seconds that takes."""
+    facts = worker.facts
+    if needs.stored is None or not facts.block_bytes:
+        return 0, 0.0
+    run = needs.stored.run(facts.host, cached_tokens // facts.block_tokens)
+    tokens = min(run.block_count * facts.block_tokens, needs.tokens - 1 - cached_tokens)
+    if tokens <= 0:
+        return 0, 0.0
+    of_bytes = run.host / HOST_BYTES_S + run.ssd / SSD_BYTES_S + run.peer / PEER_BYTES_S
+    return tokens, BRING_S + facts.block_bytes * of_bytes
+
+
+def mean_left(lives: float) -> float:
+    """The mean, over so many lives, of what dies away by 1/e in one."""
+    return (1.0 - exp(-lives)) / lives if lives > 1e-3 else 1.0
+
+
+def mean_context(inputs: PredictionInputs) -> float:
+    count = inputs.decode_count + inputs.others_decodes
+    return (inputs.decode_context + inputs.others_context) / count if count else 0.0
+
+
+def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, beside_s: float) -> int:
+    """Prompt tokens of one step beside what decodes there, whose objectives hold it down."""
+    most = max(1, facts.step_tokens_max - int(decoding))
+    slo_s = inputs.strictest_tpot_slo_s
+    return min(most, within(facts, inputs, slo_s, inputs.costs.base_s + beside_s)) if slo_s else most
+
+
+def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: float) -> int:
+    """Prompt tokens that a step of `step_s` without any may take besides, as the worker plans it."""
+    left_s = slo_s * PLANNED_SHARE - step_s
+    tokens = int(left_s / max(1e-9, inputs.costs.prompt_token_s)) if left_s > 0 else 0
+    return max(1, facts.chunk_tokens_min, tokens)
+
+
+def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:
+    costs, count = inputs.costs, end - start
+    steps = -(-count // chunk)
+    return (
+        steps * (costs.base_s + beside_s)
+        + costs.prompt_token_s * count
+        + costs.pair_s * prompt_pairs(start, end)
+    )
+
+
+def wait_s(
+    inputs: PredictionInputs, needs: SequenceNeeds, computing_s: float, ahead: Outlook, now_s: float
+) -> float:
+    costs, backlog = inputs.costs, inputs.backlog
+    if not backlog.prompts and not inputs.others_tokens:
+        # The step that decodes now, and the one planned behind it.
+        return ahead.step_s if ahead.beside_s else 0.0
+    before = backlog.ahead(needs.priority, needs.tokens)
+    token_s = ahead.token_s
+    before_s = token_s * (before.tokens + inputs.others_tokens) + costs.pair_s * before.pairs
+    if before.prompts:
+        before_s = max(0.0, before_s - min(ahead.head_s, now_s - inputs.head_since_s))
+    longer_s = token_s * (backlog.tokens - before.tokens) + costs.pair_s * (backlog.pairs - before.pairs)
+    if longer_s > 0.0:
+        step_s = min(longer_s, ahead.step_s + costs.prompt_token_s * ahead.chunk_tokens)
+        longer_s = max(step_s / 2, min(longer_s, OTHERS_SHARE * (before_s + computing_s)))
+    return before_s + longer_s
+
+
+def attainment_probability(limit_s: float, predicted_s: float, sigma: float) -> float:
+    """The probability that what is predicted, with log-normal errors, stays within the limit."""
+    if limit_s <= 0.0:
+        return 0.0
+    if predicted_s <= 0.0:
+        return 1.0
+    return 0.5 * (1.0 + erf(log(limit_s / predicted_s) / (sigma * SQRT2)))
