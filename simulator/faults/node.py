@@ -65,7 +65,7 @@ TICK_EPSILON_S = 1e-6
 TICKS_PER_MS_MAX = 200
 
 
-class Timer:
+class CoreTimer:
     """A timer that calls back when a core's `next_tick_s` has come, on that process's own clock."""
 
     __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
@@ -163,7 +163,7 @@ class SimWorker(SimProcess):
         """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Steps under way, each with the generations of its items' blocks when it was planned."""
         self._device_free_s = 0.0

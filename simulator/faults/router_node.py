@@ -26,7 +26,7 @@ from router.decisions.events import (
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.network import Network, SimProcess, SimSession
-from simulator.faults.node import SimWorker, Timer
+from simulator.faults.node import CoreTimer, SimWorker
 from simulator.faults.reads import SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
@@ -77,7 +77,7 @@ class SimRouter(SimProcess):
         self.router_id = router_id
         self._scenario, self._network, self._reads, self._checkers = scenario, network, reads, checkers
         self._rng: random.Random = run.stream(f"router/{router_id}")
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self._links: dict[WorkerId, MemberLink] = {}
         self.live: dict[str, SimClient] = {}
         self.core = RouterCore(

@@ -32,7 +32,7 @@ from kv_store.node.events import (
 from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
 from simulator.faults.model import DeviceMemory
 from simulator.faults.network import Network, SimProcess, SimSession
-from simulator.faults.node import Timer
+from simulator.faults.node import CoreTimer
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
@@ -98,7 +98,7 @@ class SimStoreNode(SimProcess):
         self._directory = directory
         self._has_scanned = False
         self._rng: random.Random = run.stream(f"store/{name}")
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self.sessions: list[LocalSession] = []
         self._peer_sessions: dict[NodeId, SimSession] = {}
         self._wanted: dict[int, BlockRead] = {}

@@ -24,7 +24,7 @@ from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
 from simulator.fleet.scaling_report import figures_of, scaling_section
 from simulator.fleet.scaling_rules import HorizontalPodAutoscaler, QueueDepth, make_rule
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest, poisson
 from tests.unit.control_plane.autoscale_world import KIND, observed
 from tests.unit.simulator.test_fleet import assert_at_rest, spec_of
@@ -253,7 +253,7 @@ def test_a_trace_begins_again_and_shares_nothing_with_before(tmp_path):
 
 def test_the_search_ends_at_a_cluster_that_no_smaller_neighbour_beats():
     case = Case(Load("s", 90.0, 1.0, "steady", lengths=Lengths(4000, 200)))
-    best, tried = best_static(stage(case), 0.9, Pools(3, 2), progress=lambda _: None)
+    best, tried = best_static(stage(case), 0.9, PoolSizes(3, 2), progress=lambda _: None)
     assert best is not None
     assert best.met >= 0.9
     assert all(run.gpu_hours >= best.gpu_hours for run in tried if run.met >= 0.9)

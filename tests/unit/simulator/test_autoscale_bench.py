@@ -13,7 +13,7 @@ from benchmarks.autoscale_runs import Case, cached_tokens, stage
 from benchmarks.autoscale_static import Clairvoyant, peak_pools, sized_pools
 from control_plane.autoscaler.values import Observation, RoleState
 from simulator.fleet.scaling import traits_of
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest
 
 P, D = Role.PREFILL, Role.DECODE
@@ -58,7 +58,7 @@ def test_a_cache_makes_the_peak_smaller():
 def clairvoyant(load):
     ready = stage(Case(load))
     rule = Clairvoyant(ready, ready.settings())
-    traits = {kind.role: traits_of(kind) for kind, _ in ready.spec(Pools(1, 1)).workers}
+    traits = {kind.role: traits_of(kind) for kind, _ in ready.spec(PoolSizes(1, 1)).workers}
     state = {P: RoleState(serving=1), D: RoleState(serving=1)}
 
     def desired(at_s):
