@@ -44,7 +44,7 @@ from worker.core_sink import CoreSink
 from worker.engine_thread import EngineThread
 from worker.expert_watch import ExpertWatch
 from worker.metrics import WorkerMetrics
-from worker.preparation import Preparation
+from worker.preparation import StartPreparation
 from worker.preparers import THREADS, AdapterPreparer, EngineAdapters, GrammarPreparer, compiling_threads
 from worker.registration import Registration
 from worker.role_switch import RoleSwitcher
@@ -209,13 +209,13 @@ class WorkerProcess:
             post=self._driver.post,
         )
 
-    def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
+    def _make_preparation(self, executor: Executor, core: CoreSink) -> StartPreparation:
         engine = self._config.engine
         loader = EngineAdapters(executor, self._engine)
         adapters = AdapterPreparer(
             loader, self._threads, count_max=engine.adapters_max, in_use=self._core.adapters_in_use
         )
-        return Preparation(
+        return StartPreparation(
             core,
             (GrammarPreparer(executor.grammars, self._compiling), adapters),
             spawn=self._background.spawn,
