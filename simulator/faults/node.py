@@ -65,7 +65,7 @@ TICK_EPSILON_S = 1e-6
 TICKS_PER_MS_MAX = 200
 
 
-class Timer:
+class CoreTimer:
     """A timer that calls back when a core's `next_tick_s` has come, on that process's own clock."""
 
     __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
@@ -163,7 +163,7 @@ class SimWorker(SimProcess):
         """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Steps under way, each with the generations of its items' blocks when it was planned."""
         self._device_free_s = 0.0
@@ -219,10 +219,10 @@ class SimWorker(SimProcess):
         if not isinstance(event, Tick):
             self.run.note(self.name, event)
             if isinstance(event, FromReader):
-                self._checkers.owner_hears(self, event.message)
+                self._checkers.observe_reader_message(self, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
-            self._checkers.worker_heard(self, event.message)
+            self._checkers.observe_start(self, event.message)
         for action in actions:
             self._perform(action)
         self._arm()
@@ -239,19 +239,19 @@ class SimWorker(SimProcess):
     def _perform(self, action: WorkerAction) -> None:
         match action:
             case ToRouter(router_id, message):
-                self._checkers.worker_says(self, message)
+                self._checkers.observe_worker_message(self, message)
                 session = self._router_sessions.get(router_id)
                 if session is not None:
                     session.send(0, message)
             case ToReader(reader, message):
                 self.run.note(f"{self.name} -> {reader}", message)
-                self._checkers.owner_says(self, reader, message)
+                self._checkers.observe_owner_message(self, reader, message)
                 session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
             case ToOwner(source, message):
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
-                self._to_owner(source, message)
+                self._to_source(source, message)
             case BlockRead():
                 self.run.note(self.name, action)
                 self._checkers.read_starts(self, action)
@@ -265,7 +265,7 @@ class SimWorker(SimProcess):
                 self._checkers.copy_starts(self, action)
                 self.store.copy(action)
 
-    def _to_owner(self, source: PeerRef, message: ReaderMessage) -> None:
+    def _to_source(self, source: PeerRef, message: ReaderMessage) -> None:
         peer_id = source.worker_id
         session = self._owner_sessions.get(peer_id)
         if session is not None and session.is_open:
@@ -288,7 +288,7 @@ class SimWorker(SimProcess):
             return
         if peer.fingerprint != self.fingerprint:
             raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
-        session = self._network.open(TowardsOwner(self, peer.worker_id), TowardsReader(peer, self.worker_id))
+        session = self._network.open(ReaderEnd(self, peer.worker_id), OwnerEnd(peer, self.worker_id))
         self._owner_sessions[source.worker_id] = session
         peer.accept_reader(self.worker_id, session)
         for message in messages:
@@ -320,7 +320,7 @@ class SimWorker(SimProcess):
         if start.epoch:
             self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
         failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
-        self._checkers.worker_says(self, failed)
+        self._checkers.observe_worker_message(self, failed)
         session.send(0, failed)
 
     def on_break(self, session: SimSession, reason: str) -> None:
@@ -334,14 +334,14 @@ class SimWorker(SimProcess):
         break is no news."""
         self._reader_sessions[reader] = session
 
-    def owner_broke(self, source: WorkerId, session: SimSession, reason: str) -> None:
+    def on_owner_break(self, source: WorkerId, session: SimSession, reason: str) -> None:
         if self._owner_sessions.get(source) is session:
             del self._owner_sessions[source]
             if self._compute_rng.random() < 0.5:
                 self._reads.give_up(self, source)
             self.feed(OwnerLost(source, reason))
 
-    def reader_broke(self, reader: WorkerId, session: SimSession) -> None:
+    def on_reader_break(self, reader: WorkerId, session: SimSession) -> None:
         if self._reader_sessions.get(reader) is session:
             del self._reader_sessions[reader]
             self.feed(ReaderLost(reader))
@@ -386,7 +386,7 @@ class SimWorker(SimProcess):
         self._network.process_died(self, noticed_s=noticed_s)
 
 
-class TowardsOwner:
+class ReaderEnd:
     """The reader's end of a session between two workers."""
 
     __slots__ = ("_source", "_worker")
@@ -406,10 +406,10 @@ class TowardsOwner:
         worker.post_event(FromOwner(self._source, cast(OwnerMessage, message)))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._worker.owner_broke(self._source, session, reason)
+        self._worker.on_owner_break(self._source, session, reason)
 
 
-class TowardsReader:
+class OwnerEnd:
     """The owner's end of a session between two workers."""
 
     __slots__ = ("_reader", "_worker")
@@ -425,4 +425,4 @@ class TowardsReader:
         self._worker.feed(FromReader(self._reader, cast(ReaderMessage, message)))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._worker.reader_broke(self._reader, session)
+        self._worker.on_reader_break(self._reader, session)

@@ -99,7 +99,7 @@ class FullWorker:
     def usage(self) -> WorkerUsage:
         return WorkerUsage(self._busy_s, 0, 0, self.core.status().held_blocks)
 
-    def hear(self, message: RouterMessage) -> None:
+    def on_message(self, message: RouterMessage) -> None:
         if isinstance(message, StartSequence):
             message = msgspec.structs.replace(message, tokens=self._tokens_of(message))
         self._feed(FromRouter(ROUTER, message))
@@ -140,7 +140,7 @@ class FullWorker:
                     message = msgspec.structs.replace(
                         message, stored=self._named(message.stored), removed=self._named(message.removed)
                     )
-                self._fleet.tell_router(self, message)
+                self._fleet.send_to_router(self, message)
             case ToReader(reader, message):
                 peer = cast("FullWorker", self._fleet.worker(reader))
                 self._clock.after(self._hop_s, peer._feed, FromOwner(self.worker_id, message))
