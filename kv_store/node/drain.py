@@ -12,7 +12,7 @@ from kv_store.node.lookups import Lookups
 from kv_store.node.peers import FETCH_BLOCKS_MAX, PeerFetches
 from kv_store.node.promotion import Promoter, PromotionRequest
 from kv_store.node.quotas import Holder, Quotas
-from kv_store.node.size_classes import Entry, SizeClass
+from kv_store.node.size_classes import BlockEntry, SizeClass
 
 QUIET_S = 1.0
 """A draining node is done after this long without a lease."""
@@ -82,7 +82,7 @@ class Drainer:
             chosen.setdefault(key, []).append(entry.facts.block_hash)
         return chosen
 
-    def _top(self, entry: Entry) -> BlockHash:
+    def _top(self, entry: BlockEntry) -> BlockHash:
         """The first block of the chain that is here, searched for over a bounded distance."""
         for _ in range(HASHES_MAX):
             parent = self._index.get(entry.facts.parent, entry.size_class)

@@ -10,7 +10,7 @@ from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
 from kv_store.node.promotion import Promoter
-from kv_store.node.size_classes import Entry, SizeClass
+from kv_store.node.size_classes import BlockEntry, SizeClass
 from kv_store.node.ssd import SsdTier
 from kv_store.node.workers import Worker
 
@@ -80,7 +80,7 @@ class Finds:
         self._context.emit(ToWorker(worker.worker_id, FoundBlocks(find.find_id, tuple(spans))))
 
     def _where(self, block_hash: BlockHash, size_class: SizeClass) -> Tier | None:
-        entry: Entry | None = self._index.get(block_hash, size_class)
+        entry: BlockEntry | None = self._index.get(block_hash, size_class)
         if entry is not None and entry.host is not None:
             return Tier.HOST
         promotion = self._promoter.promotion(block_hash)

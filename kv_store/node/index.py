@@ -8,7 +8,7 @@ from baton.core.store import BlockFacts, DropReason, Tier
 from kv_store.node.context import Context
 from kv_store.node.events import ForgetSsd
 from kv_store.node.publisher import Publisher
-from kv_store.node.size_classes import Entry, HostCopy, SizeClass, SsdCopy
+from kv_store.node.size_classes import BlockEntry, HostCopy, SizeClass, SsdCopy
 
 _EXPIRED_MAX = 1024
 """Blocks that expire in one event; the rest follow in the next."""
@@ -22,7 +22,7 @@ class Index:
     def __init__(self, context: Context, publisher: Publisher) -> None:
         self._context = context
         self._publisher = publisher
-        self._entries: OrderedDict[BlockHash, Entry] = OrderedDict()
+        self._entries: OrderedDict[BlockHash, BlockEntry] = OrderedDict()
         self.size_classes: dict[int, SizeClass] = {}
         self.host_tenants: Counter[str] = Counter()
         """Bytes of slots that are held for each tenant."""
@@ -37,10 +37,10 @@ class Index:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BlockEntry]:
         return iter(self._entries.values())
 
-    def get(self, block_hash: BlockHash, size_class: SizeClass) -> Entry | None:
+    def get(self, block_hash: BlockHash, size_class: SizeClass) -> BlockEntry | None:
         entry = self._entries.get(block_hash)
         return entry if entry is not None and entry.size_class is size_class else None
 
@@ -54,7 +54,7 @@ class Index:
         entry = self._entries.get(block_hash)
         return None if entry is None else entry.host
 
-    def touch(self, entries: Sequence[Entry]) -> None:
+    def touch(self, entries: Sequence[BlockEntry]) -> None:
         """Note that a request uses these blocks, first block first."""
         now_s = self._context.now_s
         for entry in reversed(entries):
@@ -153,7 +153,7 @@ class Index:
 
     # --- blocks go ------------------------------------------------------------------------------
 
-    def drop_host(self, entry: Entry, reason: DropReason | None) -> None:
+    def drop_host(self, entry: BlockEntry, reason: DropReason | None) -> None:
         """Drop a copy. With `reason` None it was transient, and is nobody's loss."""
         copy = entry.host
         if copy is None:
@@ -171,7 +171,7 @@ class Index:
         self._free_if_over(copy)
         self._report(entry)
 
-    def drop_ssd(self, entry: Entry, reason: DropReason) -> None:
+    def drop_ssd(self, entry: BlockEntry, reason: DropReason) -> None:
         copy = entry.ssd
         if copy is None:
             return
@@ -185,11 +185,11 @@ class Index:
             self.free_ssd_slot(copy.size_class, copy.ssd_slot)
         self._report(entry)
 
-    def drop(self, entry: Entry, reason: DropReason) -> None:
+    def drop(self, entry: BlockEntry, reason: DropReason) -> None:
         self.drop_host(entry, reason)
         self.drop_ssd(entry, reason)
 
-    def clear(self, entry: Entry, tier: Tier | None) -> None:
+    def clear(self, entry: BlockEntry, tier: Tier | None) -> None:
         if tier is None or tier is Tier.HOST:
             self.drop_host(entry, DropReason.CLEARED)
         if tier is None or tier is Tier.SSD:
@@ -272,15 +272,15 @@ class Index:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _entry(self, size_class: SizeClass, facts: BlockFacts) -> Entry:
+    def _entry(self, size_class: SizeClass, facts: BlockFacts) -> BlockEntry:
         entry = self._entries.get(facts.block_hash)
         if entry is None:
-            entry = Entry(size_class, facts, self._context.now_s)
+            entry = BlockEntry(size_class, facts, self._context.now_s)
             self._entries[facts.block_hash] = entry
         assert entry.size_class is size_class
         return entry
 
-    def _report(self, entry: Entry) -> None:
+    def _report(self, entry: BlockEntry) -> None:
         block_hash = entry.facts.block_hash
         if entry.host is None and entry.ssd is None:
             del self._entries[block_hash]

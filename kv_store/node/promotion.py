@@ -78,7 +78,7 @@ class Promotion:
         return max((request.deadline_s for request in self.waiters), default=float("-inf"))
 
 
-class Source(Protocol):
+class PromotionSource(Protocol):
     """A path into host memory."""
 
     def request(self, promotions: Sequence[Promotion]) -> None:
@@ -99,14 +99,14 @@ class Promoter:
         self._context = context
         self._index = index
         self._quotas = quotas
-        self._sources: dict[Tier, Source] = {}
+        self._sources: dict[Tier, PromotionSource] = {}
         self._waiting: deque[PromotionRequest] = deque()
         self._requests: set[PromotionRequest] = set()
         """Requests that are admitted and not ended."""
         self._promotions: dict[BlockHash, Promotion] = {}
         self._changed: dict[PromotionRequest, None] = {}
 
-    def connect(self, tier: Tier, source: Source) -> None:
+    def connect(self, tier: Tier, source: PromotionSource) -> None:
         self._sources[tier] = source
 
     @property

@@ -128,7 +128,7 @@ class SsdCopy:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BlockEntry:
     """A block that can be found here, in one tier or two."""
 
     size_class: "SizeClass"

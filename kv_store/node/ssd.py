@@ -12,7 +12,7 @@ from kv_store.node.events import ForgetSsd, IoDone, ReadSsd, Recovered, SizeClas
 from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.promotion import Promoter, Promotion
-from kv_store.node.size_classes import Entry, HostCopy, SizeClass
+from kv_store.node.size_classes import BlockEntry, HostCopy, SizeClass
 
 ERRORS_IN_A_ROW_MAX = 5
 """After so many errors in a row nothing is written for a while."""
@@ -154,7 +154,7 @@ class SsdTier:
         if self._has_room_to_spare(copy.size_class):
             self._remember(copy)
 
-    def hit(self, entries: Sequence[Entry]) -> None:
+    def hit(self, entries: Sequence[BlockEntry]) -> None:
         """Note a use. Blocks that are used again are written ahead of their leaving, while little waits."""
         for entry in entries:
             if entry.host is None or entry.ssd is not None or self.write_down(entry.host, is_leaving=False):
@@ -258,7 +258,7 @@ class SsdTier:
             self._evict(size_class, DropReason.EVICTED, None)
 
     def _evict(self, size_class: SizeClass, reason: DropReason, tenant: str | None) -> None:
-        chosen: Entry | None = None
+        chosen: BlockEntry | None = None
         for other in self._index.size_classes.values():
             entry = self._victim(other, tenant)
             if entry is not None and (chosen is None or entry.used_s < chosen.used_s):
@@ -269,7 +269,7 @@ class SsdTier:
             reason = DropReason.REPLACED
         self._index.drop_ssd(chosen, reason)
 
-    def _victim(self, size_class: SizeClass, tenant: str | None) -> Entry | None:
+    def _victim(self, size_class: SizeClass, tenant: str | None) -> BlockEntry | None:
         def may_go(block_hash: BlockHash) -> bool:
             entry = self._index.get(block_hash, size_class)
             if entry is None or entry.ssd is None or entry.ssd.reads:
@@ -367,7 +367,7 @@ class SsdTier:
         self._index.read_ended(source)
 
     def _arrive(
-        self, promotion: Promotion, entry: Entry, facts: BlockFacts, slot: int, checksum: int
+        self, promotion: Promotion, entry: BlockEntry, facts: BlockFacts, slot: int, checksum: int
     ) -> None:
         """Take in a block that was read. A worker may have written the same block in the meantime. The slot
         is held for the tenant of `facts`, which need not be the one who had the block first."""
