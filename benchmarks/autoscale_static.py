@@ -3,11 +3,12 @@
 from bisect import bisect_left
 from collections.abc import Callable
 
+from baton.core.demand import Traits
 from baton.core.messages import Role
 from benchmarks.autoscale_loads import profile_of
 from benchmarks.autoscale_runs import AutoscaleRun, PreparedCase
 from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
-from control_plane.autoscaler.values import AutoscalerSettings, Observation, Traits
+from control_plane.autoscaler.values import AutoscalerSettings, Observation
 from simulator.fleet.scaling import traits_of
 from simulator.fleet.scaling_rules import Counting
 from simulator.fleet.setup import Pools

@@ -1,48 +1,52 @@
-"""From what was observed to what is asked of each role, now and when a replica started now would serve."""
+"""The demand on each role, estimated from observations: now, and when a replica started now would serve."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
+from baton.core.demand import ClassLoad, Traits
 from control_plane.autoscaler.rate import RateEstimator
 from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup
-from control_plane.autoscaler.values import AutoscalerSettings, ClassLoad, Observation, Traits
+from control_plane.autoscaler.values import AutoscalerSettings, Observation
 
 MIX_WINDOWS = 4.0
-"""Over how many windows lengths and cached shares are averaged."""
+"""Number of windows over which prompt lengths and cached parts are averaged."""
 ENDED_S = 900.0
-"""Over how long lengths of answers are averaged. When more requests come than before, the first of them to
-end are those with short answers: over a short while answers seem to become shorter just then."""
+"""Time over which answer lengths are averaged. When more requests come than before, the first of them to end
+are those with short answers, so a short average would see answers become shorter just then."""
 LONGER_SIGMAS = 2.0
-"""Of the mean over the shorter while: answers that became longer count at once."""
+"""Standard deviations above the usual length at which the mean over the shorter time counts at once: answers
+became longer."""
 ANSWERS_VARY = 1.0
-"""Standard deviation of their lengths, as a share of the mean."""
+"""Standard deviation of answer lengths, as a part of their mean."""
 OUTPUT_TOKENS = 200.0
-"""Of an answer, while none has ended."""
+"""Assumed length of an answer while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a
-start takes: what is started for them comes only then, and stays for the patience."""
+"""Prompts that wait for longer than the objective are to be computed within this time, or within the time of
+a start if that is longer: replicas started for them come only then, and stay for the patience."""
 ENDED_MIN = 10.0
-"""Answers that must have ended before their mean length is believed: the first to end are short ones."""
+"""Number of answers that must have ended before their mean length is believed, since the first to end are
+short."""
 RUNNING_MORE = 1.1
-"""Tokens that are made count when they are so much more than those that arrivals let expect."""
+"""The rate at which running sequences produce tokens counts when it exceeds the rate expected from arrivals
+by this factor."""
 
 
 @dataclass(slots=True)
 class _Mix:
-    """Sums over one class that fade."""
+    """Exponentially fading sums over one service class."""
 
     bins: dict[int, tuple[float, float]]
-    """Requests and prompt tokens by bin."""
+    """Requests and prompt tokens by length bin."""
     started_tokens: float = 0.0
     cached_tokens: float = 0.0
     ended: float = 0.0
     output_tokens: float = 0.0
     context_tokens: float = 0.0
     ended_long: float = 0.0
-    """The same over `ENDED_S`."""
+    """Answers that ended, fading over `ENDED_S`."""
     output_tokens_long: float = 0.0
 
     def take(self, load: ClassLoad, keep: float, keep_long: float) -> None:
@@ -74,7 +78,7 @@ class _Mix:
 
 
 class DemandEstimator:
-    """What each phase is asked for. `observe` once per interval."""
+    """The estimated demand on each phase. Call `observe` once per interval."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self._settings = settings
@@ -85,11 +89,11 @@ class DemandEstimator:
         self._running_rates: deque[float] = deque(
             maxlen=max(1, round(settings.window_s / settings.interval_s))
         )
-        """Tokens per second, of intervals."""
+        """Tokens per second of the latest intervals."""
 
     def observe_running(self, seen: Observation, traits: Traits) -> None:
-        """How fast what runs makes tokens, by what steps cost. Lengths of answers are known when they end:
-        ones that became longer show here first."""
+        """Estimate how fast running sequences produce tokens, from the cost of their steps. The length of an
+        answer is known only when it ends, so answers that became longer show here first."""
         rate = 0.0
         for role, state in seen.roles.items():
             workers = state.serving + state.draining
@@ -100,12 +104,13 @@ class DemandEstimator:
 
     @property
     def running_tokens_per_s(self) -> float:
-        """0: no more than what arrives lets expect."""
+        """Token rate of the running sequences if it clearly exceeds the rate expected from arrivals, else
+        0."""
         mean = sum(self._running_rates) / len(self._running_rates) if self._running_rates else 0.0
         return mean if mean > RUNNING_MORE * self.decode.mean else 0.0
 
     def observe(self, seen: Observation, traits: Traits) -> None:
-        """`traits` of the workers that compute prompts."""
+        """Count one interval. `traits` are those of the workers that compute prompts."""
         keep = exp(-seen.interval_s / (MIX_WINDOWS * self._settings.window_s))
         keep_long = exp(-seen.interval_s / ENDED_S)
         for name in {*self._mixes, *seen.classes}:
@@ -128,7 +133,7 @@ class DemandEstimator:
         self._backlog_s = self._waiting_s(seen, traits)
 
     def _waiting_s(self, seen: Observation, traits: Traits) -> float:
-        """Seconds of one worker to compute what waits, at workers and at routers."""
+        """Seconds that one worker would need for the prompts that wait at workers and at routers."""
         prompts = self.prompts(traits)
         tokens = sum(mix[1] for one in self._mixes.values() for mix in one.bins.values())
         seconds = sum(p.weight * p.service_s for p in prompts)
@@ -138,7 +143,7 @@ class DemandEstimator:
         return waiting * seconds / tokens if tokens else waiting * traits.costs.prompt_token_s
 
     def prompts(self, traits: Traits) -> list[PromptGroup]:
-        """Of all classes, by length, weighted by how many came lately."""
+        """Return the prompts of all classes, grouped by length and weighted by how many came lately."""
         objectives = self._settings.objectives
         found: list[PromptGroup] = []
         for name, mix in self._mixes.items():
@@ -149,14 +154,16 @@ class DemandEstimator:
         return found
 
     def hopeless_share(self, traits: Traits) -> float:
-        """Of the requests: their prompts take longer than their objective on an idle cluster."""
+        """Return the part of requests whose prompts take longer than their objective even on an idle
+        cluster."""
         prompts = self.prompts(traits)
         weight = sum(p.weight for p in prompts)
         late = sum(p.weight for p in prompts if 0 < p.ttft_s <= p.service_s)
         return late / weight if weight else 0.0
 
     def decoding(self, tokens_per_s: float) -> DecodeLoad:
-        """So many tokens of sequences as they were lately, under the strictest objective in use."""
+        """Return a decode load of this token rate, with sequences as they were lately and the strictest
+        objective in use."""
         mixes = [(name, mix) for name, mix in self._mixes.items() if mix.bins or mix.ended > 1e-3]
         tokens = sum(mix.output_tokens for _, mix in mixes)
         context = sum(mix.context_tokens for _, mix in mixes) / tokens if tokens else CONTEXT_TOKENS
@@ -167,12 +174,12 @@ class DemandEstimator:
 
     @property
     def ttft_s(self) -> float:
-        """The strictest objective; 0: none."""
+        """The strictest TTFT objective; 0 if there is none."""
         return min((o.ttft_s for o in self._settings.objectives.values() if o.ttft_s), default=0.0)
 
     def backlog_rate(self, *, servers: int, start_s: float) -> float:
-        """Seconds of prompts per second, on top of what arrives, to be rid of what waits for longer than the
-        objective."""
+        """Return the seconds of prompt work per second, on top of arrivals, that clear the prompts which wait
+        for longer than the objective."""
         within_s = servers * (self.ttft_s or 1.0)
         return max(0.0, self._backlog_s - within_s) / max(BACKLOG_S, start_s)
 
@@ -192,5 +199,6 @@ def _variation(prompts: list[PromptGroup]) -> float:
 
 
 def learnt(default: float, seen: Iterable[float]) -> float:
-    """The longest of the last few, or the default: to be early costs less than to be late."""
+    """Return the longest of the last few observations, or the default: acting early costs less than acting
+    late."""
     return max(seen, default=default)

@@ -1,4 +1,4 @@
-"""Every decision with its reason, as far back as there is room."""
+"""The journal of decisions with their reasons, of bounded length."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The newest `entries_max` entries. One that changes nothing and wants the same as the one before it is
-    counted there."""
+    """The newest `entries_max` entries. A decision that changes nothing and wants the same as the one before
+    is counted in that entry."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: deque[JournalEntry] = deque(maxlen=entries_max)
         self.dropped = 0
-        """Older ones that gave way."""
+        """Number of old entries that were dropped."""
         self._directions: dict[Role, int] = {}
         self._last: dict[Role, int] = {}
         self._reversals: deque[tuple[float, Role]] = deque(maxlen=entries_max)
@@ -52,7 +52,7 @@ class Journal:
         self._entries.append(JournalEntry(decision, 0, decision.at_s))
 
     def reversals(self, *, since_s: float = 0.0) -> Mapping[Role, int]:
-        """How often each role's desired count went down after it had gone up, or up after down."""
+        """Return how often each role's desired count went down after it had gone up, or up after down."""
         counts: dict[Role, int] = {}
         for at_s, role in self._reversals:
             if at_s >= since_s:

@@ -1,4 +1,4 @@
-"""From settings to what the autoscaler works with."""
+"""Conversion of the configuration to the autoscaler's settings."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyO
 
 
 def objectives_of(slo: SloConfig) -> dict[str, LatencyObjective]:
-    """By class; "" stands for requests that choose none."""
+    """Return the objectives by class; "" stands for requests that choose none."""
     named = {name: LatencyObjective(one.ttft_s, one.tpot_s) for name, one in slo.classes.items()}
     return {"": named.get(slo.default, LatencyObjective()), **named}
 
@@ -22,7 +22,8 @@ def settings_of(
     hold_s: float,
     is_advice: bool = False,
 ) -> AutoscalerSettings:
-    """`roles` in use: prefill and decode, or both. `hold_s`: `router.queue_wait_s`."""
+    """Return the settings for `roles` in use: prefill and decode, or aggregated. `hold_s` is
+    `router.queue_wait_s`."""
     bounds = {
         Role.PREFILL: Bounds(config.prefill_min, config.prefill_max),
         Role.DECODE: Bounds(config.decode_min, config.decode_max),

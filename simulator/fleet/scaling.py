@@ -6,10 +6,11 @@ from typing import Protocol, cast
 
 import msgspec
 
+from baton.core.demand import Traits
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import Observation, RoleState, ScalingDecision, Traits
+from control_plane.autoscaler.values import Observation, RoleState, ScalingDecision
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.observed import Observed
 from simulator.fleet.spec import FleetWorkerSpec

@@ -5,17 +5,12 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Literal, get_args
 
+from baton.core.demand import Traits
 from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import DecodeLoad, largest_batch
-from control_plane.autoscaler.values import (
-    AutoscalerSettings,
-    Observation,
-    RoleState,
-    ScalingDecision,
-    Traits,
-)
+from control_plane.autoscaler.values import AutoscalerSettings, Observation, RoleState, ScalingDecision
 from simulator.fleet.scaling import Rule
 
 RuleName = Literal["baton", "hpa", "queue-depth", "static"]

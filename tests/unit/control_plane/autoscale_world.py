@@ -3,19 +3,16 @@
 from random import Random
 
 from baton.core.costs import StepCosts
+from baton.core.demand import Bin, ClassLoad, Traits, bin_of
 from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.sizing import PromptGroup, prompts_missed
 from control_plane.autoscaler.values import (
     AutoscalerSettings,
-    Bin,
     Bounds,
-    ClassLoad,
     LatencyObjective,
     Observation,
     RoleState,
-    Traits,
-    bin_of,
 )
 
 KIND = Traits(StepCosts(0.02, 1e-4, 1e-4, 1e-9), chunk_tokens=2048, batch_max=128, pool_tokens=400_000)

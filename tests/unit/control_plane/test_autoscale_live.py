@@ -156,7 +156,7 @@ def test_nothing_is_decided_while_a_router_is_silent():
     assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=15.0) is None
     assert "r2" in scaler.state().text
     assert scaler.decide(cluster(1, 1, routers=()), now_s=15.0) is None
-    assert scaler.state().text == "no router is there"
+    assert scaler.state().text == "there is no router"
     scaler.on_report(report(R2, 0, up_s=5.0), now_s=15.5)
     assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=16.0) is not None
     assert scaler.state().text == ""

@@ -187,7 +187,7 @@ def test_a_budget_leaves_all_roles_short_alike():
     sized = world.decisions[-1].sized
     shares = [world.counts[role] / sized[role].needed for role in (P, D)]
     assert max(shares) - min(shares) < 0.5
-    assert any("the budget allows 6" in reason for reason in world.decisions[-1].reasons)
+    assert any("limited to 6 by the budget" in reason for reason in world.decisions[-1].reasons)
 
 
 def test_a_days_hours_are_not_overspent():
