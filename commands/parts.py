@@ -15,8 +15,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 def run_part(name: str, module_name: str, *, extra: str, args: Sequence[str], example: str = "") -> None:
     """Run a command of another package.
 
-    The module has a typer `app` with commands of its own, or a function named like the last word of the command.
-    `extra` names the optional dependencies it needs. Raises SetupError if they are not installed.
+    The module has a typer `app` with commands of its own, or a function named like the last word of the
+    command. `extra` names the optional dependencies it needs. Raises SetupError if they are not installed.
     """
     try:
         module = importlib.import_module(module_name)

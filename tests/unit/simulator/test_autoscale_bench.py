@@ -43,7 +43,7 @@ def test_of_a_trace_whole_conversations_are_kept(tmp_path):
     conversations = {demand.hash_ids[1] for demand in demands if demand.copy == 0}
     assert 3 <= len(conversations) <= 20
     assert len(demands) >= 9 * len(conversations)
-    with pytest.raises(SetupError, match="keep more"):
+    with pytest.raises(SetupError, match="give a smaller --keep"):
         of_trace(msgspec.structs.replace(load, keep=10**9))
 
 
