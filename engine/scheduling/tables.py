@@ -23,7 +23,8 @@ class Moves:
     references: list[BlockId] = field(default_factory=list[BlockId])
     """Blocks that the step reads from, one reference each."""
     slots: list[int] = field(default_factory=list[int])
-    """Swap slots that are free again when the step is done, since a later step's `swap_out` comes after this one's `swap_in`."""
+    """Swap slots that are free again when the step is done: a later step's `swap_out` comes after this one's
+    `swap_in`."""
 
     @property
     def block_count(self) -> int:
