@@ -1,8 +1,8 @@
-"""The autoscaler against other rules on the fleet simulator, over loads that change in known ways.
+"""Compares the autoscaler with other rules on the fleet simulator, over loads that change in known ways.
 
-Each load runs under the production autoscaler, Kubernetes' rule, a queue-depth rule, somebody who knows what
-will come, and on clusters whose size does not change: one provisioned for the peak, and the cheapest that
-attains as much as the autoscaler did, found by search.
+Each load runs under the production autoscaler, Kubernetes' rule, a queue-depth rule and a rule that knows the
+future, and on clusters of fixed size: one provisioned for the peak, and the cheapest one, found by search,
+that attains as much as the autoscaler did.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,25 +18,25 @@ from simulator.fleet.scaling_rules import RuleName
 from simulator.fleet.setup import Pools
 
 JUMPS = ("step", "spike")
-"""Profiles that jump."""
+"""Profiles with a sudden change."""
 HEADROOM = 2.0
-"""`autoscale.headroom` of a second run where the load jumps."""
+"""`autoscale.headroom` of a second run for profiles with a sudden change."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One load: all rules."""
+    """The results of all rules under one load."""
 
     case: Case
     runs: list[Run]
     baton: Run
     best: Run | None
-    """Static, at what the autoscaler attained."""
+    """The cheapest static cluster that attains as much as the autoscaler."""
     peak: Run
     tried: int
 
 
 def measure(case: Case, *, progress: Callable[[str], None], searches: bool = True) -> Result:
-    """Raises SetupError, see `stage`."""
+    """Measure one case. Raises SetupError as `stage` does."""
     ready = stage(case)
     first = Pools(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
     runs: list[Run] = []
@@ -80,7 +80,7 @@ def _task(work: tuple[Case, bool]) -> tuple[Result, list[str]]:
 def measure_all(
     cases: list[Case], *, jobs: int, searches: bool, progress: Callable[[str], None]
 ) -> Iterator[Result]:
-    """In order, as they are done."""
+    """Measure all cases and return their results in order."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for result, notes in pool.map(_task, [(case, searches) for case in cases]):
             for note in notes:

@@ -19,6 +19,7 @@ from benchmarks.eviction.cli import policies
 from benchmarks.faults_cli import faults
 from benchmarks.fidelity_cli import fidelity
 from benchmarks.goodput_cli import goodput
+from benchmarks.hedging_cli import hedging
 from benchmarks.kernels_cli import kernels
 from benchmarks.overload_cli import overload
 from benchmarks.placement_cli import placement
@@ -43,6 +44,7 @@ app.command("faults")(faults)
 app.command("fidelity")(fidelity)
 app.command("quality")(quality)
 app.command("goodput")(goodput)
+app.command("hedging")(hedging)
 app.command("kernels")(kernels)
 app.command("speculation")(speculation)
 app.command("policies")(policies)

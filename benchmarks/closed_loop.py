@@ -1,8 +1,7 @@
-"""Closed-loop load: a fixed number of requests in flight at one server, each begun when another ends.
+"""Closed-loop load: a fixed number of requests in flight at one server, each started when another one ends.
 
-This is how servers are compared beside each other ("concurrency 8"); what users of a service see under a
-given arrival rate is `baton replay`'s business. Prompts are random token ids, never the same twice, so no
-server's prefix cache helps it.
+Servers are compared this way ("concurrency 8"). `baton replay` measures what users see under a given arrival
+rate. Prompts are random token ids and never repeat, so no server's prefix cache helps it.
 """
 
 import asyncio
@@ -19,7 +18,8 @@ from loadgen.client import Server, request_bytes, send
 from loadgen.records import Outcome, Record
 
 Dialect = Literal["vllm", "transformers"]
-"""What a server's /v1/completions takes to give exactly `max_tokens` tokens: see `completion_body`."""
+"""The fields of /v1/completions that make a server generate exactly `max_tokens` tokens; see
+`completion_body`."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -48,7 +48,8 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResult:
-    """Raises SetupError if any request fails: a comparison with failures compares nothing."""
+    """Run the load. Raises SetupError if any request fails, because a comparison with failures is
+    meaningless."""
     loop = asyncio.get_running_loop()
     numbers = iter(range(load.requests))
     records: list[Record] = []
@@ -84,10 +85,10 @@ def _body(model: str, load: Load, seed: int, number: int) -> bytes:
 
 
 def completion_body(model: str, ids: Sequence[int], max_tokens: int, dialect: Dialect) -> dict[str, Any]:
-    """Greedy, and no end before `max_tokens`.
+    """The body of a greedy request that does not end before `max_tokens`.
 
     `transformers serve` (5.23, cli/serving/completion.py) takes text only, here the words `w123 w45 …` of the
-    benchmark's tokenizer, and refuses fields that it does not know. Its first request settles how all are
+    benchmark's tokenizer, and refuses fields that it does not know. Its first request determines how all are
     sampled.
     """
     common = {"model": model, "max_tokens": max_tokens, "temperature": 0}
@@ -118,13 +119,13 @@ def _result(load: Load, records: list[Record], duration_s: float) -> LoadResult:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Nearest rank."""
+    """The percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def median_of(rounds: list[LoadResult]) -> LoadResult:
-    """Field by field, over runs of the same load."""
+    """The median of each field, over runs of the same load."""
 
     def middle(read: Callable[[LoadResult], float]) -> float:
         return statistics.median(read(r) for r in rounds)

@@ -1,9 +1,8 @@
-"""The same requests live and simulated: how far the simulator, and the router's predictions, are from what
-happens on this machine.
+"""Compares a live run with a simulation of the same requests, and the router's predictions with both.
 
-`baton serve` runs on the given cores with the bench model and answers the plan, open loop; then the simulator
-runs the same plan with the step costs that the workers report of themselves. A warm-up comes before, of
-requests that are not counted: predictions are judged after their first hundred.
+`baton serve` runs on the given cores with the bench model and answers the plan, open loop. Then the simulator
+runs the same plan with the step costs that the workers report. A warm-up of requests that do not count comes
+first, because predictions are judged after their first hundred.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from simulator.fleet.workload import of_plan
 TOKEN_BYTES = 12_288
 """KV of one token of the bench model in bf16."""
 LINK_BYTES_S = 8e9
-"""Between two processes of one host."""
+"""Bandwidth between two processes of one host."""
 TIMEOUT_S = 120.0
 CONNECTIONS_MAX = 1000
 WARM_SEED, COUNTED_SEED = 1, 2
@@ -66,10 +65,10 @@ class Outcome:
 
 
 def plans(load: Load) -> tuple[Plan, Plan]:
-    """(warm-up, what counts). Raises SetupError: the trace is too short."""
+    """(warm-up plan, counted plan). Raises SetupError if the trace is too short."""
     if len(load.trace.requests) < load.warm_up + 50:
         raise SetupError(
-            f"the trace holds {len(load.trace.requests)} requests: at least 50 beside the warm-up"
+            f"the trace holds {len(load.trace.requests)} requests: it needs at least 50 beyond the warm-up"
         )
     parts = (load.trace.requests[: load.warm_up], load.trace.requests[load.warm_up :])
     return tuple(  # type: ignore[return-value]
@@ -100,7 +99,8 @@ async def run(
     log: Path,
     progress: Callable[[str], None],
 ) -> Outcome:
-    """`settings`: "section.field=value", for both. Raises SetupError: wrong ones, or Baton does not start."""
+    """Run the comparison. `settings` are "section.field=value" texts for both. Raises SetupError for wrong
+    settings, or if Baton does not start."""
     warm, counted = plans(load)
     configs = _section(settings, "router", RouterConfig), _section(settings, "engine", EngineConfig)
     peer = _peer(model, pools, settings)
@@ -111,7 +111,7 @@ async def run(
         progress(f"live: {len(counted.requests)} requests at {load.rate:g}/s")
         records = await _replay(server, counted, load.slo, seed=COUNTED_SEED)
         workers = await _workers(server)
-    progress("simulated: the same")
+    progress("simulated: the same requests")
     shown = Settings(trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests))
     live = make_report(records, shown)
     simulated = _simulate(counted, workers, pools, load.slo, shown, *configs)
@@ -171,7 +171,7 @@ async def _workers(server: Server) -> dict[Role, list[dict[str, Any]]]:
 
 def _costs(worker: dict[str, Any]) -> StepCosts:
     if worker.get("costs") is None:
-        raise SetupError(f"worker {worker['id']} does not say what its steps cost")
+        raise SetupError(f"worker {worker['id']} does not report the costs of its steps")
     return msgspec.convert(worker["costs"], StepCosts)
 
 
@@ -179,7 +179,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
-    """The simulator's part of what the live cluster is told. Raises SetupError."""
+    """The simulator's part of the live cluster's settings. Raises SetupError."""
     pairs = [text.removeprefix(f"{name}.").split("=", 1) for text in settings if text.startswith(f"{name}.")]
     try:
         return kind.model_validate(dict(pairs))

@@ -26,23 +26,26 @@ from simulator.fleet.setup import Pools
 
 
 def fidelity(
-    trace: Annotated[Path, typer.Argument(help="A trace in a format that `baton replay` reads.")],
+    trace: Annotated[Path, typer.Argument(help="Trace file as for `baton replay`.")],
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second.")] = 2.0,
     requests: Annotated[int, typer.Option(min=50, help="Requests that count.")] = 200,
-    warm_up: Annotated[int, typer.Option(min=1, help="Requests before them, at half the rate.")] = 110,
+    warm_up: Annotated[
+        int, typer.Option(min=1, help="Warm-up requests before them, at half the rate.")
+    ] = 110,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers, one thread each.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
-    aggregated: Annotated[int, typer.Option(min=0, help="Workers for either phase.")] = 0,
+    aggregated: Annotated[int, typer.Option(min=0, help="Workers that run both phases.")] = 0,
     input_scale: Annotated[str, typer.Option(help="Factor for input lengths.")] = "1/4",
     output_scale: Annotated[str, typer.Option(help="Factor for output lengths.")] = "1/4",
-    max_input: Annotated[int, typer.Option(min=1, help="Longer inputs are cut, after scaling.")] = 2048,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 2.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.05,
+    max_input: Annotated[int, typer.Option(min=1, help="Cut longer inputs, after scaling.")] = 2048,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 2.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.05,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """The same requests live and simulated, and how good the router's predictions were: `baton serve` on a
-    random 82 M model, then the simulator with the costs that its workers report.
+    """Compare a live run with a simulation of the same requests, and check the router's predictions.
+
+    `baton serve` runs on a random 82 M model; then the simulator runs with the costs that its workers report.
 
     Example: baton bench fidelity azure_conv.csv --rate 2 --requests 200
     """

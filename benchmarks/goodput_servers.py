@@ -1,4 +1,4 @@
-"""A variant's processes: started on their cores, warmed up, and ended with all they started."""
+"""The processes of a variant: started on their cores, warmed up, and ended with all that they started."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ START_S = 600.0
 STOP_S = 40.0
 ASK_S = 60.0
 WARM_UP = ((16, 4), (512, 8), (2048, 4))
-"""(prompt words, output tokens) of what a server is asked before it is measured, several at once."""
+"""(prompt words, output tokens) of the warm-up requests, several at once."""
 WARM_UP_AT_ONCE = 3
 
 
@@ -29,7 +29,7 @@ _Started = tuple[Process, asyncio.subprocess.Process, Path]
 
 @dataclass(slots=True)
 class _Ports:
-    """Free ports by name, made when first asked for."""
+    """Free ports by name, chosen at the first use."""
 
     by_name: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -45,7 +45,7 @@ class _Ports:
 async def running(
     variant: Variant, *, model: Path, cores: Sequence[int], logs: Path
 ) -> AsyncGenerator[Server]:
-    """The variant, ready and warm. Raises SetupError, with the end of a log, if a process does not start."""
+    """The variant, ready and warm. Raises SetupError with the end of a log if a process does not start."""
     ports = _Ports()
     started: list[_Started] = []
 
@@ -86,7 +86,9 @@ async def _start(
     try:
         own = [cores[i] for i in process.cores] or list(cores)
     except IndexError:
-        raise SetupError(f"process {process.name} wants core {max(process.cores)} of {len(cores)}") from None
+        raise SetupError(
+            f"process {process.name} needs core {max(process.cores)}, but --cores has {len(cores)}"
+        ) from None
 
     def value(kind: str, name: str) -> str:
         match kind:
@@ -101,7 +103,7 @@ async def _start(
             case "python":
                 return python_program()
             case _:
-                raise SetupError(f"process {process.name}: nothing is known as {{{kind}}}")
+                raise SetupError(f"process {process.name}: unknown placeholder {{{kind}}}")
 
     command = [fill(part, value) for part in process.command]
     env = {**os.environ, **{k: fill(text, value) for k, text in process.env.items()}}
@@ -155,7 +157,7 @@ async def _warm_up(client: httpx.AsyncClient, server: Server, model: str) -> Non
 
 
 async def settle(server: Server, model: str, *, within_s: float) -> None:
-    """Until a small request is answered at once: what the run before left behind has gone."""
+    """Wait until a small request is answered at once, so that nothing of the earlier run remains."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + within_s
     async with httpx.AsyncClient() as client:
@@ -166,7 +168,7 @@ async def settle(server: Server, model: str, *, within_s: float) -> None:
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:
-    """SIGINT to the process, whose children are its own to end; what is left of its group is killed."""
+    """Send SIGINT to the process, which ends its children, and kill the rest of its group."""
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(signal.SIGINT)
         try:

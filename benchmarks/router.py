@@ -1,9 +1,9 @@
-"""What the router itself costs: real requests over HTTP through a real router process to workers that
-generate at no cost, see `router_free`.
+"""Measures what the router itself costs: real requests over HTTP through a real router process to workers
+that generate at no cost; see `router_free`.
 
-The measure is CPU time of the router's processes per request, which other work on the machine does not
-change; requests per second and core is its inverse. Latency is what it is on the machine at that moment:
-it is shown beside that of the free workers asked without a router.
+The figure is CPU time of the router's processes per request, which other work on the machine does not change;
+its inverse is requests per second and core. Latency depends on the machine at that moment, so it is shown
+with that of the free workers without a router.
 """
 
 import asyncio
@@ -43,21 +43,22 @@ END_S = 10.0
 class Target(msgspec.Struct, frozen=True):
     name: str
     command: str
-    """With {urls} for the free HTTP workers' (space between), {port} for its own; empty: Baton's router."""
+    """The command that starts the router, with {urls} for the free HTTP workers' (separated by blanks) and
+    {port} for its own; empty for Baton's router."""
 
 
 class RouterSeen(msgspec.Struct, frozen=True):
     name: str
     cpu_s_per_request: float
-    """At full load, of all its processes."""
+    """CPU seconds of all its processes per request, at full load."""
     full: LoadSeen
     half: LoadSeen
-    """At half of the rate that one core would take."""
+    """Latencies at half of the rate that one core can serve."""
     half_rate: float
     direct: LoadSeen
-    """The free workers at that rate, without a router."""
+    """Latencies of the free workers at that rate, without a router."""
     long: LoadSeen | None
-    """Prompts of `LONG_TOKENS`, one after the other."""
+    """Latencies of prompts of `LONG_TOKENS`, one after the other."""
     long_cpu_s: float
 
     @property
@@ -85,7 +86,7 @@ async def measure(
     step_s: float,
     progress: Callable[[str], None],
 ) -> list[RouterSeen]:
-    """One router at a time. Raises SetupError if one does not start."""
+    """Measure one router at a time. Raises SetupError if one does not start."""
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         model = _long_context(model, Path(folder))
         return await _measure_all(targets, model, load, (pairs, workers, step_s), progress)
@@ -103,7 +104,7 @@ async def _measure_all(
     roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.AGGREGATED] * workers
     plan = Plan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
     seen: list[RouterSeen] = []
-    with garbage.spared():  # a pause of ours would be taken for the router's
+    with garbage.spared():  # a pause of ours would look like the router's
         async with _free_workers(plan) as ports:
             for target in targets:
                 progress(f"{target.name}: starting")
@@ -146,7 +147,7 @@ async def _measure(
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Of it and its children."""
+    """CPU seconds of it and its children."""
     total_s = 0.0
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,7 +157,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class _Texts:
-    """Prompts and answers as the model's tokenizer has them."""
+    """Prompts and answers in the model's own tokens."""
 
     def __init__(self, model: str) -> None:
         """Raises SetupError."""
@@ -168,13 +169,13 @@ class _Texts:
         ids = [i for i in range(200, min(4000, self._tokenizer.card.vocab_size)) if i not in special]
         self._words = [w for i in ids if (w := self._tokenizer.decode([i]).strip()).isascii() and w.isalnum()]
         if len(self._words) < 16:
-            raise SetupError(f"{model}: a tokenizer with so few words is no use for this")
+            raise SetupError(f"{model}: its tokenizer has too few words for this bench")
         self.answer_ids = tuple(rng.sample(ids, 64))
         self.answer_text = "word "
         self._rng = rng
 
     def prompts(self, count: int, tokens: int) -> list[str]:
-        """Different ones, of about so many tokens each."""
+        """Different prompts of about this many tokens each."""
         sample = " ".join(self._rng.choices(self._words, k=1000))
         per_word = self._count(sample) / 1000
         return [" ".join(self._rng.choices(self._words, k=int(tokens / per_word))) for _ in range(count)]
@@ -255,7 +256,7 @@ async def _until_it_answers(
                     if sum(map(len, pools.values())) >= workers:
                         return
             await asyncio.sleep(0.2)
-    raise SetupError(f"{target.name} does not answer; it said:\n{_end_of(log)}")
+    raise SetupError(f"{target.name} does not answer; its log ends with:\n{_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:
@@ -263,7 +264,8 @@ def _end_of(log: Path) -> str:
 
 
 def _long_context(model: str, folder: Path) -> str:
-    """The model's tokenizer in `folder`, with a context that long prompts fit into. Raises SetupError."""
+    """The model's tokenizer in `folder`, with a context length that long prompts fit into. Raises
+    SetupError."""
     source = resolve_model(model, files=FILES_WITHOUT_WEIGHTS)
     for path in source.iterdir():
         if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt"):

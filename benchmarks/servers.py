@@ -1,4 +1,4 @@
-"""Baton beside other servers: same model, same cores, same load, in turn, several rounds."""
+"""Compares Baton with other servers: same model, same cores, same load, in turn, several rounds."""
 
 import asyncio
 import tempfile
@@ -22,7 +22,7 @@ class ServerResult(msgspec.Struct, frozen=True):
     cores: int
     rounds: int
     load: LoadResult
-    """Medians over the rounds, field by field."""
+    """The median of each field over the rounds."""
 
 
 async def compare(

@@ -1,4 +1,4 @@
-"""`baton bench speculation`"""
+"""`baton bench speculation`."""
 
 import tempfile
 from pathlib import Path
@@ -31,12 +31,14 @@ def speculation(
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each sequence.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, max=1000)] = 5,
     draft_model: Annotated[
-        str, typer.Option(help="Also guess by this smaller model: Hugging Face folder or hub id.")
+        str, typer.Option(help="Also speculate with this smaller draft model: Hugging Face folder or hub id.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Output tokens per second with engine.speculation off and on, in turn in one run, for text that repeats
-    itself, half of it, or never. Exit status 1: the tokens are not the same with and without.
+    """Compare output tokens per second with engine.speculation off and on.
+
+    The modes take turns in one run, for text that repeats itself always, half of the time, or never. The exit
+    status is 1 if speculation changes a token.
 
     Example: baton bench speculation --batch 4 --rounds 3
     """

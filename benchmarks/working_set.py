@@ -1,8 +1,8 @@
-"""Sessions that come back, more of them than the pool can hold: goodput with the store and without.
+"""Measures goodput with and without the store, for returning sessions whose KV exceeds the pool.
 
 Every session has a long prompt and returns for several turns, each a little longer. Together their KV is a
-multiple of the pool, and all others come in between, so a pool alone has forgotten each by its next
-turn. Arrivals are Poisson, open loop; the first turns, which nobody can have cached, are not counted.
+multiple of the pool, and all others come in between, so a pool alone has evicted each session by its next
+turn. Arrivals are Poisson, open loop. First turns, which nobody can have cached, are not counted.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ REQUEST_S = 300.0
 
 
 class WorkingSet(msgspec.Struct, frozen=True):
-    """What is sent."""
+    """The requests of the bench."""
 
     sessions: int
     turns: int
-    """Counted ones; a first one comes before."""
+    """Counted turns per session; a first one comes before."""
     prompt_tokens: int
-    """Of a session's first turn."""
+    """Prompt tokens of a session's first turn."""
     turn_tokens: int
-    """More with each turn."""
+    """Prompt tokens that each turn adds."""
     output_tokens: int
     rate_per_s: float
     ttft_slo_s: float
@@ -50,13 +50,13 @@ class WorkingSetResult(msgspec.Struct, frozen=True):
     ttft_p50_s: float
     tpot_p50_s: float
     cached_share: float
-    """Of prompt tokens, as the server reports it."""
+    """Share of prompt tokens, as the server reports it."""
 
 
 async def compare(
     servers: Sequence[Peer], load: WorkingSet, *, cores: Sequence[int], progress: Callable[[str], None]
 ) -> list[WorkingSetResult]:
-    """One server after the other. Raises SetupError if one does not start."""
+    """Run one server after the other. Raises SetupError if one does not start."""
     results: list[WorkingSetResult] = []
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         for peer in servers:

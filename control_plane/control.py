@@ -27,7 +27,7 @@ from control_plane.ray_cluster import RayCluster
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
-from control_plane.scaling import Scaling, live_settings
+from control_plane.scaling import AutoscalerRunner, live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_directory import StoreDirectory, check_directory
 from control_plane.workers import Overlay, RayWorkers, first_pools
@@ -66,23 +66,25 @@ class Control:
             check=self._workers.check,
             crash=self._crash,
         )
-        self._scaling = Scaling(live_settings(config), self._plane, workers_max=config.autoscale.workers_max)
+        self._scaling = AutoscalerRunner(
+            live_settings(config), self._plane, workers_max=config.autoscale.workers_max
+        )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
-        self._show: Callable[[str], None] = lambda control_address: None
+        self._start_dashboard: Callable[[str], None] = lambda control_address: None
         self._dashboard: DashboardChild | None = None
         self._is_first_life = True
         """Nobody was told yet that the cluster is ready: what is wrong with it may end it."""
 
-    def show(self, command: DashboardCommand, *, tell: Callable[[str], None]) -> None:
+    def with_dashboard(self, command: DashboardCommand, *, announce: Callable[[str], None]) -> None:
         """Before `run`: with a dashboard. `tell` is told where it is, and how to sign in."""
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
-            self._background.spawn(self._dashboard.run_beside(tell))
+            self._background.spawn(self._dashboard.run_beside(announce))
 
-        self._show = start
+        self._start_dashboard = start
 
     async def run(
         self,
@@ -127,7 +129,7 @@ class Control:
         await self._adopt(address)
         self._plane.want(first_pools(self._config), record=record)
         self._background.spawn(self._follow_nodes())
-        self._show(address)
+        self._start_dashboard(address)
         if self._scaling.is_on:
             self._background.spawn(self._scaling.run())
         return f"{address} {self._metrics.address}"
@@ -161,7 +163,7 @@ class Control:
     async def _follow_nodes(self) -> None:
         while True:
             with contextlib.suppress(ConnectionError, RuntimeError):
-                self._plane.saw_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
+                self._plane.on_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
             await asyncio.sleep(NODES_S)
 
     async def _close(self, *, leaves_workers: bool) -> None:
@@ -187,7 +189,7 @@ class Control:
         return {"status": "ok" if self._plane.reconciler.is_settled else "converging", "routers": routers}
 
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
-        self._plane.exited(worker_id, reason)
+        self._plane.on_exit(worker_id, reason)
 
 
 def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:

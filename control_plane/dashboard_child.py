@@ -37,20 +37,20 @@ class DashboardChild(Child):
             silence_s=max(SILENCE_S, config.cluster.router_silence_s),
         )
 
-    async def run_beside(self, tell: Callable[[str], None]) -> None:
+    async def run_beside(self, announce: Callable[[str], None]) -> None:
         """`tell` is told, once, where it is. Without a dashboard the cluster serves as well: what keeps it
         from starting is logged, and no more."""
-        telling = asyncio.create_task(self._tell(tell))
+        announcing = asyncio.create_task(self._announce(announce))
         try:
             await self.run()
         finally:
-            telling.cancel()
+            announcing.cancel()
 
-    async def _tell(self, tell: Callable[[str], None]) -> None:
+    async def _announce(self, announce: Callable[[str], None]) -> None:
         try:
             where = await asyncio.shield(self.ready)
         except SetupError as error:
             log.warning("no dashboard: %s", error)
             return
         log.info("dashboard at %s", where)
-        tell(where)
+        announce(where)

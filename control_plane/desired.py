@@ -13,7 +13,6 @@ import msgspec
 
 from baton.core.messages import Role
 from baton.core.operate import (
-    FIRST_VERSION,
     Action,
     ClusterState,
     Decision,
@@ -30,31 +29,6 @@ from baton.core.operate import (
     Scale,
     SwitchRole,
     Version,
-)
-
-__all__ = (
-    "FIRST_VERSION",
-    "Action",
-    "ClusterState",
-    "Decision",
-    "DecisionLog",
-    "Drain",
-    "DrainNode",
-    "NodeState",
-    "Operations",
-    "Order",
-    "Outcome",
-    "Pool",
-    "Refused",
-    "ReplicaState",
-    "ReplicaStatus",
-    "Resize",
-    "RollOut",
-    "Scale",
-    "SwitchRole",
-    "Version",
-    "describe",
-    "pool_after",
 )
 
 REPLICAS_MAX = 1024
@@ -81,7 +55,7 @@ class Operations(Protocol):
         ...
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """The order cannot be followed; the text says what to do instead."""
 
 
@@ -89,7 +63,7 @@ class Refused(Exception):
 
 
 def pool_after(action: Action, state: ClusterState) -> Pool | None:
-    """The pool that the action changes, as it shall be then; None: no pool changes. Raises Refused."""
+    """The pool that the action changes, as it shall be then; None: no pool changes. Raises OrderRefused."""
     match action:
         case Scale(role, count, model):
             return _resized(_pool(state, model), {role: count})
@@ -98,16 +72,18 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
         case SwitchRole(worker, role):
             replica = _replica(state, worker)
             if replica.role is role:
-                raise Refused(f"{replica.name} is a {role} worker already")
+                raise OrderRefused(f"{replica.name} is a {role} worker already")
             if replica.state is not ReplicaState.RUNNING:
-                raise Refused(f"{replica.name} is {replica.state}: only a running worker changes its role")
+                raise OrderRefused(
+                    f"{replica.name} is {replica.state}: only a running worker can switch its role"
+                )
             pool = _pool(state, replica.model)
             moved = {replica.role: max(0, pool.count(replica.role) - 1), role: pool.count(role) + 1}
             return _resized(pool, moved)
         case Drain(worker, is_replaced):
             replica = _replica(state, worker)
             if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUSPECT):
-                raise Refused(f"{replica.name} is {replica.state}: there is nothing to drain")
+                raise OrderRefused(f"{replica.name} is {replica.state}: there is nothing to drain")
             if is_replaced:
                 return None
             pool = _pool(state, replica.model)
@@ -127,20 +103,25 @@ NOT_OF_WORKERS = frozenset({"router", "slo", "autoscale", "dashboard", "access"}
 
 def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
     if wrong := {role: n for role, n in counts.items() if not 0 <= n <= REPLICAS_MAX}:
-        raise Refused(f"replicas of a role: 0 to {REPLICAS_MAX}, not {_counts(wrong)}")
+        raise OrderRefused(f"a role can have 0 to {REPLICAS_MAX} replicas, not {_counts(wrong)}")
     merged = {**pool.counts, **counts}
     return msgspec.structs.replace(pool, counts={r: n for r, n in merged.items() if n})
 
 
 def _rolled(pool: Pool, version: Version, surge_max: int, unavailable_max: int) -> Pool:
     if not version.name:
-        raise Refused("a version needs a name")
+        raise OrderRefused("the version has no name; give it one")
     if unread := [one for one in version.sets if one.split(".", 1)[0] in NOT_OF_WORKERS]:
-        raise Refused(f"{unread[0]}: no worker reads that; it is of the processes that were started with it")
+        raise OrderRefused(
+            f"{unread[0]}: workers do not read this setting; change it where the process that does is started"
+        )
     if version.name == pool.version.name and version != pool.version:
-        raise Refused(f"version {version.name} is something else already: choose another name")
+        raise OrderRefused(f"version {version.name} exists with other settings: choose another name")
     if surge_max < 0 or unavailable_max < 0 or surge_max + unavailable_max == 0:
-        raise Refused("an exchange needs room: let one more run (surge) or one be missing (unavailable)")
+        raise OrderRefused(
+            "surge_max and unavailable_max may not be negative, nor both 0: no worker could be replaced; "
+            "set one of them to at least 1"
+        )
     return msgspec.structs.replace(
         pool, version=version, surge_max=surge_max, unavailable_max=unavailable_max
     )
@@ -150,24 +131,27 @@ def _pool(state: ClusterState, model: str) -> Pool:
     if pool := state.pool(model):
         return pool
     names = ", ".join(p.model for p in state.pools)
-    raise Refused(f"no model {model!r} here: there is {names}" if model else f"which model? There is {names}")
+    missing = f"there is no model {model!r}" if model else "the order names no model, and there are several"
+    raise OrderRefused(f"{missing}; choose one of: {names}")
 
 
 def _replica(state: ClusterState, worker: str) -> ReplicaStatus:
     if replica := state.replica(worker):
         return replica
     names = ", ".join(r.name for r in state.replicas[:20]) or "none"
-    raise Refused(f"no worker {worker!r} here: there is {names}")
+    raise OrderRefused(f"there is no worker {worker!r}; the workers are: {names}")
 
 
 def node_of(state: ClusterState, name: str) -> NodeState:
-    """By id, the beginning of one, or a host's name that only one node has. Raises Refused."""
+    """By id, the beginning of one, or a host's name that only one node has. Raises OrderRefused."""
     found = [n for n in state.nodes if n.node == name]
     found = found or [n for n in state.nodes if name and (n.node.startswith(name) or n.host == name)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(f"{n.node[:12]} ({n.host})" for n in state.nodes[:20]) or "none"
-    raise Refused(f"{'several nodes' if found else 'no node'} {name!r} here: there is {names}")
+    raise OrderRefused(
+        f"{'several nodes match' if found else 'no node matches'} {name!r}; the nodes are: {names}"
+    )
 
 
 def _counts(counts: dict[Role, int]) -> str:
@@ -182,9 +166,9 @@ def describe(action: Action) -> str:
         case Resize(counts, model):
             return f"resize{_of(model)} to {_counts(counts)}"
         case SwitchRole(worker, role):
-            return f"flip {worker} to {role}"
+            return f"switch {worker} to {role}"
         case Drain(worker, is_replaced):
-            return f"drain {worker}" if is_replaced else f"drain {worker} without another in its place"
+            return f"drain {worker}" if is_replaced else f"drain {worker} without a replacement"
         case DrainNode(node, is_undone):
             return f"use node {node} again" if is_undone else f"drain node {node}"
         case RollOut(version, model):

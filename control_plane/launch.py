@@ -145,12 +145,12 @@ async def run_cluster(
         folder = RuntimeFolder()
         reaper = Reaper(folder.path)  # before Ray and all others are started
         store = LocalStore(config, store_command, folder)
-        cluster = _Cluster(store, folder, control_command, router_command, shutdown)
+        cluster = _ClusterProcesses(store, folder, control_command, router_command, shutdown)
         try:
             if await cluster.start():
                 cluster.log_addresses()
                 announce(cluster.ready_text())
-                cluster.tell_of_late_dashboard(announce)
+                cluster.announce_late_dashboard(announce)
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
@@ -159,7 +159,7 @@ async def run_cluster(
             reaper.close()
 
 
-class _Cluster:
+class _ClusterProcesses:
     def __init__(
         self,
         store: LocalStore,
@@ -192,7 +192,7 @@ class _Cluster:
         self._control_port = reserved_address(cluster.control_host, cluster.control_port)
         port = self._control_port.getsockname()[1]
         self._address = host_port(reachable_host(cluster.control_host), port)
-        self._folder.tell_address(self._address)
+        self._folder.write_address(self._address)
         if (node := self._store.start(self._address)) is not None:
             self._background.spawn(node.run())
         if self._router_command is not None:
@@ -316,17 +316,17 @@ class _Cluster:
         where = self._control.dashboard if self._control is not None else ""
         return f"\nDashboard: {where}" if where else ""
 
-    def tell_of_late_dashboard(self, announce: Callable[[str], None]) -> None:
+    def announce_late_dashboard(self, announce: Callable[[str], None]) -> None:
         """After the ready text, which says where it is if it is there by then."""
         control = self._control
 
-        async def tell() -> None:
+        async def announce_when_ready() -> None:
             assert control is not None
             await control.has_dashboard.wait()
             announce(self._dashboard_text().strip())
 
         if control is not None and not control.has_dashboard.is_set():
-            self._background.spawn(tell())
+            self._background.spawn(announce_when_ready())
 
     async def drain(self) -> None:
         """Router first: it refuses new requests and lets the running ones finish on the workers."""

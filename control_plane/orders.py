@@ -8,30 +8,26 @@ import msgspec
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Memory
-from control_plane.desired import (
+from baton.core.operate import (
     ClusterState,
     Decision,
-    DecisionLog,
     Drain,
     DrainNode,
     Order,
     Outcome,
     Pool,
-    Refused,
     ReplicaState,
     Resize,
     RollOut,
     Scale,
     SwitchRole,
-    describe,
-    node_of,
-    pool_after,
 )
+from control_plane.autoscaler.values import AutoscalerMemory
+from control_plane.desired import DecisionLog, OrderRefused, describe, node_of, pool_after
 from control_plane.reconcile_events import DrainWanted, ReconcileEvent, SetDesired
 
 
-class Record(msgspec.Struct, frozen=True):
+class ControlRecord(msgspec.Struct, frozen=True):
     """What must outlive the control plane: nothing else knows it."""
 
     pools: tuple[Pool, ...]
@@ -39,12 +35,12 @@ class Record(msgspec.Struct, frozen=True):
     decisions: tuple[Decision, ...] = ()
     configured: tuple[Pool, ...] = ()
     """What the configuration said then; orders for a model are kept while it says the same."""
-    memories: dict[str, Memory] = {}
+    memories: dict[str, AutoscalerMemory] = {}
     """The autoscaler's, by model."""
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingOrder:
     decision: Decision
     name: str = ""
     """Of the replica meant."""
@@ -59,10 +55,10 @@ class Orders:
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
     _configured: tuple[Pool, ...] = ()
-    memories: dict[str, Memory] = field(default_factory=dict[str, Memory])
-    _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
+    memories: dict[str, AutoscalerMemory] = field(default_factory=dict[str, AutoscalerMemory])
+    _pending: dict[int, _PendingOrder] = field(default_factory=dict[int, _PendingOrder])
 
-    def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
+    def begin(self, pools: Iterable[Pool], record: ControlRecord | None) -> SetDesired:
         """Before anything else. `pools`: as configured. `record`: of an earlier life, whose word counts
         for the models of which the configuration has not changed; what it had not finished is over."""
         self.pools = self._configured = tuple(pools)
@@ -74,9 +70,9 @@ class Orders:
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
-    def record(self) -> Record:
+    def record(self) -> ControlRecord:
         avoid, log = tuple(sorted(self.avoid)), self.log.entries
-        return Record(self.pools, avoid, log, self._configured, dict(self.memories))
+        return ControlRecord(self.pools, avoid, log, self._configured, dict(self.memories))
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float
@@ -84,7 +80,7 @@ class Orders:
         """What is decided, and what the reconciler must hear. `at_s`: Unix time."""
         try:
             pool = pool_after(order.action, state)
-        except Refused as error:
+        except OrderRefused as error:
             return self.refuse(order, str(error), at_s=at_s), []
         if order.is_advice:
             return self.log.add(order, Outcome.ADVISED, f"would {describe(order.action)}", at_s=at_s), []
@@ -99,22 +95,22 @@ class Orders:
     def refuse(self, order: Order, text: str, *, at_s: float) -> Decision:
         return self.log.add(order, Outcome.REFUSED, text, at_s=at_s)
 
-    def _followed(self, decision: Decision, state: ClusterState) -> _Pending:
+    def _followed(self, decision: Decision, state: ClusterState) -> _PendingOrder:
         match decision.action:
             case SwitchRole(worker) | Drain(worker):
                 replica = state.replica(worker)
                 assert replica is not None, worker
-                return _Pending(decision, replica.name, replica.worker_id)
+                return _PendingOrder(decision, replica.name, replica.worker_id)
             case DrainNode(node, is_undone):
                 node_id = node_of(state, node).node
                 self.avoid = self.avoid - {node_id} if is_undone else self.avoid | {node_id}
-                return _Pending(decision, node=node_id)
+                return _PendingOrder(decision, node=node_id)
             case Scale() | Resize() | RollOut():
-                return _Pending(decision)
+                return _PendingOrder(decision)
             case _:
                 assert_never(decision.action)
 
-    def _events(self, order: Order, pending: _Pending) -> Iterator[ReconcileEvent]:
+    def _events(self, order: Order, pending: _PendingOrder) -> Iterator[ReconcileEvent]:
         roles: dict[str, Role] = {}
         leaving: frozenset[WorkerId] = frozenset()
         reason = f"{order.who} ordered it{': ' + order.reason if order.reason else ''}"
@@ -143,7 +139,7 @@ class Orders:
         return ended
 
 
-def _is_as_configured(pool: Pool, record: Record, configured: Iterable[Pool]) -> bool:
+def _is_as_configured(pool: Pool, record: ControlRecord, configured: Iterable[Pool]) -> bool:
     """Whoever changes the configuration means it: that is an order, too, and a later one."""
     then = [p for p in record.configured if p.model == pool.model]
     return not then or then == [p for p in configured if p.model == pool.model]
@@ -160,7 +156,7 @@ def _interrupted(decisions: Iterable[Decision]) -> Iterator[Decision]:
             yield decision
 
 
-def _end_of(pending: _Pending, state: ClusterState) -> tuple[Outcome, str] | None:
+def _end_of(pending: _PendingOrder, state: ClusterState) -> tuple[Outcome, str] | None:
     action = pending.decision.action
     match action:
         case Scale(role, count, model):
@@ -193,7 +189,7 @@ def _end_of_sizes(state: ClusterState, model: str, counts: dict[Role, int]) -> t
     return (Outcome.DONE, "all are there") if has_all(pool, state) else None
 
 
-def _end_of_switch(pending: _Pending, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
+def _end_of_switch(pending: _PendingOrder, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
     replica = state.replica(pending.name)
     if replica is None or replica.role is not role:
         return (Outcome.FAILED, "something else was ordered since")

@@ -35,9 +35,9 @@ from baton.wire.core_driver import CoreDriver, performer, performers
 from baton.wire.crash import Crash
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
-from control_plane.autoscaler.values import Memory
+from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.desired import describe
-from control_plane.orders import Orders, Record
+from control_plane.orders import ControlRecord, Orders
 from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,10 @@ WATCH_KEEPALIVE_S = 1.0
 DRAINED = "drained"
 """Why a worker ended that was asked to: `WorkerActor.serve` says so."""
 
-DECISIONS_TOLD = 50
+DECISIONS_SHOWN = 50
 """Of the log, in each state: the latest."""
 
-TOLD_MAX = 1000
+NOTES_MAX = 1000
 """Different notes of workers that are told, and remembered."""
 
 
@@ -95,7 +95,7 @@ class ControlPlane:
         replicas: Replicas,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
-        remember: Callable[[Record], None] = lambda record: None,
+        remember: Callable[[ControlRecord], None] = lambda record: None,
         check: Callable[[str, Version], None] = lambda model, version: None,
         crash: Crash | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class ControlPlane:
         self._changed = asyncio.Event()
         self._watches = 0
         """Ever begun."""
-        self._told: set[str] = set()
+        self._logged_notes: set[str] = set()
         """Notes of workers."""
         self._drive(crash or Crash())
 
@@ -137,7 +137,7 @@ class ControlPlane:
         )
         self._replication: CoreDriver[ev.ReconcileEvent, ev.ReconcileAction] = CoreDriver(
             self.reconciler,
-            tick=ev.Tick(),
+            tick=ev.ReconcileTick(),
             performers=performers(
                 ev.ReconcileAction,
                 performer(ev.StartReplica, self._start),
@@ -177,7 +177,7 @@ class ControlPlane:
 
     # --- replicas ---------------------------------------------------------------------------------
 
-    def want(self, pools: Iterable[Pool], *, record: Record | None = None) -> None:
+    def want(self, pools: Iterable[Pool], *, record: ControlRecord | None = None) -> None:
         """Once, at the start, after `adopt`. `record`: what an earlier control plane remembered."""
         self._replica_event(self.orders.begin(pools, record))
         self._remember(self.orders.record())
@@ -191,7 +191,7 @@ class ControlPlane:
             if member.worker_id == worker.worker_id:
                 self._replica_event(ev.MemberSeen(member))
 
-    def saw_nodes(self, nodes: Iterable[NodeState]) -> None:
+    def on_nodes(self, nodes: Iterable[NodeState]) -> None:
         before, self.nodes = self.nodes, tuple(nodes)
         if before != self.nodes:
             self._notify()
@@ -230,7 +230,7 @@ class ControlPlane:
             pools=self.orders.pools,
             replicas=tuple(self.reconciler.status(now_s=time.monotonic())),
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
-            decisions=self.orders.log.entries[-DECISIONS_TOLD:],
+            decisions=self.orders.log.entries[-DECISIONS_SHOWN:],
             is_settled=self.reconciler.is_settled,
             autoscale=self.autoscale,
             routers=tuple(
@@ -249,17 +249,17 @@ class ControlPlane:
     # --- for who scales ---------------------------------------------------------------------------
 
     @property
-    def memories(self) -> Mapping[str, Memory]:
+    def memories(self) -> Mapping[str, AutoscalerMemory]:
         """What the autoscaler learnt, by model."""
         return self.orders.memories
 
-    def remember(self, memories: Mapping[str, Memory]) -> None:
+    def remember(self, memories: Mapping[str, AutoscalerMemory]) -> None:
         self.orders.memories = {**self.orders.memories, **memories}
         self._remember(self.orders.record())
 
     # --- processes --------------------------------------------------------------------------------
 
-    def exited(self, worker_id: WorkerId, reason: BaseException | str) -> None:
+    def on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         """The process is known to be dead: routers hear at once, not after a lease."""
         if isinstance(reason, SetupError) and not self.setup_error.done():
             self.setup_error.set_result(str(reason))
@@ -286,7 +286,7 @@ class ControlPlane:
         member = change.member
         where = (member.worker_id, member.address, member.metrics_address)
         log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
-        self._tell_notes(member)
+        self._log_notes(member)
         self._replica_event(ev.MemberSeen(member))
 
     def _on_suspected(self, change: mb.Suspected) -> None:
@@ -297,12 +297,12 @@ class ControlPlane:
         log.warning("worker %s is silent", change.member.worker_id)
         self._replica_event(ev.LeaseLapsed(change.member.worker_id))
 
-    def _tell_notes(self, member: Member) -> None:
+    def _log_notes(self, member: Member) -> None:
         """Each once: replicas mostly say the same, and again after every restart."""
         for note in member.notes:
-            if note in self._told or len(self._told) >= TOLD_MAX:
+            if note in self._logged_notes or len(self._logged_notes) >= NOTES_MAX:
                 continue
-            self._told.add(note)
+            self._logged_notes.add(note)
             level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
             log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 

@@ -78,7 +78,7 @@ KILL_S = 2.0
 
 
 @dataclass(slots=True)
-class _Replica:
+class _RayActor:
     handle: Any
     watcher: asyncio.Task[None] | None = None
     process: psutil.Process | None = None
@@ -104,7 +104,7 @@ class RayReplicas:
         self._actor_class, self._on_exit = actor_class, on_exit
         self._configs, self._worker_count = each_model(config), worker_count(config)
         self._home, self.is_local = home, is_local
-        self._replicas: dict[WorkerId, _Replica] = {}
+        self._replicas: dict[WorkerId, _RayActor] = {}
 
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
         """Does not wait. How it went is told by the directory, or by `on_exit`. `avoid`: nodes."""
@@ -125,7 +125,7 @@ class RayReplicas:
         self._follow(spec.worker_id, handle)
 
     def _follow(self, worker_id: WorkerId, handle: Any) -> None:
-        replica = self._replicas[worker_id] = _Replica(handle)
+        replica = self._replicas[worker_id] = _RayActor(handle)
         replica.watcher = asyncio.create_task(self._watch(worker_id, replica), name=worker_id)
 
     async def survivors(self, control_address: str) -> list[tuple[WorkerId, WorkerIdentity]]:
@@ -147,7 +147,7 @@ class RayReplicas:
                 identity: WorkerIdentity = await handle.identity.remote()
         except TimeoutError:
             log.warning("%s, which was there before, does not answer: killing it", worker_id)
-            self._kill_actor(_Replica(handle))
+            self._kill_actor(_RayActor(handle))
             return None
         except Exception as error:  # it died since it was listed
             log.info("%s, which was there before, is gone: %s", worker_id, first_line(error))
@@ -191,7 +191,7 @@ class RayReplicas:
         _sigkill(replica.process)
         self._kill_actor(replica)
 
-    def _kill_actor(self, replica: _Replica) -> None:
+    def _kill_actor(self, replica: _RayActor) -> None:
         if self._home.is_lost:
             return
         try:
@@ -209,7 +209,7 @@ class RayReplicas:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
 
-    async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
+    async def _watch(self, worker_id: WorkerId, replica: _RayActor) -> None:
         serving = replica.handle.serve.remote()
         reason: BaseException | str
         try:

@@ -26,14 +26,14 @@ from control_plane.reconcile_events import (
     MemberSilent,
     ReconcileAction,
     ReconcileEvent,
+    ReconcileTick,
     ReplicaExited,
     RestartPolicy,
     SetDesired,
     StartReplica,
     SwitchReplicaRole,
-    Tick,
 )
-from control_plane.targets import Have, add_count, names_of, retirements, switches
+from control_plane.targets import ReplicaSummary, add_count, names_of, retirements, switches
 
 __all__ = ("KILL_CONFIRM_S", "Reconciler", "ReplicaState", "RestartPolicy")
 
@@ -55,7 +55,7 @@ _ON_ITS_WAY_OUT = (_P.DRAINING, _P.KILLING)
 
 
 @dataclass(slots=True)
-class _Replica:
+class _ReplicaEntry:
     name: str
     model: str
     role: Role
@@ -82,8 +82,8 @@ class _Replica:
     def state(self) -> ReplicaState:
         return self.life.state
 
-    def have(self) -> Have:
-        return Have(self.name, self.role, self.state, self.version.name, self.is_wanted)
+    def have(self) -> ReplicaSummary:
+        return ReplicaSummary(self.name, self.role, self.state, self.version.name, self.is_wanted)
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Reconciler:
     _pools: tuple[Pool, ...] = ()
     _avoided: frozenset[str] = frozenset()
     """Nodes."""
-    _replicas: dict[str, _Replica] = field(default_factory=dict[str, _Replica])
+    _replicas: dict[str, _ReplicaEntry] = field(default_factory=dict[str, _ReplicaEntry])
     _start_count: int = 0
 
     @property
@@ -116,7 +116,7 @@ class Reconciler:
     def status(self, *, now_s: float = 0.0) -> list[ReplicaStatus]:
         return [self._state(r, now_s) for _, r in sorted(self._replicas.items())]
 
-    def _state(self, r: _Replica, now_s: float) -> ReplicaStatus:
+    def _state(self, r: _ReplicaEntry, now_s: float) -> ReplicaStatus:
         since_s, _, reason = r.life.history[-1]
         if r.state is _P.RUNNING and r.adopted_since_s is not None:
             since_s = r.adopted_since_s
@@ -165,7 +165,7 @@ class Reconciler:
                 if replica and replica.state in _SERVING:
                     replica.is_excused = True
                     yield self._drain(replica, drain_reason, now_s)
-            case Tick():
+            case ReconcileTick():
                 pass
             case _:
                 assert_never(event)
@@ -180,13 +180,13 @@ class Reconciler:
                 yield from self._retire(replica, "it was ordered to go", now_s)
         yield from self._leave_nodes(now_s)
 
-    def _of(self, worker_id: WorkerId) -> _Replica | None:
+    def _of(self, worker_id: WorkerId) -> _ReplicaEntry | None:
         """The replica whose current life this is."""
         return next((r for r in self._replicas.values() if r.worker_id == worker_id), None)
 
     # --- what workers do ----------------------------------------------------------------------------
 
-    def _seen(self, replica: _Replica, member: Member, now_s: float) -> Iterator[ReconcileAction]:
+    def _seen(self, replica: _ReplicaEntry, member: Member, now_s: float) -> Iterator[ReconcileAction]:
         replica.member = member
         match replica.state:
             case _P.STARTING:
@@ -212,7 +212,7 @@ class Reconciler:
             return
         life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
         life.to(_P.STARTING, now_s=now_s, cause="it was there before this control plane")
-        self._replicas[name] = _Replica(
+        self._replicas[name] = _ReplicaEntry(
             name,
             event.model,
             event.role,
@@ -223,7 +223,7 @@ class Reconciler:
             adopted_since_s=now_s - event.age_s,
         )
 
-    def _exited(self, replica: _Replica, reason: str, now_s: float) -> None:
+    def _exited(self, replica: _ReplicaEntry, reason: str, now_s: float) -> None:
         served_s = 0.0 if replica.serving_since_s is None else now_s - replica.serving_since_s
         was_ordered = replica.is_excused or replica.state is _P.DRAINING
         if was_ordered or served_s >= self.policy.stable_s:
@@ -263,16 +263,16 @@ class Reconciler:
             prefix = replica_prefix(pool.model, models) if len(models) > 1 else ""
             for name in names_of(prefix, role, count, taken=self._replicas):
                 life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
-                self._replicas[name] = _Replica(name, pool.model, role, pool.version, life, due_s=now_s)
+                self._replicas[name] = _ReplicaEntry(name, pool.model, role, pool.version, life, due_s=now_s)
 
-    def _have(self, model: str) -> list[Have]:
+    def _have(self, model: str) -> list[ReplicaSummary]:
         return [r.have() for _, r in sorted(self._replicas.items()) if r.model == model]
 
-    def _match_role(self, replica: _Replica, now_s: float) -> Iterator[ReconcileAction]:
-        member, told = replica.member, replica.switches_to
+    def _match_role(self, replica: _ReplicaEntry, now_s: float) -> Iterator[ReconcileAction]:
+        member, ordered = replica.member, replica.switches_to
         if member is None or replica.state not in (_P.RUNNING, _P.SWITCHING):
             return
-        if (told if replica.state is _P.SWITCHING else member.role) is replica.role:
+        if (ordered if replica.state is _P.SWITCHING else member.role) is replica.role:
             return
         reason = f"a {replica.role} worker is wanted more than a {member.role} worker"
         if replica.state is _P.RUNNING:
@@ -288,7 +288,7 @@ class Reconciler:
                 replica.is_excused = True
                 yield self._drain(replica, "its node is drained", now_s)
 
-    def _retire(self, replica: _Replica, reason: str, now_s: float) -> Iterator[ReconcileAction]:
+    def _retire(self, replica: _ReplicaEntry, reason: str, now_s: float) -> Iterator[ReconcileAction]:
         replica.is_wanted = False
         if replica.state is _P.WAITING:
             del self._replicas[replica.name]
@@ -318,7 +318,7 @@ class Reconciler:
                 case _P.RUNNING | _P.SUSPECT:
                     raise AssertionError(f"{replica.name} serves and has a due time")
 
-    def _start(self, replica: _Replica, now_s: float) -> StartReplica:
+    def _start(self, replica: _ReplicaEntry, now_s: float) -> StartReplica:
         self._start_count += 1
         worker_id = WorkerId(f"{replica.name}.{self.life}{self._start_count:x}")
         replica.worker_id = worker_id
@@ -328,16 +328,16 @@ class Reconciler:
         avoid = tuple(sorted(self._avoided))
         return StartReplica(worker_id, replica.role, reason, replica.model, replica.version, avoid)
 
-    def _drain(self, replica: _Replica, reason: str, now_s: float) -> DrainReplica:
+    def _drain(self, replica: _ReplicaEntry, reason: str, now_s: float) -> DrainReplica:
         replica.life.to(_P.DRAINING, now_s=now_s, cause=reason)
         replica.due_s = now_s + self.policy.drain_timeout_s
         return DrainReplica(self._id(replica), reason)
 
-    def _kill(self, replica: _Replica, reason: str, now_s: float) -> KillReplica:
+    def _kill(self, replica: _ReplicaEntry, reason: str, now_s: float) -> KillReplica:
         replica.life.to(_P.KILLING, now_s=now_s, cause=reason)
         replica.due_s = now_s + KILL_CONFIRM_S
         return KillReplica(self._id(replica), reason)
 
-    def _id(self, replica: _Replica) -> WorkerId:
+    def _id(self, replica: _ReplicaEntry) -> WorkerId:
         assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.history)}"
         return replica.worker_id

@@ -66,12 +66,19 @@ class DrainWanted(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Tick(msgspec.Struct, frozen=True):
+class ReconcileTick(msgspec.Struct, frozen=True):
     """The time `next_tick_s` named has come (or an earlier one: harmless)."""
 
 
 ReconcileEvent = (
-    SetDesired | Adopted | ReplicaExited | LeaseLapsed | MemberSilent | MemberSeen | DrainWanted | Tick
+    SetDesired
+    | Adopted
+    | ReplicaExited
+    | LeaseLapsed
+    | MemberSilent
+    | MemberSeen
+    | DrainWanted
+    | ReconcileTick
 )
 
 # --- actions --------------------------------------------------------------------------------------

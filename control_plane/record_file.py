@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from control_plane.orders import Record
+from control_plane.orders import ControlRecord
 
 log = logging.getLogger(__name__)
 
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(ControlRecord)
 
 
 class RecordFile:
@@ -19,7 +19,7 @@ class RecordFile:
         """None: nothing is remembered."""
         self._path = path
 
-    def read(self) -> Record | None:
+    def read(self) -> ControlRecord | None:
         """None: there is none, or none that can be read."""
         if self._path is None:
             return None
@@ -31,7 +31,7 @@ class RecordFile:
             log.warning("what was ordered before is forgotten, %s cannot be read: %s", self._path, error)
             return None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: ControlRecord) -> None:
         """Whole or not at all. A file that cannot be written costs memory of orders only, and is told."""
         if self._path is None:
             return

@@ -55,7 +55,7 @@ class RuntimeFolder:
     def dashboard_sessions(self) -> Path:
         return self.path / DASHBOARD_SESSIONS_NAME
 
-    def tell_address(self, address: str) -> None:
+    def write_address(self, address: str) -> None:
         """For commands on this machine."""
         (self.path / ADDRESS_NAME).write_text(address, encoding="utf-8")
 

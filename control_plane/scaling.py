@@ -20,7 +20,7 @@ from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane.autoscaler.live import LiveAutoscaler
 from control_plane.autoscaler.settings import objectives_of, settings_of
-from control_plane.autoscaler.values import Memory, Settings
+from control_plane.autoscaler.values import AutoscalerMemory, AutoscalerSettings
 from control_plane.desired import Operations
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ class Remembering(Operations, Protocol):
     meter: Meter
 
     @property
-    def memories(self) -> Mapping[str, Memory]: ...
+    def memories(self) -> Mapping[str, AutoscalerMemory]: ...
 
-    def remember(self, memories: Mapping[str, Memory]) -> None:
+    def remember(self, memories: Mapping[str, AutoscalerMemory]) -> None:
         """For the next life of the control plane."""
         ...
 
@@ -60,7 +60,7 @@ def scaled_roles(config: Config) -> set[Role]:
     return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.AGGREGATED}
 
 
-def live_settings(config: Config) -> dict[str, Settings]:
+def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
     """By model; empty where nobody scales. Raises SetupError."""
     if config.autoscale.mode == "off":
         return {}
@@ -76,30 +76,30 @@ def live_settings(config: Config) -> dict[str, Settings]:
     }
 
 
-class _Scaled:
+class _ScaledModel:
     """One model's autoscaler, and what was said of its blindness."""
 
     def __init__(self, live: LiveAutoscaler) -> None:
         self.live = live
         self.workers_max = live.settings.workers_max
         """Of this model alone; 0: any."""
-        self._blind, self._is_blind_told = "", False
+        self._blind, self._is_logged = "", False
 
-    def tell_blindness(self, text: str) -> None:
+    def log_blindness(self, text: str) -> None:
         """Once, when it lasts: routers come and go."""
-        if text and text == self._blind and not self._is_blind_told:
+        if text and text == self._blind and not self._is_logged:
             log.warning("the autoscaler decides nothing for %s: %s", self.live.model, text)
-        self._is_blind_told = bool(text) and text == self._blind
+        self._is_logged = bool(text) and text == self._blind
         self._blind = text
 
 
-class Scaling:
+class AutoscalerRunner:
     """`baton.wire.demand.DemandHandler`; `run` where `autoscale.mode` is not off. Models are scaled each by
     itself, at the same times."""
 
     def __init__(
         self,
-        settings: Mapping[str, Settings],
+        settings: Mapping[str, AutoscalerSettings],
         plane: Remembering,
         *,
         workers_max: int = 0,
@@ -112,7 +112,7 @@ class Scaling:
         self._remembered_s = clock()
         self._workers_max = workers_max if len(settings) > 1 else 0
         self._models = deque(
-            _Scaled(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
+            _ScaledModel(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
         )
 
     @property
@@ -127,7 +127,7 @@ class Scaling:
         live = self._of(report.model)
         if live is None:
             return DemandHeard(EVERY_S_MAX)
-        live.heard(report, now_s=self._clock())
+        live.on_report(report, now_s=self._clock())
         if not live.is_at_zero(self._plane.state()):
             return DemandHeard(min(EVERY_S_MAX, live.settings.interval_s / REPORTS_PER_INTERVAL))
         if report.queued and not live.settings.is_advice:
@@ -155,12 +155,12 @@ class Scaling:
         """Phases of replicas, as they change."""
         async for state in self._plane.changes():
             for one in self._models:
-                one.live.saw(state, now_s=self._clock())
+                one.live.on_state(state, now_s=self._clock())
 
     def look(self) -> list[Decision]:
         """One interval is over. What was ordered or advised, if anything was. Whose turn it is first goes
         round: where the room for all is short, nobody is always the last to be asked."""
-        decisions = [decision for one in self._models if (decision := self._look_at(one)) is not None]
+        decisions = [decision for one in self._models if (decision := self._decide(one)) is not None]
         self._plane.autoscale = tuple(
             sorted((one.live.state() for one in self._models), key=lambda state: state.model)
         )
@@ -171,19 +171,19 @@ class Scaling:
             self._plane.remember({one.live.model: self._memory(one.live, now_s) for one in self._models})
         return decisions
 
-    def _memory(self, live: LiveAutoscaler, now_s: float) -> Memory:
+    def _memory(self, live: LiveAutoscaler, now_s: float) -> AutoscalerMemory:
         return msgspec.structs.replace(live.memory(now_s=now_s), saved_at_s=time.time())
 
-    def _look_at(self, one: _Scaled) -> Decision | None:
+    def _decide(self, one: _ScaledModel) -> Decision | None:
         live, plane, now_s = one.live, self._plane, self._clock()
         state = plane.state()
-        live.saw(state, now_s=now_s)
+        live.on_state(state, now_s=now_s)
         if self._workers_max:
             live.limit(room_for(live.model, state, self._workers_max, own_max=one.workers_max))
         order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
         after = live.state()
-        one.tell_blindness(after.text)
+        one.log_blindness(after.text)
         self._count(after, order, decision)
         return decision
 

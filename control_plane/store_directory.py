@@ -19,15 +19,15 @@ class StoreDirectory(MemoryDirectory):
 
     def __init__(self, config: StoreConfig, *, meter: Meter) -> None:
         super().__init__(entries_max=config.directory_entries_max, on_change=_log)
-        self._meter, self._told_dropped = meter, 0
+        self._meter, self._counted_dropped = meter, 0
 
     def count(self) -> None:
         """To the metrics; called before they are rendered."""
         book = self.book
         self._meter.set(catalogue.STORE_NODES, len(book.members))
         self._meter.set(catalogue.DIRECTORY_ENTRIES, book.entry_count)
-        self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._told_dropped)
-        self._told_dropped = book.dropped_count
+        self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._counted_dropped)
+        self._counted_dropped = book.dropped_count
 
 
 async def check_directory(config: StoreConfig) -> None:

@@ -15,7 +15,7 @@ from baton.core.operate import Pool, ReplicaState
 _P = ReplicaState
 
 
-class Have(msgspec.Struct, frozen=True):
+class ReplicaSummary(msgspec.Struct, frozen=True):
     """A replica, as far as it matters here."""
 
     name: str
@@ -32,7 +32,7 @@ _RETIRED_FIRST = (_P.WAITING, _P.KILLING, _P.DRAINING, _P.STARTING, _P.SUSPECT, 
 """What is of least use."""
 
 
-def switches(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
+def switches(pool: Pool, have: Sequence[ReplicaSummary]) -> Iterator[tuple[str, Role]]:
     """Replicas that shall change their role, and to which. Not while versions are exchanged: surplus and
     lack are on purpose then."""
     if _is_rolling(pool, have):
@@ -46,7 +46,7 @@ def switches(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
     yield from ((h.name, role) for h, role in zip(able, lack, strict=False))
 
 
-def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[str, str]]:
+def retirements(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> Iterator[tuple[str, str]]:
     """Replicas that shall go, and why."""
     wanted = [h for h in have if h.is_wanted and h.role is role]
     count, old = pool.count(role), [h for h in wanted if h.version != pool.version.name]
@@ -69,7 +69,7 @@ def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[
             yield h.name, f"version {pool.version.name} takes its place"
 
 
-def add_count(pool: Pool, role: Role, have: Sequence[Have]) -> int:
+def add_count(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> int:
     """Replicas that shall come. While versions are exchanged, those that still leave take room too."""
     mine = [h for h in have if h.role is role]
     count, wanted = pool.count(role), sum(h.is_wanted for h in mine)
@@ -82,11 +82,11 @@ def add_count(pool: Pool, role: Role, have: Sequence[Have]) -> int:
     return max(0, min(goal - wanted, count + pool.surge_max - len(mine)))
 
 
-def _is_rolling(pool: Pool, have: Sequence[Have]) -> bool:
+def _is_rolling(pool: Pool, have: Sequence[ReplicaSummary]) -> bool:
     return any(h.version != pool.version.name for h in have)
 
 
-def _ranked(have: Sequence[Have], order: Sequence[ReplicaState]) -> list[Have]:
+def _ranked(have: Sequence[ReplicaSummary], order: Sequence[ReplicaState]) -> list[ReplicaSummary]:
     """By phase, and within one the youngest name first."""
     return sorted(
         have, key=lambda h: (order.index(h.state) if h.state in order else len(order), _young(h.name))

@@ -45,7 +45,7 @@ class KVReader:
         return self._sessions.count
 
     def send(self, owner: PeerRef, message: ReaderMessage) -> None:
-        """In order. If it cannot be delivered, `source_lost` says so."""
+        """Send messages in order. If one cannot be delivered, `source_lost` says so."""
         self._sessions.send(owner.worker_id, message, lambda: self._session(owner))
 
     def start_read(self, read: BlockRead) -> None:

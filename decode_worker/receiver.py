@@ -80,7 +80,7 @@ class _Waiting:
     hashes: list[BlockHash]
     """Hashes of all full blocks."""
     room_by_s: float
-    """Until then it may wait for blocks."""
+    """The time until which it may wait for blocks."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

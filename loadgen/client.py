@@ -1,8 +1,8 @@
-"""A lean HTTP/1.1 client for streamed answers: one connection per request, none is ever reused.
+"""A lean HTTP/1.1 client for streamed answers. It opens one connection per request and reuses none.
 
-So every request pays a connect, as a new user does, and no pool can hold back a request whose instant has
-come. `httptools` parses: what is spent per event shows as our own lateness when thousands of tokens per
-second arrive.
+Every request pays for a connect, as a new user's does, and no connection pool can hold back a request whose
+instant has come. `httptools` parses the responses, because CPU time spent per event adds to our own lateness
+at thousands of tokens per second.
 """
 
 import asyncio
@@ -28,16 +28,17 @@ _REFUSALS = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go; made by `parse_url`."""
+    """The server that requests go to; made by `parse_url`."""
 
     host: str
     port: int
     prefix: str
-    """Path before `/v1`, without a slash at its end."""
+    """The path before `/v1`, without a trailing slash."""
     tls: ssl.SSLContext | None
     api_key: str = ""
     says_done: bool = True
-    """Ends its streams with `[DONE]`; else a finish reason and the end of the HTTP body are the end."""
+    """True if the server ends its streams with `[DONE]`. Otherwise a finish reason and the end of the HTTP
+    body end a stream."""
 
     @property
     def origin(self) -> str:
@@ -47,7 +48,7 @@ class Server:
 
 
 def parse_url(url: str, *, api_key: str = "") -> Server:
-    """`http://host:port`, with or without `/v1`. Raises SetupError."""
+    """Parse `http://host:port`, with or without `/v1`. Raises SetupError."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port
@@ -71,7 +72,7 @@ def request_bytes(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A whole POST, head and body. `api_key` None: the server's."""
+    """The bytes of a whole POST, head and body. `api_key` None uses the server's key."""
     key = server.api_key if api_key is None else api_key
     extra = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
     more = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
@@ -84,7 +85,7 @@ def request_bytes(
 
 
 class _Response:
-    """httptools' callbacks; the parser calls them from `feed`."""
+    """The callbacks of httptools; the parser calls them from `feed`."""
 
     def __init__(self, record: Record, *, says_done: bool, answer: Answer | None) -> None:
         self._stream = OpenAIStream(record, says_done=says_done, answer=answer)
@@ -101,7 +102,7 @@ class _Response:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            # An exception of ours that went through the parser comes out as one of its own.
+            # The parser wraps an exception of ours in one of its own.
             raise self._fault or StreamFault(ErrorKind.STREAM_GARBAGE, f"not HTTP: {error}") from None
 
     @property
@@ -125,7 +126,7 @@ class _Response:
         self.is_complete = True
 
     def end(self, record: Record, *, now_s: float) -> None:
-        """Nothing more comes: set the outcome, or raise StreamFault."""
+        """The stream has ended: set the outcome, or raise StreamFault."""
         if self.status is None:
             raise StreamFault(ErrorKind.CONNECT, "the connection ended before an answer")
         if self.status == 200:
@@ -138,7 +139,8 @@ class _Response:
         raise StreamFault(ErrorKind.HTTP, detail)
 
     def close(self) -> None:
-        """Parser and callbacks hold each other: without this, only the garbage collector would free them."""
+        """Break the cycle between parser and callbacks, which only the garbage collector would free
+        otherwise."""
         del self._parser
 
     def _error_detail(self) -> str:
@@ -158,9 +160,11 @@ async def send(
     hang_up: HangUp | None = None,
     answer: Answer | None = None,
 ) -> None:
-    """One request from connect to end; fills the record, and raises nothing but cancellation.
+    """Send one request, from connect to the end of the answer. Fills the record, and raises nothing but
+    cancellation.
 
-    `timeout_s` counts from now. `hang_up`: when the user loses patience. `answer` collects what was said.
+    `timeout_s` counts from now. `disconnect` says when the user gives up. `answer` collects the text of the
+    answer.
     """
     record.sent_s = time.monotonic()
     exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), hang_up)
@@ -193,12 +197,12 @@ def _fail(record: Record, kind: ErrorKind, detail: str) -> None:
 
 
 class _HungUp(Exception):
-    """The user lost patience."""
+    """The user gave up."""
 
 
 @asynccontextmanager
 async def _patience(exchange: "_Exchange", record: Record, hang_up: HangUp | None) -> AsyncGenerator[None]:
-    """Ends the body with _HungUp when `after_s` has passed since the planned instant."""
+    """End the body with _Disconnected when `after_s` has passed since the planned instant."""
     if hang_up is None or hang_up.after_s is None:
         yield
         return
@@ -213,7 +217,7 @@ async def _patience(exchange: "_Exchange", record: Record, hang_up: HangUp | Non
 
 
 class _Exchange(asyncio.Protocol):
-    """Writes the message, feeds the response; `over` says that nothing more is to come."""
+    """Writes the message and feeds the response; `over` is done when nothing more will come."""
 
     def __init__(self, message: bytes, response: _Response, hang_up: HangUp | None) -> None:
         self._message = message
@@ -227,7 +231,7 @@ class _Exchange(asyncio.Protocol):
         self._transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
-        if self.over.done():  # also: what still came after abort
+        if self.over.done():  # also true for data that arrives after the abort
             return
         try:
             self.response.feed(data, now_s=time.monotonic())
@@ -248,13 +252,13 @@ class _Exchange(asyncio.Protocol):
             self.over.set_exception(exc)
 
     def end(self, record: Record) -> None:
-        """Nothing more comes: set the outcome, or raise StreamFault."""
+        """The connection has ended: set the outcome, or raise StreamFault."""
         self.response.end(record, now_s=time.monotonic())
 
     def abort(self) -> None:
-        # abort, not close: nothing more is to be said, and closing TLS politely could take for ever.
+        # Abort instead of close: there is nothing left to send, and an orderly TLS close could take for ever.
         if self._transport is not None:
             self._transport.abort()
         self.response.close()
         if self.over.done() and not self.over.cancelled():
-            self.over.exception()  # asked for, so that nobody warns of one that came too late
+            self.over.exception()  # retrieve a late exception, so that asyncio does not warn about it

@@ -1,4 +1,5 @@
-"""Several sending processes, from the side of the parent: begun at one instant, heard, and stopped."""
+"""The parent's side of several sender processes: it starts them at one instant, receives their updates, and
+stops them."""
 
 import asyncio
 import signal
@@ -23,7 +24,8 @@ END_TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class News:
-    """From a child, a few times per second; after the last, its health."""
+    """An update that a sender process sends a few times per second. After the last one it sends its
+    health."""
 
     sent: list[Record]
     ended: list[Record]
@@ -39,7 +41,8 @@ class _Child:
 
 
 class Conductor:
-    """`run` ends when all children have; `stop` makes that soon; `close` leaves none behind."""
+    """Sender processes. `run` ends when all of them have ended, `stop` makes that happen soon, and `close`
+    leaves none behind."""
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Conductor:
         *,
         timeout_s: float,
     ) -> None:
-        """`timeout_s`: until the last child must be ready."""
+        """`timeout_s` is the time until the last process must be ready."""
         self.records: list[Record] = []
         self.is_stopped = False
         self._observer = observer
@@ -57,7 +60,8 @@ class Conductor:
         self._ready, self._over = asyncio.Event(), asyncio.Event()
         self._children: list[_Child] = []
         context = get_context("spawn")
-        with _interrupts_ignored():  # by the children, which inherit it: the parent hears them, and tells
+        # the children inherit this; only the parent handles Ctrl-C and stops them
+        with _interrupts_ignored():
             for job in jobs:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=child_main, args=(job, theirs), daemon=True)
@@ -70,11 +74,11 @@ class Conductor:
         return [c.health for c in self._children if c.health is not None]
 
     async def run(self) -> None:
-        """Raises SetupError: a child did not start, or ended before its requests did."""
+        """Raises SetupError if a child did not start, or ended before its requests did."""
         loop = asyncio.get_running_loop()
         for child in self._children:
             loop.add_reader(child.link.fileno(), self._hear, child)
-            # Sockets that end with an error (the child had not read all) are not reported by uvloop.
+            # uvloop does not report sockets that end with an error, such as a child that left data unread.
             loop.add_reader(child.process.sentinel, self._gone, child)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -90,7 +94,7 @@ class Conductor:
             raise SetupError("a sending process ended before its requests did; nothing is reported")
 
     def stop(self) -> None:
-        """Requests that run are cut off; the children end by themselves."""
+        """Stop the children: requests that are running are cut off, and each process ends by itself."""
         if not self.is_stopped:
             self.is_stopped = True
             self._ready.set()
@@ -107,29 +111,29 @@ class Conductor:
     def _tell(self, what: object) -> None:
         for child in self._children:
             if not child.is_over:
-                with suppress(OSError):  # it is gone, which is heard as well
+                with suppress(OSError):  # the child is gone, which is noticed elsewhere
                     child.link.send(what)
 
     def _hear(self, child: _Child) -> None:
         try:
-            told = child.link.recv()
+            message = child.link.recv()
         except (EOFError, OSError):
-            told = None
-        if isinstance(told, News):
-            for record in told.sent:
+            message = None
+        if isinstance(message, News):
+            for record in message.sent:
                 self._observer.on_sent(record)
-            for record in told.ended:
+            for record in message.ended:
                 self._observer.on_ended(record)
-            self.records += told.ended
-        elif told == READY:
+            self.records += message.ended
+        elif message == READY:
             child.is_ready = True
             if all(c.is_ready for c in self._children):
                 self._ready.set()
         else:
-            self._ended(child, told if isinstance(told, ClientHealth) else None)
+            self._ended(child, message if isinstance(message, ClientHealth) else None)
 
     def _gone(self, child: _Child) -> None:
-        """Its process is over: what it still said is read, and then nothing more comes."""
+        """A child has ended. Its last messages are read first."""
         while not child.is_over:
             self._hear(child)
         asyncio.get_running_loop().remove_reader(child.process.sentinel)
@@ -138,7 +142,7 @@ class Conductor:
         asyncio.get_running_loop().remove_reader(child.link.fileno())
         child.is_over = True
         child.health = health
-        if health is None:  # without its share the rest is not worth sending
+        if health is None:  # a run without this child's share is of no use
             self._ready.set()
             self._tell(STOP)
         if all(c.is_over for c in self._children):

@@ -1,4 +1,5 @@
-"""Users who do not wait for the whole answer. Pure, seeded: which request is hung up on, and when."""
+"""Users who disconnect before the whole answer has come. Pure and seeded: it decides which requests are cut
+off, and when."""
 
 import random
 from dataclasses import dataclass
@@ -8,19 +9,20 @@ from baton.core.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """The client closes the connection at whichever comes first."""
+    """The client closes the connection at whichever limit comes first."""
 
     after_tokens: int | None = None
     after_s: float | None = None
-    """Since the planned instant, answered or not."""
+    """Seconds since the planned instant, whether or not an answer has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangUps:
-    """A share of all requests, drawn by their row in the trace: the same ones in every run of a seed.
+    """A share of all requests, drawn by their row in the trace, so that a seed always cuts off the same ones.
 
-    With `mean_s` the user's patience is exponential with that mean; without, it ends after a number of
-    answer tokens that is uniform over the answer's length. A request that ends before is none.
+    With `mean_s` the user's patience is exponential with that mean. Without it, the user disconnects after a
+    number of answer tokens that is uniform over the answer's length. A request that ends earlier is not cut
+    off.
     """
 
     share: float = 0.0
@@ -34,7 +36,7 @@ class HangUps:
             raise SetupError(f"--cancel-after {self.mean_s:g}: must be above 0")
 
     def of(self, row: int, output_tokens: int) -> HangUp | None:
-        """None: this request is waited for."""
+        """None if the client waits for this request."""
         if not self.share:
             return None
         rng = random.Random(f"hang up {self.seed} {row}")

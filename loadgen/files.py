@@ -1,8 +1,8 @@
-"""Reports and records in files: written as `baton.files.outputs` says, read back as they were.
+"""Files of reports and records, written as `baton.files.outputs` says and read back unchanged.
 
-A report is one JSON object (`schema` names its version). Records are JSON lines, the settings first, then a
-line per request: what is needed to judge the run by other objectives. Instants there count from the first
-planned one and are rounded to microseconds. Names that end in `.gz` are compressed.
+A report is one JSON object, and `schema` names its version. Records are JSON lines: the settings first, then
+one line per request, with what is needed to judge the run by other objectives. Instants in records count from
+the first planned one and are rounded to microseconds. Files whose names end in `.gz` are compressed.
 """
 
 import gzip
@@ -24,7 +24,7 @@ _INSTANTS = ("planned_s", "sent_s", "ended_s", "trace_instant_s")
 
 
 class _Head(msgspec.Struct):
-    """First line of a file of records."""
+    """The first line of a file of records."""
 
     schema: str
     settings: Settings
@@ -65,9 +65,9 @@ def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[byt
         for name in _INSTANTS:
             line[name] = None if line[name] is None else round(line[name] - origin_s, 6)
         line["token_instants_s"] = [round(at_s - origin_s, 6) for at_s in record.token_instants_s]
-        told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
-        # A simulator's numbers may be numpy's.
-        yield orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        changed = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
+        # A simulator's numbers may be numpy types.
+        yield orjson.dumps(changed, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
 
 
 _DEFAULTS: dict[str, object] = {
@@ -76,10 +76,10 @@ _DEFAULTS: dict[str, object] = {
 
 
 def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Sequence[float] = ()) -> Report:
-    """A report, or one made from records.
+    """A report that was stored, or one made from records.
 
-    `change` replaces settings (objectives, say) and `scales` asks for these SLO scales; both need records.
-    Raises SetupError: not there, not ours, or another version's.
+    `change` replaces settings (such as objectives) and `scales` asks for these SLO scales; both need records.
+    Raises SetupError if the file is missing, is not ours, or has another version.
     """
     content = _read(path)
     first = content[: content.find(b"\n") + 1] or content

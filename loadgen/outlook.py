@@ -1,4 +1,4 @@
-"""Is a run still of use to a search? Pure."""
+"""Stops a run of a search early once its goal is out of reach. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +16,10 @@ class Outlook:
     attain: float
     warm_up: int = 0
     sees_tokens: bool = True
-    """Records of running requests show their tokens; not so when other processes send."""
+    """True if records of running requests show their tokens, which they do not if other processes send."""
     missed: int = 0
     gave_up: bool = False
-    """`wants_stop` has said so."""
+    """True once `wants_stop` has returned True."""
     _running: dict[int, Record] = field(default_factory=dict[int, Record])
 
     def sent(self, record: Record) -> None:

@@ -1,4 +1,5 @@
-"""One replay, and many of them for a search: plans against a server, watched, and made into reports."""
+"""Runs one replay, or the many replays of a search: sends plans to a server, watches them, and makes
+reports."""
 
 import time
 from dataclasses import dataclass, replace
@@ -44,25 +45,23 @@ IDLE_TRIALS = 3
 IDLE_SLACK_S = 0.02
 WARM_UP_SHARE = 0.05
 DISTURBED_MAX = 3
-"""Runs in which the load generator did not keep up; then one is taken as it is, with its warning."""
+"""Runs in which the load generator may fail to keep up. The next one is taken as it is, with its warning."""
 _SEARCH = typer.Option(
-    "--search", help="Look for the highest rate at which --attain of the requests meet both."
+    "--search", help="Find the highest rate at which --attain of the requests meet both targets."
 )
-_RESOLUTION = typer.Option(min=0.005, max=0.5, help="Of --search: the answer's precision, as a share of it.")
-_PROBES = typer.Option(min=2, max=200, help="Of --search: at most so many runs.")
+_RESOLUTION = typer.Option(min=0.005, max=0.5, help="Relative precision of the rate that --search finds.")
+_PROBES = typer.Option(min=2, max=200, help="Maximum runs of --search.")
 _WARM_UP = typer.Option(
     min=0,
-    help="Do not judge the first so many requests; default: none, in --search one in twenty.",
+    help="Do not judge this many first requests; default: 0, with --search one in twenty.",
     show_default=False,
 )
-_COOL_DOWN = typer.Option(
-    min=0, help="Of --search: wait at most so many seconds for an idle server between runs."
-)
+_COOL_DOWN = typer.Option(min=0, help="Longest wait of --search for an idle server between runs, in seconds.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """The search for the highest rate."""
+    """Search for the highest rate"""
 
     search: Annotated[bool, _SEARCH] = False
     search_resolution: Annotated[float, _RESOLUTION] = 0.05
@@ -76,31 +75,30 @@ class ReplayOptions(OutputOptions, SearchOptions, ObjectiveOptions, SendingOptio
     """The parameters of `replay`."""
 
     def check(self) -> None:
-        """What can be said before the trace is read. Raises SetupError."""
+        """Check what can be checked before the trace is read. Raises SetupError."""
         super().check()
         objectives = Objectives(self.slo, self.class_slos())
         if self.search:
             objectives.check_search()
         if self.search and self.cancel == 1:
-            raise SetupError(
-                "--search --cancel 1: every request is hung up on, which leaves nothing to judge"
-            )
+            raise SetupError("--search with --cancel 1 leaves nothing to judge: give a smaller share")
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Of what is judged: warm-up is left out."""
+    """The judged part of a run, without warm-up."""
 
     records: list[Record]
     report: Report
     was_stopped: bool
-    """By Ctrl-C."""
+    """True if Ctrl-C stopped the run."""
     is_disturbed: bool = False
-    """The load generator did not keep up: the figures are its own as much as the server's."""
+    """True if the load generator did not keep up, so that the figures say as much about it as about the
+    server."""
 
 
 class Replayer:
-    """A trace that was read and a server that answered. Raises SetupError."""
+    """Replays a trace against a server that answered. Raises SetupError."""
 
     def __init__(self, asked: ReplayOptions, console: Console) -> None:
         self.asked = asked
@@ -114,17 +112,17 @@ class Replayer:
         self.plan = self.traffic.plan()
         self.objectives.check_classes(r.slo_class for r in self.plan.requests)
         if (asked.warm_up or 0) >= len(self.plan.requests):
-            said = f"--warm-up {asked.warm_up} of {len(self.plan.requests)} requests"
-            raise SetupError(f"{said} leaves nothing to judge")
+            text = f"--warm-up {asked.warm_up} of {len(self.plan.requests)} requests"
+            raise SetupError(f"{text} leaves nothing to judge")
         server = parse_url(asked.url, api_key=asked.api_key or self.traffic.users.first_key)
         self.target = probe(server, model=asked.model, api=asked.api, openai_only=asked.openai_only)
         self._console = console
         if earlier is not None:
             for other in check_same_requests(self._settings(self.traffic, self.plan, warm_up=0), earlier[0]):
-                self.tell(f"answers are compared with those of another run: {other}")
+                self.print(f"answers are compared with a run that differs: {other}")
 
     def run_once(self) -> Ran:
-        """At the rate asked for."""
+        """Replay once, at the requested rate."""
         warm_up = self.asked.warm_up or 0
         sent = self._send(self.plan, name="replay", objectives=self.objectives, warm_up=warm_up)
         settings = self._settings(self.traffic, self.plan, warm_up=warm_up, with_expected_hits=not warm_up)
@@ -137,8 +135,8 @@ class Replayer:
     def run_at(
         self, rate_per_s: float, *, number: int, objectives: Objectives, warm_up: int
     ) -> tuple[Ran, bool]:
-        """For a search: with prompts of its own, so that nothing of it is cached. And whether it was stopped
-        as hopeless. Raises StopSearch on Ctrl-C."""
+        """Run once for a search, with prompts of its own, so that nothing of it is cached. Returns the run,
+        and whether it was stopped early. Raises StopSearch on Ctrl-C."""
         scaling = replace(self.traffic.scaling, time_scale=time_scale_for(self.traffic.trace, rate_per_s))
         traffic = replace(self.traffic, scaling=scaling, seed=self.asked.seed + number)
         plan = traffic.plan()
@@ -149,14 +147,14 @@ class Replayer:
         sent = self._send(
             plan, name=name, objectives=objectives, warm_up=warm_up, outlook=outlook, number=number
         )
-        # Not by asking again: requests that Ctrl-C cut short look like misses.
+        # The stop reason is read here, because requests that Ctrl-C cut short look like misses.
         if sent.was_stopped and not outlook.gave_up:
             raise StopSearch
         ran = self._ran(sent, self._settings(traffic, plan, warm_up=warm_up), warm_up)
         return ran, sent.was_stopped
 
     def idle_s(self, *, number: int) -> float | None:
-        """Seconds that one short request takes now; None: it did not complete.
+        """Seconds that one short request takes now; None if it did not complete.
 
         Raises StopSearch on Ctrl-C.
         """
@@ -168,7 +166,7 @@ class Replayer:
         record = sent.records[0]
         return record.e2e_s if record.outcome is Outcome.COMPLETED else None
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _send(
@@ -191,7 +189,9 @@ class Replayer:
                 clients=self.asked.clients,
             )
         if first.complaint:
-            raise SetupError(f"stopped, since every request was answered so: {first.complaint}")
+            raise SetupError(
+                f"the replay was stopped, because every request got this answer: {first.complaint}"
+            )
         self._warn(sent)
         return sent
 
@@ -211,7 +211,7 @@ class Replayer:
         return self.asked.vocab_size or self.target.vocab_size or self.asked.first_token + 1000
 
     def _warn(self, sent: Sent) -> None:
-        """Loudly, when it was the load generator that was slow."""
+        """Warn clearly if the load generator was the bottleneck."""
         for found in sent.health.warnings():
             self._console.print(
                 f"[bold red]WARNING: the load generator was the bottleneck:[/] {found}. Latencies include "
@@ -220,14 +220,14 @@ class Replayer:
 
     def _ran(self, sent: Sent, settings: Settings, warm_up: int) -> Ran:
         records = [r for r in sent.records if r.index >= warm_up]
-        told = {
+        options = {
             **settings.options,
             "turns_waited": sum(r.waited_for_turn for r in records),
             "clients": sent.health.clients,
             "client_loop_lag_p99_s": round(sent.health.loop_lag_p99_s, 6),
             "client_cpu_share_max": round(sent.health.cpu_share_max, 3),
         }
-        report = judged(records, replace(settings, options=told), scales=self.scales)
+        report = judged(records, replace(settings, options=options), scales=self.scales)
         report = replace(report, began_at_s=_began_at_s(records))
         disturbed = bool(sent.health.warnings())
         return Ran(records, _with_warnings(report, sent), sent.was_stopped, disturbed)
@@ -298,23 +298,23 @@ def _watched(progress: Observer, outlook: Outlook) -> Observer:
 
 
 def _with_warnings(report: Report, sent: Sent) -> Report:
-    """What the sending processes noticed of themselves, in the report."""
+    """The report with the warnings of the sender processes about themselves."""
     warnings = sent.health.warnings()
     if not warnings or report.generator.warning:
         return report
-    said = "; ".join(warnings)
-    return replace(report, generator=replace(report.generator, warning=said))
+    text = "; ".join(warnings)
+    return replace(report, generator=replace(report.generator, warning=text))
 
 
 class LiveSearch:
-    """The goodput search against a server: each run with prompts of its own, an idle server before each."""
+    """The goodput search against a server: each run has prompts of its own, and starts on an idle server."""
 
     def __init__(self, replayer: Replayer) -> None:
         self._replayer = replayer
         asked, requests = replayer.asked, replayer.plan.requests
         span_s = max(r.at_s for r in requests) - min(r.at_s for r in requests)
         if span_s <= 0:
-            raise SetupError("--search needs requests at different instants: take more of the trace")
+            raise SetupError("--search needs requests at different times: take more of the trace")
         self._warm_up = int(len(requests) * WARM_UP_SHARE) if asked.warm_up is None else asked.warm_up
         self._settings = SearchSettings(
             attain=asked.goal,
@@ -326,10 +326,11 @@ class LiveSearch:
         self._was_stopped = False
         self._idle_s: float | None = None
         self._kept: dict[float, Ran] = {}
-        """By rate, the latest run; records only of the best one so far."""
+        """The latest run by rate; only the best one so far keeps its records."""
 
     def find(self) -> Ran:
-        """The run at the rate found, with the search in its report; the lowest rate's if none was found."""
+        """The run at the rate found, with the search in its report; if none was found, the run at the lowest
+        rate."""
         scales = self._replayer.scales
         if scales:
             points, results = search_scales(self._attempt, scales, self._settings, on_probe=self._tell)
@@ -357,12 +358,13 @@ class LiveSearch:
         return attempt_of(ran.records, self._replayer.objectives, interrupted=hopeless)
 
     def _run(self, rate_per_s: float, objectives: Objectives) -> tuple[Ran, bool]:
-        """Again, if the load generator itself was late: that says nothing about the server."""
+        """Run again if the load generator itself was late, because such a run says nothing about the
+        server."""
         ran, hopeless = self._run_once(rate_per_s, objectives)
         for _ in range(DISTURBED_MAX - 1):
             if not ran.is_disturbed:
                 break
-            self._replayer.tell("this run does not count: the load generator did not keep up")
+            self._replayer.print("this run does not count: the load generator did not keep up")
             ran, hopeless = self._run_once(rate_per_s, objectives)
         self._keep(rate_per_s, ran)
         return ran, hopeless
@@ -379,7 +381,7 @@ class LiveSearch:
             raise
 
     def _keep(self, rate_per_s: float, ran: Ran) -> None:
-        """Records are large: those of a rate below one that attained the goal will not be asked for."""
+        """Records are large. Those of a rate below one that attained the goal will not be needed."""
         self._kept[rate_per_s] = ran
         passed = [r for r, kept in self._kept.items() if kept.report.goodput_share >= self._settings.attain]
         for rate in self._kept:
@@ -387,12 +389,12 @@ class LiveSearch:
                 self._kept[rate] = replace(self._kept[rate], records=[])
 
     def _wait_until_idle(self) -> None:
-        """Short requests one after another, until one is about as fast as before any load."""
+        """Send short requests one after another until one is about as fast as before any load."""
         if self._idle_s is None:
             took_s = [self._replayer.idle_s(number=i) for i in range(IDLE_TRIALS)]
             known_s = [t for t in took_s if t is not None]
             if not known_s:
-                raise SetupError("the server does not complete even one short request")
+                raise SetupError("the server does not complete even one short request: see its log")
             self._idle_s = min(known_s)
             return
         give_up_s = time.monotonic() + self._replayer.asked.cool_down
@@ -403,11 +405,11 @@ class LiveSearch:
             if took_s is not None and took_s <= 2 * self._idle_s + IDLE_SLACK_S:
                 return
         if self._replayer.asked.cool_down:
-            said = f"not as idle as before ({seconds(self._idle_s)} per short request)"
-            self._replayer.tell(f"the server is still {said} after {self._replayer.asked.cool_down:g} s")
+            text = f"not as idle as before ({seconds(self._idle_s)} per short request)"
+            self._replayer.print(f"the server is still {text} after {self._replayer.asked.cool_down:g} s")
 
     def _tell(self, probe: Probe) -> None:
         verdict = "stopped, out of reach" if probe.aborted else f"{share(probe.low)} to {share(probe.high)}"
-        self._replayer.tell(
+        self._replayer.print(
             f"{per_second(probe.rate_per_s)}: {share(probe.share)} of {probe.judged} met both ({verdict})"
         )

@@ -1,7 +1,8 @@
-"""Sends a plan from one process, or from several so that a high rate does not meet the limit of one core.
+"""Sends a plan from one process, or from several, so that the limit of one core does not cap the rate.
 
-Several share the plan by conversation, in turn, so that turns of one stay together; all count from one
-instant of CLOCK_MONOTONIC and tell the parent what left and what ended a few times per second."""
+Several processes share the plan by conversation, in turn, so that the turns of one conversation stay
+together. All use one instant of CLOCK_MONOTONIC as origin and report to the parent a few times per second.
+"""
 
 import asyncio
 import resource
@@ -28,11 +29,11 @@ from loadgen.sse import Answer
 from loadgen.target import Api, Target
 from loadgen.users import Users
 
-TELL_EVERY_S = 0.2
+REPORT_EVERY_S = 0.2
 READY_TIMEOUT_S = 60.0
 CLIENTS_MAX = 64
 OTHER_FILES = 256
-"""Open beside the connections."""
+"""Open files besides the connections."""
 GARBAGE_THRESHOLDS = (20_000, 100, 100)
 
 
@@ -44,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """All that a sending process must know; it is pickled."""
+    """Everything that a sender process needs; it is pickled."""
 
     plan: Plan
     url: str
@@ -59,19 +60,19 @@ class Sending:
     is_baton: bool = False
     openai_only: bool = False
     keeps_answers: bool = False
-    """As digests, in the records."""
+    """Answers are kept as digests in the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     records: list[Record]
-    """In the order in which they left."""
+    """Records in the order in which the requests were sent."""
     was_stopped: bool
     health: ClientHealth
 
 
 def sending(plan: Plan, target: Target, tokens: TokenRange, *, seed: int, limits: Limits) -> Sending:
-    """The common case; others by `dataclasses.replace`."""
+    """A job of the common kind; make others with `dataclasses.replace`."""
     return Sending(
         plan,
         target.server.origin,
@@ -108,7 +109,7 @@ async def _send_here(job: Sending, observer: Observer) -> Sent:
 
 @contextmanager
 def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Generator[None]:
-    """By the clock: a server that answers nothing causes no event."""
+    """Ask the observer by the clock, because a server that answers nothing causes no event."""
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
@@ -116,9 +117,9 @@ def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Gene
         if observer.wants_stop():
             stop()
         else:
-            timer = loop.call_later(TELL_EVERY_S, ask)
+            timer = loop.call_later(REPORT_EVERY_S, ask)
 
-    timer = loop.call_later(TELL_EVERY_S, ask)
+    timer = loop.call_later(REPORT_EVERY_S, ask)
     try:
         yield
     finally:
@@ -155,7 +156,7 @@ async def _send(
                 record.answer = digest(answer)
 
     _allow_connections(job.limits.connections_max)
-    # A long pause of the garbage collector would be taken for the server's.
+    # A long pause of the garbage collector would look like a pause of the server.
     with garbage.spared(GARBAGE_THRESHOLDS):
         async with LoopWatch() as watch:
             records = await replay_plan(
@@ -172,7 +173,7 @@ async def _send(
 
 
 def _allow_connections(count: int) -> None:
-    """Raises the process's own limit of open files where the system lets it."""
+    """Raise the process's own limit of open files where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -181,8 +182,7 @@ def _allow_connections(count: int) -> None:
 
 
 def _shares(job: Sending, clients: int) -> list[Sending]:
-    """By conversation, in turn in the order of their first requests; those with nothing to send are left
-    out."""
+    """Split by conversation, in turn in the order of their first requests. Empty parts are left out."""
     owner: dict[str | int, int] = {}
     shares: list[list[PlannedRequest]] = [[] for _ in range(clients)]
     for request in job.plan.requests:
@@ -211,10 +211,11 @@ async def _send_there(jobs: Sequence[Sending], observer: Observer) -> Sent:
 
 
 def child_main(job: Sending, link: "Connection[object, object]") -> None:
-    """A sending process: says that it is ready, hears when to begin, and tells what it sees."""
+    """The main function of a sender process: report ready, wait for the start instant, then send and
+    report."""
     link.send(READY)
     origin_s = link.recv()
-    if isinstance(origin_s, float):  # else it is to stop before it began
+    if isinstance(origin_s, float):  # else the run is stopped before it began
         uvloop.run(_child(job, link, origin_s))
 
 
@@ -223,21 +224,22 @@ async def _child(job: Sending, link: "Connection[object, object]", origin_s: flo
     stop = asyncio.Event()
     news = News([], [])
 
-    def tell() -> None:
+    def report() -> None:
         nonlocal news, timer
         if news.sent or news.ended:
             link.send(news)
             news = News([], [])
-        timer = loop.call_later(TELL_EVERY_S, tell)
+        timer = loop.call_later(REPORT_EVERY_S, report)
 
     def hear() -> None:
-        # It is to stop, or the parent is gone. Read: a socket closed with unread data is an error there.
+        # The run must stop, or the parent is gone. Read the rest, because closing a socket with unread data
+        # is an error.
         loop.remove_reader(link.fileno())
         with suppress(EOFError, OSError):
             link.recv()
         stop.set()
 
-    timer = loop.call_later(TELL_EVERY_S, tell)
+    timer = loop.call_later(REPORT_EVERY_S, report)
     loop.add_reader(link.fileno(), hear)
     observer = Observer(
         lambda record: news.sent.append(replace(record)), lambda record: news.ended.append(record)

@@ -1,7 +1,7 @@
-"""Objectives of a request and whether it met them. Pure.
+"""The objectives of a request and whether it met them. Pure.
 
-The words are DistServe's (OSDI '24): *attainment* is the share of requests that meet their objectives, and
-an *SLO scale* multiplies both objectives at once (section 6.2): below 1 they are more stringent.
+The terms are DistServe's (OSDI '24): *attainment* is the share of requests that meet their objectives, and an
+*SLO scale* multiplies both objectives at once (section 6.2); below 1 they are more stringent.
 """
 
 import math
@@ -12,25 +12,26 @@ from baton.core.errors import SetupError
 from loadgen.records import Outcome, Record
 
 NO_TARGET_S = math.inf
-"""What an option says for "no target", where leaving it out means another thing."""
+"""The value for "no target" of an option whose absence means something else."""
 TARGET_S_MAX = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds; None asks nothing."""
+    """Targets in seconds; None means no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def meets_ttft(self, record: Record) -> bool:
-        """Completed, and its first token in time."""
+        """True if it completed and its first token came in time."""
         if record.outcome is not Outcome.COMPLETED:
             return False
         return self.ttft_s is None or (record.ttft_s is not None and record.ttft_s <= self.ttft_s)
 
     def meets_tpot(self, record: Record) -> bool:
-        """Completed, and its later tokens in time. Less than two tokens have no TPOT and meet any."""
+        """True if it completed and its later tokens came in time. An answer of less than two tokens has no
+        TPOT and meets any target."""
         if record.outcome is not Outcome.COMPLETED:
             return False
         return self.tpot_s is None or record.tpot_s is None or record.tpot_s <= self.tpot_s
@@ -42,7 +43,7 @@ class Slo:
         return Slo(_times(self.ttft_s, factor), _times(self.tpot_s, factor))
 
     def needed_scale(self, record: Record) -> float:
-        """The least factor for both targets that lets the record meet them; infinite where none does."""
+        """The least factor on both targets that lets the record meet them; infinite if none does."""
         if not self._without_bounds().is_met(record):
             return math.inf
         parts = ((record.ttft_s, self.ttft_s), (record.tpot_s, self.tpot_s))
@@ -58,13 +59,13 @@ class Slo:
 
     def __str__(self) -> str:
         parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
-        said = [f"{name} <= {target:g} s" for name, target in parts if target is not None]
-        return ", ".join(said) or "no targets: all completed"
+        parts = [f"{name} <= {target:g} s" for name, target in parts if target is not None]
+        return ", ".join(parts) or "no targets: all completed"
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Targets by class of request; a class that is not named has the default."""
+    """Targets by service class. A class that is not named has the default."""
 
     default: Slo = Slo()
     by_class: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
@@ -80,12 +81,12 @@ class Objectives:
         return all(slo == Slo() for slo in (self.default, *self.by_class.values()))
 
     def check_search(self) -> None:
-        """Raises SetupError: no rate would miss them."""
+        """Raises SetupError if there are no targets, because no rate would miss them."""
         if self.asks_nothing:
             raise SetupError("--search needs objectives: give --ttft-slo and --tpot-slo")
 
     def check_classes(self, known: Iterable[str]) -> None:
-        """Raises SetupError: targets for a class that no request has."""
+        """Raises SetupError for targets of a class that no request has."""
         found = sorted(set(known) - {""})
         for name in self.by_class:
             if name not in found:
@@ -98,7 +99,7 @@ class Objectives:
 
 
 def parse_class_slo(text: str) -> tuple[str, Slo]:
-    """`chat=0.5/0.05`: TTFT and TPOT in seconds, `-` for none. Raises SetupError."""
+    """Parse `chat=0.5/0.05`: TTFT and TPOT in seconds, `-` for none. Raises SetupError."""
     name, _, targets = text.partition("=")
     first, slash, rest = targets.partition("/")
     try:
@@ -113,12 +114,12 @@ def parse_class_slo(text: str) -> tuple[str, Slo]:
 
 
 def slo_of(ttft_s: float | None, tpot_s: float | None) -> Slo:
-    """Of options as `target_s` reads them."""
+    """Targets from options as `target_s` reads them."""
     return Slo(*(None if target_s == NO_TARGET_S else target_s for target_s in (ttft_s, tpot_s)))
 
 
 def target_s(text: str) -> float:
-    """Seconds, `NO_TARGET_S` for `none`. Raises ValueError, with what to write."""
+    """Seconds, or `NO_TARGET_S` for `none`. Raises ValueError that says what to write."""
     if text.strip() in ("none", "-"):
         return NO_TARGET_S
     try:

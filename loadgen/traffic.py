@@ -1,4 +1,4 @@
-"""From options to a plan: the trace read and cut, scaled, shaped, and given to users."""
+"""Makes a plan from the options: the trace is read and cut, scaled, shaped, and assigned to users."""
 
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ from loadgen.users import Users, read_keys
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A trace that was read, and all that turns it into plans; plans at other rates need not read it
-    again."""
+    """A trace that was read, and everything that turns it into plans, so that plans at other rates need not
+    read it again."""
 
     trace: Trace
     scaling: Scaling
@@ -29,7 +29,7 @@ class Traffic:
     start_s: float = 0.0
 
     def plan(self, *, requests_per_s: float | None = None) -> Plan:
-        """At this mean rate; None: as asked for. Raises SetupError."""
+        """A plan at this mean rate; None means as requested by the options. Raises SetupError."""
         scaling = self.scaling
         if requests_per_s is not None:
             scaling = replace(scaling, time_scale=time_scale_for(self.trace, requests_per_s))
@@ -44,8 +44,8 @@ class Traffic:
         )
 
     def described(self, plan: Plan) -> dict[str, str | int | float | bool | None]:
-        """What was asked for and what became of it, for the report."""
-        told: dict[str, str | int | float | bool | None] = {
+        """The options and their effect on the plan, for the report."""
+        options: dict[str, str | int | float | bool | None] = {
             "length_scale": str(self.scaling.input_scale),
             "output_scale": str(self.scaling.output_scale),
             "max_input": self.scaling.input_tokens_max,
@@ -57,25 +57,25 @@ class Traffic:
             "sessions": (Sessions.WAIT if self.wait_for_turns else Sessions.OPEN).value,
         }
         if plan.blocks_grouped > 1:
-            told["prefixes_in_trace_blocks"] = plan.blocks_grouped
+            options["prefixes_in_trace_blocks"] = plan.blocks_grouped
         if self.trace.skipped_at_s:
-            told["failed_in_trace_left_out"] = len(self.trace.skipped_at_s)
+            options["failed_in_trace_left_out"] = len(self.trace.skipped_at_s)
         if self.shape:
             points = ", ".join(f"{factor:g}x at {at_s:g} s" for at_s, factor in self.shape.points)
             bursts = ", ".join(f"{b.factor:g}x {b.at_s:g}+{b.duration_s:g} s" for b in self.shape.bursts)
-            told["rate_shape"] = "; ".join(part for part in (points, bursts) if part)
+            options["rate_shape"] = "; ".join(part for part in (points, bursts) if part)
         if self.hang_ups.share:
-            told["cancel_share"] = self.hang_ups.share
-        return told
+            options["cancel_share"] = self.hang_ups.share
+        return options
 
 
 def traffic_of(asked: TrafficOptions) -> Traffic:
     """Raises SetupError."""
     check_rate(asked.rate, asked.time_scale)
     if asked.ramp and asked.warp:
-        raise SetupError("--ramp and --warp say the same thing; give one")
+        raise SetupError("--ramp and --warp both shape the rate: give one of them")
     if asked.cancel_after is not None and not asked.cancel:
-        raise SetupError("--cancel-after says how long those wait that hang up: give --cancel SHARE, too")
+        raise SetupError("--cancel-after applies to cancelled requests: give --cancel SHARE, too")
     scaling = Scaling(
         parse_factor(asked.length_scale),
         parse_factor(asked.output_scale or asked.length_scale),

@@ -18,7 +18,7 @@ class ReaderSink(Protocol):
 
 
 class ReaderSessions:
-    """At most one session per reader: a new one replaces the old, whose end is reported first.
+    """Sessions with readers, at most one each: a new one replaces the old, whose end is reported first.
 
     Fingerprint and wire version have been compared by the wire layer before `serve_reader` is called.
     """

@@ -29,7 +29,7 @@ from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
 from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
-from router.decisions.membership import Roster
+from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
 from router.http.authentication import Gate
 from router.http.observe import Observer
@@ -217,7 +217,7 @@ class RouterProcess:
         self.drivers = Drivers({service.model: service.driver for service in self.models})
         self._sessions = WorkerSessions(
             self.drivers,
-            Roster(workers),
+            FollowedMembership(workers),
             router_id=router_id,
             silence_s=config.router.worker_silence_s,
             dial=dial,

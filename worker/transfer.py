@@ -32,7 +32,9 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
     checksums of blocks that are not in host memory."""
     memory = kv_memory(pool)
     if config.transfer.checksums and not memory.is_host:
-        raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
+        raise SetupError(
+            f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+        )
     site = BackendSite(worker_id, memory, host, make_pairs=lambda: TorchPairs(pool.memory, host=host))
     return TransferManager(build_backends(config.transfer.backends, site), memory=memory)
 

@@ -23,14 +23,14 @@ from baton.core.operate import (
 from baton.wire.link import LinkBroken
 from control_plane.dashboard.shell import Shell, button
 from control_plane.dashboard.text import h
-from control_plane.losses import loss_of
+from control_plane.order_impact import impact_of
 
-WHY_MAX = 200
+REASON_MAX = 200
 COUNT_MAX = 1024
 GOOD = (Outcome.ACCEPTED, Outcome.DONE, Outcome.ADVISED)
 
 
-class Ask:
+class OrderDialog:
     """One question, in a dialog. Escape, or Cancel, and nothing happens."""
 
     def __init__(self, shell: Shell, title: str, text: str, *, verb: str, is_harsh: bool = False) -> None:
@@ -39,7 +39,9 @@ class Ask:
         with ui.dialog() as self._dialog, ui.element("div").classes("ask").props("role=document"):
             ui.html(f"<h2>{h(title)}</h2><p>{h(text)}</p>", sanitize=False)
             self.fields = ui.element("div")
-            self._why = ui.input("Why (kept in the log)").props(f"outlined dense maxlength={WHY_MAX}")
+            self._reason = ui.input("Reason (kept in the log)").props(
+                f"outlined dense maxlength={REASON_MAX}"
+            )
             self.dry = ui.checkbox("Dry run: say what would happen, change nothing")
             self._loss = ui.html("", sanitize=False)
             self._answer = ui.html("", sanitize=False)
@@ -51,7 +53,7 @@ class Ask:
             self._confirm.props["disabled"] = True
             self._answer.set_content('<div class="answer">Your token may look, not operate.</div>')
 
-    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "Ask":
+    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "OrderDialog":
         """`action`: what is ordered, once it is confirmed; what it would cost is said, and said anew whenever
         one of the `choices` changes."""
         self._action = action
@@ -64,7 +66,7 @@ class Ask:
     def _say_loss(self) -> None:
         state = self._shell.dash.collector.state
         assert self._action is not None
-        loss = loss_of(self._action(), state) if state is not None else None
+        loss = impact_of(self._action(), state) if state is not None else None
         self._loss.set_content(
             "" if loss is None else f'<div class="answer bad" role="alert">{h(loss.text)}</div>'
         )
@@ -75,16 +77,16 @@ class Ask:
         if not self._shell.may_operate:
             self._show("Your token may look, not operate.", is_good=False)
             return
-        who, reason = f"dashboard {self._shell.session.name}", str(self._why.value or "")[:WHY_MAX]
+        who, reason = f"dashboard {self._shell.session.name}", str(self._reason.value or "")[:REASON_MAX]
         order = Order(self._action(), who, reason, is_advice=bool(self.dry.value))
         try:
             decision = await self._shell.dash.collector.order(order)
         except LinkBroken as error:
             self._show(f"The control plane did not take it: {error}", is_good=False)
             return
-        self._tell(decision)
+        self._show_decision(decision)
 
-    def _tell(self, decision: Decision) -> None:
+    def _show_decision(self, decision: Decision) -> None:
         self._show(
             f"#{decision.number} {decision.outcome}: {decision.text}", is_good=decision.outcome in GOOD
         )
@@ -97,28 +99,28 @@ class Ask:
         self._answer.set_content(f'<div class="answer {kind}" role="status">{h(text)}</div>')
 
 
-def ask_drain(shell: Shell, replica: ReplicaStatus) -> Ask:
+def ask_drain(shell: Shell, replica: ReplicaStatus) -> OrderDialog:
     text = "It gets nothing new, finishes or hands over what it has, and ends."
-    ask = Ask(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
+    ask = OrderDialog(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
     with ask.fields:
         replaced = ui.checkbox("Start another in its place", value=True)
     return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)), replaced)
 
 
-def ask_switch(shell: Shell, replica: ReplicaStatus) -> Ask:
+def ask_switch(shell: Shell, replica: ReplicaStatus) -> OrderDialog:
     others = [role.value for role in Role if role is not replica.role]
     text = f"It finishes what it has, then takes another role than {replica.role}. Its weights stay loaded."
-    ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="SwitchRole")
+    ask = OrderDialog(shell, f"Change the role of {replica.name}?", text, verb="Switch role")
     with ask.fields:
         role = ui.select(others, value=others[0], label="New role").props("outlined dense")
     return ask.open(lambda: SwitchRole(replica.name, Role(str(role.value))), role)
 
 
-def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> Ask:
+def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> OrderDialog:
     """`role`: chosen at first."""
     models = [pool.model for pool in state.pools]
     roles = [role.value for role in Role]
-    ask = Ask(shell, "Scale a pool?", "How many workers of a role there shall be.", verb="Scale")
+    ask = OrderDialog(shell, "Scale a pool?", "How many workers of a role there shall be.", verb="Scale")
     with ask.fields, ui.element("div").style("display: flex; flex-direction: column; gap: 12px"):
         model = ui.select(models, value=models[0] if models else None, label="Model").props("outlined dense")
         chosen = ui.select(roles, value=role.value, label="Role").props("outlined dense")
@@ -141,11 +143,13 @@ def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> As
     return ask.open(action, model, chosen, count)
 
 
-def ask_node(shell: Shell, node: NodeState) -> Ask:
+def ask_node(shell: Shell, node: NodeState) -> OrderDialog:
     name = node.host or node.node[:12]
     if node.is_drained:
-        ask = Ask(shell, f"Use node {name} again?", "Workers may be placed there again.", verb="Use again")
+        ask = OrderDialog(
+            shell, f"Use node {name} again?", "Workers may be placed there again.", verb="Use again"
+        )
     else:
         text = "All its workers are drained and started elsewhere; nothing is placed there any more."
-        ask = Ask(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
+        ask = OrderDialog(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
     return ask.open(lambda: DrainNode(node.node, is_undone=node.is_drained))

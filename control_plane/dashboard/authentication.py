@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from control_plane.dashboard.sessions import IDLE_S, Session, Sessions
+from control_plane.dashboard.sessions import IDLE_S, Session, SessionStore
 from control_plane.dashboard.sign_in import sign_in_page
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ elsewhere, and nothing is sent there."""
 
 
 class Authentication:
-    def __init__(self, app: Any, sessions: Sessions, *, is_tls: bool, hint: str = "") -> None:
+    def __init__(self, app: Any, sessions: SessionStore, *, is_tls: bool, hint: str = "") -> None:
         """`hint`: said on the login page, of where a token is to be had."""
         self.app = app
         self._sessions, self._is_tls, self._hint = sessions, is_tls, hint

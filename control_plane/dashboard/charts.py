@@ -18,7 +18,7 @@ Options = dict[str, Any]
 AXIS_MARGIN_PX = {"left": 8, "right": 20, "top": 12, "bottom": 4}
 
 
-class Line(msgspec.Struct, frozen=True):
+class ChartLine(msgspec.Struct, frozen=True):
     name: str
     values: Series
     color: str
@@ -29,7 +29,7 @@ class Line(msgspec.Struct, frozen=True):
     is_step: bool = False
 
 
-class Objective(msgspec.Struct, frozen=True):
+class ObjectiveLine(msgspec.Struct, frozen=True):
     """A line across."""
 
     name: str
@@ -66,10 +66,10 @@ FORMATS = {
 
 def timeline(
     times: Sequence[float],
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     unit: str,
-    objectives: Sequence[Objective] = (),
+    objectives: Sequence[ObjectiveLine] = (),
     marks: Sequence[Mark] = (),
     most: float | None = None,
 ) -> Options:
@@ -176,7 +176,7 @@ def _tooltip(unit: str) -> Options:
     }
 
 
-def _series(times: Sequence[float], line: Line) -> Options:
+def _series(times: Sequence[float], line: ChartLine) -> Options:
     color = f"var(--{line.color})"
     series: Options = {
         "type": "line",
@@ -199,7 +199,7 @@ def _series(times: Sequence[float], line: Line) -> Options:
     return series
 
 
-def _objectives(objectives: Sequence[Objective]) -> Options:
+def _objectives(objectives: Sequence[ObjectiveLine]) -> Options:
     return {
         "silent": True,
         "symbol": "none",

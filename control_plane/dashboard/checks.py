@@ -14,7 +14,7 @@ from baton.core.operate import ClusterState, ReplicaState
 from baton.core.policies import PLACEMENT_POLICIES
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import gained, level, share_of
-from control_plane.dashboard.samples import Frame, by_label
+from control_plane.dashboard.samples import MetricsFrame, by_label
 from control_plane.dashboard.text import number, plural, share, size
 
 Verdict = Literal["on", "idle", "off", "bad"]
@@ -27,7 +27,7 @@ class Check(msgspec.Struct, frozen=True):
     text: str
 
 
-def checks(config: Config, state: ClusterState | None, past: Frame | None) -> list[Check]:
+def checks(config: Config, state: ClusterState | None, past: MetricsFrame | None) -> list[Check]:
     """`past`: all that is remembered, in one; None: nothing was seen yet."""
     if state is None or past is None:
         return []
@@ -45,7 +45,7 @@ def checks(config: Config, state: ClusterState | None, past: Frame | None) -> li
     ]
 
 
-def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterator[Check]:
+def _remote_prefill(config: Config, state: ClusterState, past: MetricsFrame) -> Iterator[Check]:
     name = "Remote prefill"
     if not config.router.disaggregate:
         yield Check(name, "off", "router.disaggregate is off: both phases run on one worker")
@@ -71,7 +71,7 @@ def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterato
             yield Check(name, "idle", "no request yet")
 
 
-def _transport(config: Config, past: Frame) -> Check:
+def _transport(config: Config, past: MetricsFrame) -> Check:
     name = "KV transport"
     moved = {b: v for b, v in by_label(past.gained.get(c.TRANSFER_BYTES.name), "backend").items() if v}
     lost = sum(
@@ -90,7 +90,7 @@ def _transport(config: Config, past: Frame) -> Check:
     return Check(name, "on", text)
 
 
-def _caches(past: Frame) -> Iterator[Check]:
+def _caches(past: MetricsFrame) -> Iterator[Check]:
     hits, all_tokens = gained(past, c.CACHED_TOKENS.name), gained(past, c.PROMPT_TOKENS.name)
     if hits:
         text = f"{share(share_of(hits, all_tokens))} of prompt tokens were not computed again"
@@ -100,7 +100,7 @@ def _caches(past: Frame) -> Iterator[Check]:
         yield Check("Prefix cache", "idle", reason)
 
 
-def _events(past: Frame) -> Check:
+def _events(past: MetricsFrame) -> Check:
     name = "Cache events"
     stale = [w for w, value in by_label(past.levels.get(c.STALE.name), "worker").items() if value > 0.5]
     if stale:
@@ -111,7 +111,7 @@ def _events(past: Frame) -> Check:
     return Check(name, "idle", "routers know no cached block yet")
 
 
-def _store(config: Config, past: Frame) -> Iterator[Check]:
+def _store(config: Config, past: MetricsFrame) -> Iterator[Check]:
     if not config.store.host_bytes:
         yield Check("KV store", "off", "store.host_bytes is 0: what leaves the KV pools is computed again")
         return
@@ -137,7 +137,7 @@ def _store(config: Config, past: Frame) -> Iterator[Check]:
             yield Check("SSD tier", "on" if wrote else "idle", f"{size(wrote)} written")
 
 
-def _predictor(config: Config, past: Frame) -> Check:
+def _predictor(config: Config, past: MetricsFrame) -> Check:
     name = "Placement by prediction"
     if not PLACEMENT_POLICIES[config.router.policy].predicts:
         return Check(name, "off", f"router.policy is {config.router.policy}")
@@ -150,7 +150,7 @@ def _predictor(config: Config, past: Frame) -> Check:
     return Check(name, "on", f"first tokens are {share(sum(ttft) / len(ttft))} off on average")
 
 
-def _objectives(config: Config, past: Frame) -> Check:
+def _objectives(config: Config, past: MetricsFrame) -> Check:
     name = "Objectives"
     if not config.slo.classes:
         return Check(name, "off", "slo.classes names none: every completed request counts as met")
@@ -163,7 +163,7 @@ def _objectives(config: Config, past: Frame) -> Check:
     return Check(name, "idle", "no request yet")
 
 
-def _speculation(config: Config, past: Frame) -> Check:
+def _speculation(config: Config, past: MetricsFrame) -> Check:
     name = "Speculation"
     if config.engine.speculation == "off":
         return Check(name, "off", "engine.speculation is off")
@@ -173,7 +173,7 @@ def _speculation(config: Config, past: Frame) -> Check:
     return Check(name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} guesses were right")
 
 
-def _routers(state: ClusterState, past: Frame) -> Iterator[Check]:
+def _routers(state: ClusterState, past: MetricsFrame) -> Iterator[Check]:
     count = len(state.routers)
     if count < 2:
         return

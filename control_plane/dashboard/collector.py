@@ -1,4 +1,4 @@
-"""The dashboard's eyes: follows the control plane, looks at every process's metrics, remembers what it saw.
+"""The dashboard's eyes: follows the control plane, scrapes at every process's metrics, remembers what it saw.
 
 Nothing here is on the way of a request, and nothing waits for it: a process that does not answer is shown as
 such.
@@ -28,30 +28,30 @@ from baton.wire.routers import recent_requests_of
 from baton.wire.services import WorkerStatusReply
 from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
-from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, Reader, Table, frame_of
+from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, MetricsReader, Table, frame_of
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import Directory, DirectoryLost
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+SCRAPE_S = 2.0
 """One look at one process, at most."""
 
-LOOKS_AT_ONCE = 32
+SCRAPES_AT_ONCE = 32
 RETRY_S = 1.0
 STORES_EVERY_S = 10.0
 LATE_S = 3.0
 """The control plane speaks once a second; silence for longer is said."""
 
 PROCESSES_PER_S = 64
-"""With more of them, looks are rarer: a large cluster must not make its dashboard busy."""
+"""With more of them, scrapes are rarer: a large cluster must not make its dashboard busy."""
 
 RECENT_REQUESTS_MAX = 300
 
 Kind = Literal["router", "worker", "store node"]
 
 
-class Target(msgspec.Struct, frozen=True):
+class ScrapeTarget(msgspec.Struct, frozen=True):
     kind: Kind
     name: str
     """Of one life of a process."""
@@ -59,10 +59,10 @@ class Target(msgspec.Struct, frozen=True):
     """host:port of its metrics."""
 
 
-class Seen(msgspec.Struct):
+class TargetState(msgspec.Struct):
     """What is known of a target."""
 
-    target: Target
+    target: ScrapeTarget
     is_new: bool
     """It came while we looked: its counters began at zero."""
     table: Table | None = None
@@ -70,7 +70,7 @@ class Seen(msgspec.Struct):
     """Of the last look; empty: it answered."""
 
 
-class Collector:
+class ClusterCollector:
     """`run` until cancelled. Everything else may be read at any time, in the same loop."""
 
     def __init__(
@@ -87,16 +87,16 @@ class Collector:
         self.state: ClusterState | None = None
         self.trouble = "not connected yet"
         """With the control plane; empty: it answers."""
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, TargetState] = {}
         self.ticked = asyncio.Event()
         """Set, and replaced, whenever there is something new."""
         self._unix_s, self._now_s = unix_s, now_s
         self._control = OperateClient(control_address)
         self._control_address = control_address
-        self._heard_s = now_s()
+        self._updated_s = now_s()
         self._stores: tuple[StoreMember, ...] = ()
-        self._reader = Reader(metric.name for metric in c.CATALOGUE)
-        self._looked_s: float | None = None
+        self._reader = MetricsReader(metric.name for metric in c.CATALOGUE)
+        self._scraped_s: float | None = None
         self._is_first = True
         scheme = "https" if config.router.tls_cert else "http"
         self._schemes: dict[Kind, str] = {"router": scheme, "worker": "http", "store node": "http"}
@@ -104,7 +104,7 @@ class Collector:
     @property
     def silent_s(self) -> float:
         """Since the control plane was heard last."""
-        return self._now_s() - self._heard_s
+        return self._now_s() - self._updated_s
 
     @property
     def is_lost(self) -> bool:
@@ -115,7 +115,7 @@ class Collector:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
-                group.create_task(self._look())
+                group.create_task(self._scrape_regularly())
                 if self.config.store.host_bytes:
                     group.create_task(self._follow_stores())
         finally:
@@ -128,7 +128,7 @@ class Collector:
             try:
                 async with contextlib.aclosing(self._control.changes()) as changes:
                     async for state in changes:
-                        self._heard_s, self.trouble = self._now_s(), ""
+                        self._updated_s, self.trouble = self._now_s(), ""
                         self.state = state
             except LinkBroken as error:
                 self.trouble = str(error)
@@ -149,46 +149,46 @@ class Collector:
 
     # --- metrics ----------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        limits = httpx.Limits(max_connections=LOOKS_AT_ONCE)
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=LOOK_S, limits=limits) as http:
+    async def _scrape_regularly(self) -> None:
+        limits = httpx.Limits(max_connections=SCRAPES_AT_ONCE)
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=SCRAPE_S, limits=limits) as http:
             while True:
                 began_s = self._now_s()
-                await self._look_once(http)
+                await self._scrape_all(http)
                 every_s = max(self.config.dashboard.sample_s, len(self.seen) / PROCESSES_PER_S)
                 await asyncio.sleep(max(0.05, every_s - (self._now_s() - began_s)))
 
-    async def _look_once(self, http: httpx.AsyncClient) -> None:
+    async def _scrape_all(self, http: httpx.AsyncClient) -> None:
         self._follow_targets(_targets(self.state, self._stores))
         asked = list(self.seen.values())
-        tables = await asyncio.gather(*(self._ask(http, seen) for seen in asked))
+        tables = await asyncio.gather(*(self._scrape(http, seen) for seen in asked))
         now_s = self._now_s()
-        span_s, self._looked_s = now_s - (self._looked_s or now_s), now_s
-        looks: list[tuple[Table | None, Table]] = []
+        span_s, self._scraped_s = now_s - (self._scraped_s or now_s), now_s
+        scrapes: list[tuple[Table | None, Table]] = []
         for seen, table in zip(asked, tables, strict=True):
             if table is not None:
-                looks.append(({} if seen.table is None and seen.is_new else seen.table, table))
+                scrapes.append(({} if seen.table is None and seen.is_new else seen.table, table))
                 seen.table = table
-        self.experts.add(self._unix_s(), looks)
+        self.experts.add(self._unix_s(), scrapes)
         if span_s > 0:
-            self.history.add(frame_of(self._unix_s(), span_s, looks, replica_levels(self.state)))
+            self.history.add(frame_of(self._unix_s(), span_s, scrapes, replica_levels(self.state)))
         ticked, self.ticked = self.ticked, asyncio.Event()
         ticked.set()
 
-    def _follow_targets(self, targets: Iterable[Target]) -> None:
+    def _follow_targets(self, targets: Iterable[ScrapeTarget]) -> None:
         wanted = {f"{target.kind} {target.name}": target for target in targets}
         for key in self.seen.keys() - wanted.keys():
             del self.seen[key]
         for key, target in wanted.items():
             if key not in self.seen:
-                self.seen[key] = Seen(target, is_new=not self._is_first)
+                self.seen[key] = TargetState(target, is_new=not self._is_first)
         if wanted:
             self._is_first = False
 
-    async def _ask(self, http: httpx.AsyncClient, seen: Seen) -> Table | None:
+    async def _scrape(self, http: httpx.AsyncClient, seen: TargetState) -> Table | None:
         target = seen.target
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(SCRAPE_S):
                 text = await _text(http, f"{self._schemes[target.kind]}://{target.address}/metrics")
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             seen.trouble = str(error) or type(error).__name__
@@ -202,12 +202,12 @@ class Collector:
         """Newest first, and which routers did not answer."""
         routers = self.state.routers if self.state is not None else ()
         wanted = RecentRequestsQuery(request_id, RECENT_REQUESTS_MAX)
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(recent_requests_of(router.address, wanted) for router in routers), return_exceptions=True
         )
         recent_requests: list[RecentRequest] = []
         troubles: list[str] = []
-        for router, answer in zip(routers, told, strict=True):
+        for router, answer in zip(routers, answers, strict=True):
             if isinstance(answer, LinkBroken):
                 troubles.append(f"{router.router_id}: {answer}")
             elif isinstance(answer, BaseException):
@@ -220,7 +220,7 @@ class Collector:
     async def worker(self, address: str) -> WorkerStatusReply | None:
         """None: it does not answer."""
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(SCRAPE_S):
                 return await worker_status(address)
         except (LinkBroken, TimeoutError):
             return None
@@ -240,16 +240,16 @@ async def _text(http: httpx.AsyncClient, url: str) -> str:
     return b"".join(parts).decode()
 
 
-def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[Target]:
-    targets: list[Target] = []
+def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[ScrapeTarget]:
+    targets: list[ScrapeTarget] = []
     if state is not None:
-        targets += [Target("router", r.router_id, r.metrics_address) for r in state.routers]
+        targets += [ScrapeTarget("router", r.router_id, r.metrics_address) for r in state.routers]
         targets += [
-            Target("worker", replica.worker_id, replica.metrics_address)
+            ScrapeTarget("worker", replica.worker_id, replica.metrics_address)
             for replica in state.replicas
             if replica.worker_id and replica.metrics_address
         ]
-    targets += [Target("store node", s.node.node_id, s.metrics_address) for s in stores]
+    targets += [ScrapeTarget("store node", s.node.node_id, s.metrics_address) for s in stores]
     return [target for target in targets if target.address]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from baton.telemetry import catalogue as c
-from control_plane.dashboard.samples import Frame, Labels, by_label, total
+from control_plane.dashboard.samples import Labels, MetricsFrame, by_label, total
 
 Series = list[float | None]
 
@@ -28,17 +28,17 @@ MISSED = ("missed_ttft", "missed_tpot", "missed_both")
 BROKEN = ("failed", "deadline")
 
 
-def gained(frame: Frame | None, name: str, **labels: str) -> float:
+def gained(frame: MetricsFrame | None, name: str, **labels: str) -> float:
     return 0.0 if frame is None else total(frame.gained.get(name), **labels)
 
 
-def level(frame: Frame | None, name: str, **labels: str) -> float | None:
+def level(frame: MetricsFrame | None, name: str, **labels: str) -> float | None:
     if frame is None or name not in frame.levels:
         return None
     return total(frame.levels[name], **labels)
 
 
-def rate(frame: Frame | None, name: str, **labels: str) -> float | None:
+def rate(frame: MetricsFrame | None, name: str, **labels: str) -> float | None:
     return None if frame is None else total(frame.gained.get(name), **labels) / frame.span_s
 
 
@@ -78,21 +78,21 @@ def outcomes(values: Mapping[Labels, float] | None) -> Outcomes:
     )
 
 
-def outcome_rates(frame: Frame | None) -> Outcomes | None:
+def outcome_rates(frame: MetricsFrame | None) -> Outcomes | None:
     """Requests per second."""
     if frame is None:
         return None
     return outcomes(frame.gained.get(c.SLO_REQUESTS.name)).scaled(1 / frame.span_s)
 
 
-class Attainment(msgspec.Struct, frozen=True):
+class AttainmentRow(msgspec.Struct, frozen=True):
     slo_class: str
     tenant: str
     counts: Outcomes
     model: str = ""
 
 
-def attainment(frame: Frame | None) -> list[Attainment]:
+def attainment(frame: MetricsFrame | None) -> list[AttainmentRow]:
     """By model, class and tenant, those with most requests first."""
     if frame is None:
         return []
@@ -102,7 +102,7 @@ def attainment(frame: Frame | None) -> list[Attainment]:
         key = (of.get("slo_class", ""), of.get("tenant", ""), of.get("model", ""))
         groups.setdefault(key, {})[labels] = value
     rows = [
-        Attainment(slo_class, tenant, outcomes(values), model)
+        AttainmentRow(slo_class, tenant, outcomes(values), model)
         for (slo_class, tenant, model), values in groups.items()
     ]
     return sorted(
@@ -111,7 +111,7 @@ def attainment(frame: Frame | None) -> list[Attainment]:
     )
 
 
-def buckets_of(frame: Frame | None, name: str) -> dict[float, float]:
+def buckets_of(frame: MetricsFrame | None, name: str) -> dict[float, float]:
     """What a histogram's buckets gained, cumulative, by upper bound."""
     if frame is None:
         return {}
@@ -145,7 +145,7 @@ def added(into: dict[float, float], buckets: Mapping[float, float], sign: float 
 
 
 def quantiles_over_time(
-    points: Sequence[Frame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
+    points: Sequence[MetricsFrame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
 ) -> list[Series]:
     """One list per share. Each point is of the `smooth_s` before its end."""
     step_s = next((p.span_s for p in points if p is not None), 1.0)
@@ -162,7 +162,7 @@ def quantiles_over_time(
     return lines
 
 
-def part_means(frame: Frame | None) -> dict[str, float]:
+def part_means(frame: MetricsFrame | None) -> dict[str, float]:
     """Seconds per request by part, of requests that told them. Empty: none did."""
     if frame is None:
         return {}

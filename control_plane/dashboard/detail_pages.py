@@ -9,16 +9,16 @@ from baton.core.operate import ClusterState, ReplicaStatus
 from baton.core.recent_requests import RecentRequest
 from control_plane.dashboard import expert_strips, markup, tables
 from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 from control_plane.dashboard.shell import Card, Shell, button, draw
 from control_plane.dashboard.text import NOTHING, h, span
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 REQUESTS_EVERY = 2
 """Ticks between two questions to the routers."""
 
 
-class Panel:
+class PagePanel:
     """A full-width frame with a heading, room for buttons, and content."""
 
     def __init__(self, title: str, note: str = "") -> None:
@@ -40,12 +40,12 @@ FLEET_CHARTS = {"running": "Running sequences", "steps": "Engine steps, p99", "b
 
 
 class WorkersPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Workers", has_window=True)
         self._drawn: tuple[str, int] | None = None
         with shell.page:
-            panel = Panel("Workers")
+            panel = PagePanel("Workers")
             if shell.may_operate:
                 with panel.buttons:
                     button("Scale…", self._scale, kind="primary")
@@ -53,7 +53,7 @@ class WorkersPage:
             with ui.element("div").classes("charts3"):
                 self._cards = {name: Card(title) for name, title in FLEET_CHARTS.items()}
                 self._charts = {name: card.chart() for name, card in self._cards.items()}
-            self._nodes = Panel("Nodes").html()
+            self._nodes = PagePanel("Nodes").html()
         shell.on_tick(self._refresh)
         self._ask(request.query_params.get("node", ""))
 
@@ -88,25 +88,25 @@ class WorkersPage:
 class WorkerPage:
     """One replica, over its lives."""
 
-    def __init__(self, dash: Dashboard, request: Request, name: str) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, name: str) -> None:
         self._dash, self._name = dash, name
         self._shell = shell = Shell(dash, request, tab="Workers", has_window=True)
         self._drawn: tuple[str, int, str] | None = None
         self._asking = False
         replica = self._replica()
         with shell.page:
-            panel = Panel(f"Worker {name}")
+            panel = PagePanel(f"Worker {name}")
             if shell.may_operate and replica is not None:
                 with panel.buttons:
-                    button("Flip…", lambda: self._ask("switch"))
+                    button("Switch role…", lambda: self._ask("switch"))
                     button("Drain…", lambda: self._ask("drain"), kind="danger")
             self._facts = panel.html()
             with ui.element("div").classes("charts3"):
                 self._charts = self._cards()
-            experts = Panel("Experts", "tokens by expert, all layers, last 5 min")
+            experts = PagePanel("Experts", "tokens by expert, all layers, last 5 min")
             self._expert_panel, self._experts = experts.section, experts.html()
             self._expert_panel.set_visibility(False)
-            self._accounts = Panel(
+            self._accounts = PagePanel(
                 "What it says of itself", "its own accounts, those that are not zero"
             ).html()
         shell.on_tick(self._refresh)
@@ -166,7 +166,7 @@ class WorkerPage:
         self._shell.put(self._experts, "" if experts is None else expert_strips.worker_experts(experts))
 
 
-def worker_facts(r: ReplicaStatus, now: Frame | None) -> str:
+def worker_facts(r: ReplicaStatus, now: MetricsFrame | None) -> str:
     held = tables.held_share(now, r.worker_id)
     state = markup.tag(r.state, tables.STATE_TAGS.get(r.state, "warn"))
     items = [
@@ -189,13 +189,13 @@ FILTERS = {"all": "All", "trouble": "In trouble", "running": "Running"}
 
 
 class RequestsPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Requests")
         self._filter, self._ticks, self._recent_requests = "all", 0, list[RecentRequest]()
         self._asking = False
         with shell.page:
-            panel = Panel(
+            panel = PagePanel(
                 "Requests", "the latest of every router; there are no prompts and no answers in them"
             )
             with panel.buttons:
@@ -256,15 +256,15 @@ def chosen(recent_requests: Sequence[RecentRequest], filter_key: str) -> list[Re
 class RequestPage:
     """The story of one request."""
 
-    def __init__(self, dash: Dashboard, request: Request, request_id: str) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, request_id: str) -> None:
         self._dash, self._request_id = dash, request_id
         self._shell = shell = Shell(dash, request, tab="Requests")
         self._is_over = self._asking = False
         with shell.page:
-            self._facts = Panel(f"Request {request_id}").html()
+            self._facts = PagePanel(f"Request {request_id}").html()
             with ui.element("div").classes("two"):
-                self._bars = Panel("Where the first token's time went").html()
-                self._moments = Panel("What happened").html()
+                self._bars = PagePanel("Where the first token's time went").html()
+                self._moments = PagePanel("What happened").html()
         shell.on_tick(self._refresh)
 
     def _refresh(self) -> None:
@@ -293,19 +293,19 @@ class RequestPage:
 
 
 class DecisionsPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Decisions", has_window=True)
         with shell.page:
-            panel = Panel("Decisions", "of operators and of the autoscaler, the latest first")
+            panel = PagePanel("Decisions", "of operators and of the autoscaler, the latest first")
             if shell.may_operate:
                 with panel.buttons:
                     button("Scale…", self._scale, kind="primary")
             self._table = panel.html()
             with ui.element("div").classes("two"):
-                self._pools = Panel("Wanted").html()
-                self._autoscaler = Panel("Autoscaler").html()
-            with Panel("Workers and decisions").body.classes("tall"):
+                self._pools = PagePanel("Wanted").html()
+                self._autoscaler = PagePanel("Autoscaler").html()
+            with PagePanel("Workers and decisions").body.classes("tall"):
                 self._chart = ui.echart({}, renderer="svg").classes("chart")
         self._drawn: tuple[str, int] | None = None
         shell.on_tick(self._refresh)
@@ -324,8 +324,8 @@ class DecisionsPage:
         self._shell.put(self._table, markup.decisions(state.decisions if state else ()))
         self._shell.put(self._pools, pools(state))
         scaled = state.autoscale if state else ()
-        told = "".join(tables.autoscaler(one) for one in scaled) or tables.autoscaler(None)
-        self._shell.put(self._autoscaler, told)
+        shown = "".join(tables.autoscaler(one) for one in scaled) or tables.autoscaler(None)
+        self._shell.put(self._autoscaler, shown)
 
 
 def pools(state: ClusterState | None) -> str:

@@ -13,7 +13,7 @@ from baton.core.ids import replica_name
 from baton.core.operate import ClusterState
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
-from control_plane.dashboard.samples import Frame, Table, risen
+from control_plane.dashboard.samples import MetricsFrame, Table, risen
 
 STEP_S, STEP_COUNT = 10.0, 30
 """What is shown is of the last five minutes."""
@@ -104,7 +104,7 @@ class ExpertGroup(msgspec.Struct, frozen=True):
 
 
 def expert_groups(
-    state: ClusterState | None, tokens: Mapping[str, Tokens], now: Frame | None
+    state: ClusterState | None, tokens: Mapping[str, Tokens], now: MetricsFrame | None
 ) -> list[ExpertGroup]:
     """By model, of those with experts that are counted. `tokens`: `ExpertHistory.tokens`; `now`: the latest
     frame."""
@@ -117,7 +117,7 @@ def expert_groups(
     return [_group(model, found) for model, found in sorted(rows.items())]
 
 
-def _balance(now: Frame | None, worker: str, layers: str) -> float | None:
+def _balance(now: MetricsFrame | None, worker: str, layers: str) -> float | None:
     """None also where another worker has one."""
     if now is None or (("layers", layers), ("worker", worker)) not in now.levels.get(
         c.EXPERT_BALANCE.name, {}

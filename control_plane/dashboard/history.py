@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from control_plane.dashboard.samples import Frame, merged, summed
+from control_plane.dashboard.samples import MetricsFrame, merged, summed
 
 
-class Window(msgspec.Struct, frozen=True):
+class TimeWindow(msgspec.Struct, frozen=True):
     """Of time, as it can be chosen."""
 
     key: str
@@ -23,10 +23,10 @@ class Window(msgspec.Struct, frozen=True):
 
 
 WINDOWS = (
-    Window("5m", "5 min", 2.0, 150),
-    Window("15m", "15 min", 5.0, 180),
-    Window("1h", "1 h", 20.0, 180),
-    Window("6h", "6 h", 120.0, 180),
+    TimeWindow("5m", "5 min", 2.0, 150),
+    TimeWindow("15m", "15 min", 5.0, 180),
+    TimeWindow("1h", "1 h", 20.0, 180),
+    TimeWindow("6h", "6 h", 120.0, 180),
 )
 DEFAULT_WINDOW = WINDOWS[1]
 
@@ -34,18 +34,18 @@ DEFAULT_WINDOW = WINDOWS[1]
 class Ring:
     """The latest steps of one window."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: TimeWindow) -> None:
         self.window = window
-        self._steps: deque[tuple[int, Frame]] = deque(maxlen=window.count + 1)
+        self._steps: deque[tuple[int, MetricsFrame]] = deque(maxlen=window.count + 1)
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: MetricsFrame) -> None:
         """Not older than those before."""
         index = int(frame.at_s // self.window.step_s)
         if self._steps and self._steps[-1][0] == index:
             frame = merged(self._steps.pop()[1], frame)
         self._steps.append((index, frame))
 
-    def points(self, now_s: float) -> list[Frame | None]:
+    def points(self, now_s: float) -> list[MetricsFrame | None]:
         """As many as the window has, oldest first, up to the last whole step; None where nobody looked."""
         last = int(now_s // self.window.step_s) - 1
         found = dict(self._steps)
@@ -66,17 +66,17 @@ class Ring:
             return None
         return first_s
 
-    def since(self, after_s: float) -> Frame | None:
+    def since(self, after_s: float) -> MetricsFrame | None:
         """All that ended after this, in one, the step under way included; levels are the latest."""
         return summed(frame for _, frame in self._steps if frame.at_s > after_s)
 
 
 class History:
-    def __init__(self, windows: Sequence[Window] = WINDOWS) -> None:
+    def __init__(self, windows: Sequence[TimeWindow] = WINDOWS) -> None:
         self.rings = {window.key: Ring(window) for window in windows}
-        self.latest: Frame | None = None
+        self.latest: MetricsFrame | None = None
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: MetricsFrame) -> None:
         if self.latest is not None and frame.at_s < self.latest.at_s:
             return  # the clock was set back: until it has caught up there is nothing to draw
         self.latest = frame

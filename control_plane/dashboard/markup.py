@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.operate import Decision, Outcome
 from control_plane.dashboard.checks import Check
-from control_plane.dashboard.derive import Attainment
-from control_plane.dashboard.overview import Bar, Now, Tier
+from control_plane.dashboard.derive import AttainmentRow
+from control_plane.dashboard.overview import Bar, TierUsage, TileValues
 from control_plane.dashboard.problems import Trouble
 from control_plane.dashboard.text import NOTHING, clock, h, number, rate, seconds, share, size
 from control_plane.desired import describe
@@ -57,7 +57,9 @@ def _held(value: float | None, objective: float | None) -> str:
     return "bad" if value > objective else "good"
 
 
-def tiles(now: Now, ttft_slo_s: float | None, tpot_slo_s: float | None, *, window: str, attain: float) -> str:
+def tiles(
+    now: TileValues, ttft_slo_s: float | None, tpot_slo_s: float | None, *, window: str, attain: float
+) -> str:
     """`…_slo_s`: the strictest objective; None: there is none. `window`: "last 15 min"."""
     rates = now.rates
     refused = "of offered" if rates.refused_share is None else f"{share(rates.refused_share)} of offered"
@@ -97,7 +99,7 @@ def troubles(found: Iterable[Trouble]) -> str:
     return "".join(f'<div class="trouble {t.level}" role="status">{h(t.text)}</div>' for t in found)
 
 
-def attainment(rows: Sequence[Attainment], attain: float) -> str:
+def attainment(rows: Sequence[AttainmentRow], attain: float) -> str:
     if not rows:
         return empty("No request in this time.")
     has_several = len({row.model for row in rows}) > 1
@@ -110,7 +112,7 @@ def attainment(rows: Sequence[Attainment], attain: float) -> str:
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _attainment_row(row: Attainment, attain: float, *, with_model: bool) -> str:
+def _attainment_row(row: AttainmentRow, attain: float, *, with_model: bool) -> str:
     counts = row.counts
     attained = counts.attained or 0.0
     kind = "good" if attained >= attain else "bad"
@@ -144,7 +146,7 @@ def _fall_row(bar: Bar, whole_s: float) -> str:
     return f"<span{dim}>{name}</span>{track}<span class=n>{length}</span>"
 
 
-def tiers(found: Sequence[Tier]) -> str:
+def tiers(found: Sequence[TierUsage]) -> str:
     if not found:
         return empty("No worker has told of its blocks.")
     body = "".join(_tier_row(tier) for tier in found)
@@ -152,7 +154,7 @@ def tiers(found: Sequence[Tier]) -> str:
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _tier_row(tier: Tier) -> str:
+def _tier_row(tier: TierUsage) -> str:
     part = 0.0
     if tier.used_bytes is not None and tier.limit_bytes:
         part = min(1.0, tier.used_bytes / tier.limit_bytes)

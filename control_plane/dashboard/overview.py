@@ -23,7 +23,7 @@ from control_plane.dashboard.derive import (
     rate,
     share_of,
 )
-from control_plane.dashboard.samples import Frame, by_label, total
+from control_plane.dashboard.samples import MetricsFrame, by_label, total
 
 PERCENTILES = (0.5, 0.9, 0.99)
 PERCENTILE_COLORS = ("c-sky", "c-blue", "c-purple")
@@ -31,24 +31,24 @@ ROLE_COLORS = {Role.PREFILL: "c-blue", Role.DECODE: "c-green", Role.AGGREGATED: 
 OUTCOME_COLORS = {"met": "c-green", "missed": "c-yellow", "refused": "c-red", "failed": "c-ink"}
 MARKS_MAX = 30
 
-Points = Sequence[Frame | None]
+Points = Sequence[MetricsFrame | None]
 
 
-def objectives(config: Config, what: str) -> list[charts.Objective]:
+def objectives(config: Config, what: str) -> list[charts.ObjectiveLine]:
     """`what`: ttft_s or tpot_s. Of classes that have the same one, one line."""
     names: dict[float, list[str]] = {}
     for name, slo in config.slo.classes.items():
         if value := getattr(slo, what):
             names.setdefault(value, []).append(name)
-    return [charts.Objective(", ".join(sorted(of)), value) for value, of in sorted(names.items())]
+    return [charts.ObjectiveLine(", ".join(sorted(of)), value) for value, of in sorted(names.items())]
 
 
 def load_chart(times: Sequence[float], points: Points) -> charts.Options:
     rates = [outcome_rates(point) for point in points]
 
-    def line(name: str, attribute: str) -> charts.Line:
+    def line(name: str, attribute: str) -> charts.ChartLine:
         values: Series = [None if r is None else getattr(r, attribute) for r in rates]
-        return charts.Line(name, values, OUTCOME_COLORS[name], stack="offered")
+        return charts.ChartLine(name, values, OUTCOME_COLORS[name], stack="offered")
 
     lines = [
         line("met", "met"),
@@ -60,11 +60,11 @@ def load_chart(times: Sequence[float], points: Points) -> charts.Options:
 
 
 def latency_chart(
-    times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.Objective]
+    times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.ObjectiveLine]
 ) -> charts.Options:
     found = quantiles_over_time(points, metric.name, PERCENTILES)
     drawn = [
-        charts.Line(f"p{share * 100:g}", values, color)
+        charts.ChartLine(f"p{share * 100:g}", values, color)
         for share, values, color in zip(PERCENTILES, found, PERCENTILE_COLORS, strict=True)
     ]
     return charts.timeline(times, drawn, unit="seconds", objectives=lines)
@@ -81,7 +81,7 @@ def replica_chart(times: Sequence[float], points: Points, decisions: Sequence[De
         ]
 
     lines = [
-        charts.Line(role.value, values, color, is_step=True)
+        charts.ChartLine(role.value, values, color, is_step=True)
         for role, color in ROLE_COLORS.items()
         if any(values := serving(role))
     ]
@@ -99,9 +99,9 @@ def decision_color(who: str) -> str:
 
 def queue_chart(times: Sequence[float], points: Points) -> charts.Options:
     lines = [
-        charts.Line("at routers", [level(p, c.QUEUED.name) for p in points], "c-red"),
-        charts.Line("at workers", [level(p, c.WAITING.name) for p in points], "c-orange"),
-        charts.Line("running", [level(p, c.RUNNING.name) for p in points], "c-blue"),
+        charts.ChartLine("at routers", [level(p, c.QUEUED.name) for p in points], "c-red"),
+        charts.ChartLine("at workers", [level(p, c.WAITING.name) for p in points], "c-orange"),
+        charts.ChartLine("running", [level(p, c.RUNNING.name) for p in points], "c-blue"),
     ]
     return charts.timeline(times, lines, unit="count")
 
@@ -114,7 +114,7 @@ BACKEND_COLORS: dict[str, str] = dict(
 def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
     found = {b for p in points if p for b in by_label(p.gained.get(c.TRANSFER_BYTES.name), "backend")}
     lines = [
-        charts.Line(
+        charts.ChartLine(
             backend,
             [rate(p, c.TRANSFER_BYTES.name, backend=backend) for p in points],
             color,
@@ -125,15 +125,15 @@ def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
     ]
     stored = [rate(p, c.STORE_LOADED_BYTES.name) for p in points]
     if any(stored):
-        lines.append(charts.Line("from the store", stored, "c-sky"))
+        lines.append(charts.ChartLine("from the store", stored, "c-sky"))
     return charts.timeline(
-        times, lines or [charts.Line("none", [None] * len(times), "c-blue")], unit="bytes_rate"
+        times, lines or [charts.ChartLine("none", [None] * len(times), "c-blue")], unit="bytes_rate"
     )
 
 
 def hit_chart(times: Sequence[float], points: Points) -> charts.Options:
     lines = [
-        charts.Line(
+        charts.ChartLine(
             "prompt tokens from caches",
             [
                 share_of(gained(p, c.CACHED_TOKENS.name), gained(p, c.PROMPT_TOKENS.name)) if p else None
@@ -153,7 +153,7 @@ def token_chart(times: Sequence[float], points: Points) -> charts.Options:
     """Per second, of answered requests."""
     metrics = (c.PROMPT_TOKENS, c.CACHED_TOKENS, c.GENERATED_TOKENS)
     lines = [
-        charts.Line(name, [rate(p, metric.name) for p in points], color)
+        charts.ChartLine(name, [rate(p, metric.name) for p in points], color)
         for (name, color), metric in zip(TOKEN_COLORS.items(), metrics, strict=True)
     ]
     return charts.timeline(times, lines, unit="rate")
@@ -169,7 +169,7 @@ class Bar(msgspec.Struct, frozen=True):
     """After the first token."""
 
 
-def latency_breakdown(past: Frame | None) -> list[Bar]:
+def latency_breakdown(past: MetricsFrame | None) -> list[Bar]:
     """Of the mean request. Empty: none told."""
     bars: list[Bar] = []
     at_s = 0.0
@@ -179,7 +179,7 @@ def latency_breakdown(past: Frame | None) -> list[Bar]:
     return bars
 
 
-class Tier(msgspec.Struct, frozen=True):
+class TierUsage(msgspec.Struct, frozen=True):
     name: str
     used_bytes: float | None
     limit_bytes: float | None
@@ -189,7 +189,7 @@ class Tier(msgspec.Struct, frozen=True):
     """Of the blocks or tokens that were asked for."""
 
 
-def _by_worker(frame: Frame, metric: Metric) -> dict[str, float]:
+def _by_worker(frame: MetricsFrame, metric: Metric) -> dict[str, float]:
     return by_label(frame.levels.get(metric.name), "worker")
 
 
@@ -198,27 +198,27 @@ def _bytes(blocks: Mapping[str, float], block_bytes: Mapping[str, float]) -> flo
     return sum(count * block_bytes.get(worker, 0.0) for worker, count in blocks.items())
 
 
-def tiers(now: Frame | None, past: Frame | None) -> list[Tier]:
+def tiers(now: MetricsFrame | None, past: MetricsFrame | None) -> list[TierUsage]:
     """`now`: the latest frame; `past`: the window."""
     if now is None:
         return []
-    found: list[Tier] = []
+    found: list[TierUsage] = []
     block_bytes = _by_worker(now, c.BLOCK_BYTES)
     held, free = (_bytes(_by_worker(now, m), block_bytes) for m in (c.HELD_BLOCKS, c.FREE_BLOCKS))
     if held + free > 0:
         hits = share_of(gained(past, c.PREFIX_HIT_TOKENS.name), gained(past, c.PROMPT_TOKENS.name))
-        found.append(Tier("KV pools", held, held + free, "held by sequences", hits))
+        found.append(TierUsage("KV pools", held, held + free, "held by sequences", hits))
     asked = gained(past, c.STORE_MISSES.name) + gained(past, c.STORE_HITS.name)
     for tier, name in (("host", "host memory"), ("ssd", "SSD")):
         limit = level(now, c.STORE_LIMIT_BYTES.name, tier=tier)
         if limit:
             used = level(now, c.STORE_BYTES.name, tier=tier)
             hits = share_of(gained(past, c.STORE_HITS.name, tier=tier), asked)
-            found.append(Tier(name, used, limit, "filled", hits))
+            found.append(TierUsage(name, used, limit, "filled", hits))
     return found
 
 
-class Now(msgspec.Struct, frozen=True):
+class TileValues(msgspec.Struct, frozen=True):
     """The tiles. Rates and percentiles are of the last minute, attainment of the window."""
 
     rates: Outcomes

@@ -8,7 +8,7 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from control_plane.dashboard import expert_strips, markup, overview
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
     RequestPage,
@@ -16,9 +16,9 @@ from control_plane.dashboard.detail_pages import (
     WorkerPage,
     WorkersPage,
 )
-from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.sessions import SessionStore
 from control_plane.dashboard.shell import Card, Shell, draw
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 ASSETS = "/assets"
 DECISIONS_SHOWN = 20
@@ -29,9 +29,9 @@ FAVICON = (
 )
 
 
-def mount(app: FastAPI, collector: Collector, sessions: Sessions) -> Dashboard:
+def mount(app: FastAPI, collector: ClusterCollector, sessions: SessionStore) -> DashboardModel:
     """Once per process: NiceGUI has one application."""
-    dash = Dashboard(collector, sessions)
+    dash = DashboardModel(collector, sessions)
     nicegui_app.add_static_files(ASSETS, Path(str(files("control_plane.dashboard").joinpath("assets"))))
     ui.add_head_html(f'<link rel="stylesheet" href="{ASSETS}/dashboard.css">', shared=True)
 
@@ -74,7 +74,7 @@ def mount(app: FastAPI, collector: Collector, sessions: Sessions) -> Dashboard:
 
 
 class OverviewPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Overview", has_window=True)
         self._drawn: tuple[str, int] | None = None

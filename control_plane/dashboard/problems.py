@@ -8,7 +8,7 @@ import msgspec
 from baton.core.operate import ClusterState, ReplicaState, ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 from control_plane.dashboard.text import span
 
 SHOWN_MAX = 6
@@ -20,10 +20,15 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def troubles(
-    state: ClusterState | None, now: Frame | None, *, control: str, silent_s: float, deaf: Iterable[str]
+    state: ClusterState | None,
+    now: MetricsFrame | None,
+    *,
+    control: str,
+    silent_s: float,
+    unreadable: Iterable[str],
 ) -> list[Trouble]:
     """`control`: what is wrong with the control plane, empty: nothing; `silent_s`: since it was heard.
-    `deaf`: processes whose metrics cannot be read."""
+    `unreadable`: processes whose metrics cannot be read."""
     found: list[Trouble] = []
     if control:
         found.append(
@@ -46,7 +51,7 @@ def troubles(
         found.append(Trouble("bad", "Degraded: no worker of the decode pool serves."))
     if level(now, c.PREDICTOR_FALLBACK.name):
         found.append(Trouble("warn", "Predictions are too far off: placement is by cached prefix."))
-    found += [Trouble("warn", f"No metrics from {name}.") for name in sorted(deaf)]
+    found += [Trouble("warn", f"No metrics from {name}.") for name in sorted(unreadable)]
     more = len(found) - SHOWN_MAX
     return found if more <= 0 else [*found[:SHOWN_MAX], Trouble("warn", f"… and {more} more.")]
 

@@ -20,10 +20,10 @@ from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
 from baton.files.token_places import LiveTokens, new_token, token_at
 from baton.wire.address import host_port
 from control_plane.dashboard.authentication import Authentication
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.pages import mount
 from control_plane.dashboard.session_file import SessionFile
-from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
 
 
-class Server(uvicorn.Server):
+class DashboardServer(uvicorn.Server):
     """Without uvicorn's own signal handling."""
 
     @contextlib.contextmanager
@@ -63,9 +63,9 @@ async def run_dashboard(
         os.nice(NICENESS)
     settings = config.dashboard
     book, hint = tokens_of(config)
-    collector = Collector(config, control_address)
+    collector = ClusterCollector(config, control_address)
     remembered = SessionFile(Path(settings.sessions_file) if settings.sessions_file else None)
-    sessions = Sessions(book, now_s=time.time, known=remembered.read(), remember=remembered.write)
+    sessions = SessionStore(book, now_s=time.time, known=remembered.read(), remember=remembered.write)
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     mount(app, collector, sessions)
     is_tls = bool(settings.tls_cert)
@@ -113,7 +113,7 @@ def _local_token(path: Path) -> str:
     return token
 
 
-def _server(app: Any, config: Config) -> Server:
+def _server(app: Any, config: Config) -> DashboardServer:
     settings = config.dashboard
     try:
         uvicorn_config = uvicorn.Config(
@@ -131,7 +131,7 @@ def _server(app: Any, config: Config) -> Server:
         logging.getLogger("uvicorn.error").addFilter(_is_news)
     except OSError as error:
         raise SetupError(f"dashboard.tls_cert, dashboard.tls_key: {error}") from None
-    return Server(uvicorn_config)
+    return DashboardServer(uvicorn_config)
 
 
 @contextlib.contextmanager

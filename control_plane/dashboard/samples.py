@@ -26,7 +26,7 @@ COUNTED = ("_total", "_bucket", "_sum", "_count")
 """Ends of names that only rise."""
 
 
-class Reader:
+class MetricsReader:
     """Reads the text format of Prometheus. A series' text is parsed the first time it is seen: from then on
     it is looked up, which keeps reading many processes each second cheap."""
 
@@ -74,7 +74,7 @@ class Reader:
         return sample.name, tuple(sorted(sample.labels.items()))
 
 
-class Frame(msgspec.Struct):
+class MetricsFrame(msgspec.Struct):
     """What happened in a span of time, and how things stood in it."""
 
     at_s: float
@@ -95,7 +95,7 @@ def frame_of(
     span_s: float,
     looks: Iterable[tuple[Table | None, Table]],
     levels: Mapping[str, Mapping[Labels, float]] | None = None,
-) -> Frame:
+) -> MetricsFrame:
     """`looks`: of each process what it said last time and what it says now. None: it was not asked before,
     and its counters are of no use yet. Counters that fell began anew. `levels`: more of them, of our own."""
     gained: Table = {}
@@ -111,7 +111,7 @@ def frame_of(
                 _level(gauges.setdefault(name, {}), values, by_most=name.endswith("_ratio"))
     for name, values in (levels or {}).items():
         gauges[name] = dict(values)
-    return Frame(at_s, span_s, gained, gauges)
+    return MetricsFrame(at_s, span_s, gained, gauges)
 
 
 def risen(before: float, now: float) -> float:
@@ -135,7 +135,7 @@ def _level(into: dict[Labels, float], values: Mapping[Labels, float], *, by_most
             into[labels] = max(into[labels], value) if by_most else into[labels] + value
 
 
-def merged(first: Frame, second: Frame) -> Frame:
+def merged(first: MetricsFrame, second: MetricsFrame) -> MetricsFrame:
     """Of two that follow one another."""
     span_s = first.span_s + second.span_s
     gained = {name: dict(values) for name, values in first.gained.items()}
@@ -151,10 +151,10 @@ def merged(first: Frame, second: Frame) -> Frame:
             labels: value * share + before.get(labels, value) * (1 - share)
             for labels, value in values.items()
         }
-    return Frame(second.at_s, span_s, gained, levels)
+    return MetricsFrame(second.at_s, span_s, gained, levels)
 
 
-def summed(frames: Iterable[Frame]) -> Frame | None:
+def summed(frames: Iterable[MetricsFrame]) -> MetricsFrame | None:
     """All that was gained in them together, in order; levels are of the last one. None: there are none."""
     gained: Table = {}
     span_s, last = 0.0, None
@@ -164,7 +164,7 @@ def summed(frames: Iterable[Frame]) -> Frame | None:
             mine = gained.setdefault(name, {})
             for labels, value in values.items():
                 mine[labels] = mine.get(labels, 0.0) + value
-    return None if last is None else Frame(last.at_s, span_s, gained, last.levels)
+    return None if last is None else MetricsFrame(last.at_s, span_s, gained, last.levels)
 
 
 def total(values: Mapping[Labels, float] | None, **labels: str) -> float:

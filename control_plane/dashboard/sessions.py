@@ -34,7 +34,7 @@ class Session(msgspec.Struct):
         return self.scope.covers(Scope.OPERATE)
 
 
-class Sessions:
+class SessionStore:
     def __init__(
         self,
         book: Callable[[], TokenBook],

@@ -10,10 +10,10 @@ from nicegui.events import KeyEventArguments
 from baton.core.operate import Pool
 from control_plane.dashboard import markup
 from control_plane.dashboard.authentication import SESSION_KEY
-from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, Window
+from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, TimeWindow
 from control_plane.dashboard.sessions import Session
 from control_plane.dashboard.text import h, span
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 TABS = (("Overview", "/"), ("Workers", "/workers"), ("Requests", "/requests"), ("Decisions", "/decisions"))
 REFRESH_S = 1.0
@@ -26,7 +26,7 @@ HELP = "1 to 4: pages. W: window of time. T: theme. ?: this help. Tab and Enter 
 class Shell:
     """Of one open page. `on_tick` is called about once a second while somebody looks."""
 
-    def __init__(self, dash: Dashboard, request: Request, *, tab: str, has_window: bool = False) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, *, tab: str, has_window: bool = False) -> None:
         self.dash = dash
         self.session: Session = request.scope[SESSION_KEY]
         self.window = _chosen_window(request)
@@ -86,7 +86,7 @@ class Shell:
     # --- window, theme, keys ----------------------------------------------------------------------
 
     def _windows(self) -> None:
-        self._window_buttons: list[tuple[Window, ui.element]] = []
+        self._window_buttons: list[tuple[TimeWindow, ui.element]] = []
         with ui.element("div").classes("switch").props('role=group aria-label="Window of time (W)"'):
             for window in WINDOWS:
                 element = button(window.text, lambda window=window: self._choose(window))
@@ -98,7 +98,7 @@ class Shell:
             element.props["aria-pressed"] = "true" if window is self.window else "false"
             element.update()
 
-    def _choose(self, window: Window) -> None:
+    def _choose(self, window: TimeWindow) -> None:
         self.window = window
         self._show_window()
         _remember("baton_window", window.key)
@@ -151,7 +151,7 @@ def _who(session: Session) -> str:
     )
 
 
-def _chosen_window(request: Request) -> Window:
+def _chosen_window(request: Request) -> TimeWindow:
     key = request.cookies.get("baton_window", "")
     return next((window for window in WINDOWS if window.key == key), DEFAULT_WINDOW)
 

@@ -10,7 +10,7 @@ from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import share_of
 from control_plane.dashboard.markup import PART_COLORS, PART_NAMES, empty, tag
 from control_plane.dashboard.overview import Bar
-from control_plane.dashboard.samples import Frame, total
+from control_plane.dashboard.samples import MetricsFrame, total
 from control_plane.dashboard.text import NOTHING, clock, h, number, seconds, share, size, span
 
 STATE_TAGS = {
@@ -31,7 +31,7 @@ def request_path(request_id: str) -> str:
     return f"/requests/{quote(request_id, safe='')}"
 
 
-def of_worker(frame: Frame | None, name: str, worker_id: str | None) -> float | None:
+def of_worker(frame: MetricsFrame | None, name: str, worker_id: str | None) -> float | None:
     """A gauge of this worker; None: it does not say."""
     if frame is None or worker_id is None:
         return None
@@ -40,13 +40,13 @@ def of_worker(frame: Frame | None, name: str, worker_id: str | None) -> float | 
     return total(values) if values else None
 
 
-def held_share(frame: Frame | None, worker_id: str | None) -> float | None:
+def held_share(frame: MetricsFrame | None, worker_id: str | None) -> float | None:
     held = of_worker(frame, c.HELD_BLOCKS.name, worker_id)
     free = of_worker(frame, c.FREE_BLOCKS.name, worker_id)
     return None if held is None or free is None else share_of(held, held + free)
 
 
-def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool) -> str:
+def workers(state: ClusterState | None, now: MetricsFrame | None, *, may_operate: bool) -> str:
     if state is None:
         return empty("The control plane was not heard yet.")
     if not state.replicas:
@@ -60,11 +60,11 @@ def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool)
     return f'<table aria-label="Workers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _worker_row(r: ReplicaStatus, now: Frame | None, *, may_operate: bool) -> str:
+def _worker_row(r: ReplicaStatus, now: MetricsFrame | None, *, may_operate: bool) -> str:
     path = worker_path(r.name)
     held = held_share(now, r.worker_id)
     meter = f'<div class=meter><i style="width:{(held or 0) * 100:.0f}%"></i></div>'
-    links = f'<a href="{path}?ask=flip">Flip…</a> &nbsp; <a href="{path}?ask=drain">Drain…</a>'
+    links = f'<a href="{path}?ask=switch">Switch role…</a> &nbsp; <a href="{path}?ask=drain">Drain…</a>'
     title = f' title="{h(r.reason or r.last_exit)}"' if r.reason or r.last_exit else ""
     cells = (
         f'<td class=nowrap><a href="{path}">{h(r.name)}</a></td><td>{h(r.role)}</td>'
@@ -106,7 +106,7 @@ def autoscaler(found: AutoscaleState | None) -> str:
     if found is None:
         return empty("Off (autoscale.mode): only operators scale this cluster.")
     mode = "orders what it decides" if found.mode == "on" else "advises only, and changes nothing"
-    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, flip {span(found.switch_s)}"
+    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, role switch {span(found.switch_s)}"
     said = (
         f'<p style="margin:0 0 6px">{tag(found.mode, "good" if found.mode == "on" else "warn")} It {mode}. '
     )

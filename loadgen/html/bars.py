@@ -1,4 +1,4 @@
-"""Charts of bars: requests over time, the latency breakdown, the balance of the pools. Pure."""
+"""Bar charts: requests over time, the latency breakdown, the balance of the pools. Pure."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ WORKERS_NAMED_MAX = 32
 
 
 def over_time(report: Report, run: int, *, most_per_s: float, longest_s: float) -> Markup:
-    """Offered requests of each window by what became of them, as rates."""
+    """Offered requests of each window by outcome, as rates."""
     plane = Frame(snug(longest_s, 58, WIDE - 14), linear(most_per_s, 170, 24), WIDE, 212)
     parts = [_window_bar(plane, w, report.window_s) for w in report.windows]
     outline: list[tuple[float, float]] = []
@@ -79,8 +79,8 @@ def _window_bar(plane: Frame, window: Window, window_s: float) -> Markup:
                 )
             )
         below += counts[name]
-    said = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-    tip = f"{window.start_s:g} to {window.start_s + window_s:g} s: {window.offered} offered: {said or 'none'}"
+    text = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    tip = f"{window.start_s:g} to {window.start_s + window_s:g} s: {window.offered} offered: {text or 'none'}"
     return tag("g", tag("title", tip), *parts, data_tip=tip)
 
 
@@ -88,8 +88,8 @@ def outcome_legend(reports: Sequence[Report], run: int) -> Markup:
     r = reports[run]
     counts = (r.met, r.completed - r.met, r.refused, r.failed, r.cancelled)
     items = [
-        tag("span", tag("i", class_=f"key o-{name}"), f"{said} ", tag("b", count(number)), class_="item")
-        for (name, said), number in zip(OUTCOMES, counts, strict=True)
+        tag("span", tag("i", class_=f"key o-{name}"), f"{text} ", tag("b", count(number)), class_="item")
+        for (name, text), number in zip(OUTCOMES, counts, strict=True)
         if number
     ]
     return tag("div", *items, class_=f"legend {run_class(run)}")
@@ -98,7 +98,7 @@ def outcome_legend(reports: Sequence[Report], run: int) -> Markup:
 def latency_breakdown_chart(
     latency_breakdown: LatencyBreakdown, *, as_share: bool, longest_s: float
 ) -> Markup:
-    """A row per band of TTFT: seconds, or shares of the row's own time."""
+    """One row per band of TTFT, in seconds or in shares of the row's own time."""
     height = 30 + _ROW * len(latency_breakdown.bands) + 40
     width = WIDE / 2
     span = Axis(0, 1, 96, width - 14) if as_share else snug(longest_s, 96, width - 14)
@@ -143,7 +143,7 @@ def _latency_breakdown_row(
 
 
 def stage_legend(latency_breakdowns: Sequence[LatencyBreakdown]) -> Markup:
-    """Stages that are at least one part in 500 of some row."""
+    """The stages that take at least one part in 500 of some row."""
     seen = [
         stage
         for stage in STAGE_NAMES
@@ -157,7 +157,8 @@ def stage_legend(latency_breakdowns: Sequence[LatencyBreakdown]) -> Markup:
 
 
 def balance_chart(workers: Sequence[WorkerShare], run: int, *, phase: str, most: int) -> Markup:
-    """`phase`: `prompt` or `output`. Few workers by name; many as a profile, most loaded first."""
+    """The load of each worker, where `phase` is `prompt` or `output`. A few workers are shown by name, many
+    as a profile sorted by load."""
     served = [w for w in workers if (w.prefill_requests if phase == "prompt" else w.decode_requests)]
     loads = {w.name: w.prompt_tokens if phase == "prompt" else w.output_tokens for w in served}
     requests = {w.name: w.prefill_requests if phase == "prompt" else w.decode_requests for w in served}

@@ -1,4 +1,4 @@
-"""Charts of lines: latency distributions, attainment by SLO scale and by rate, TTFT over time. Pure."""
+"""Line charts: latency distributions, attainment by SLO scale and by rate, TTFT over time. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ HALF_WIDTH, HALF_HEIGHT = 520.0, 290.0
 WIDE = 1060.0
 LETTERS = "ABCDEFGH"
 LETTER_PX, ROW_PX = 6.5, 13.0
-"""Of the small texts beside lines."""
+"""Size of the small texts beside lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run's curve."""
+    """The curve of one run."""
 
     run: int
     name: str
@@ -33,8 +33,8 @@ def run_class(run: int) -> str:
 def cdf(
     reports: Sequence[Report], latency: str, *, title: str, target: Callable[[Report], float | None]
 ) -> Markup:
-    """Share of all judged requests that had answered so fast: what was refused or failed never did, so a
-    curve ends at the share that completed."""
+    """Share of all judged requests that were answered within a time. Refused and failed requests never were,
+    so a curve ends at the share that completed."""
     lines: list[Line] = []
     for run, report in enumerate(reports):
         values: tuple[float, ...] = getattr(report.distributions, latency)
@@ -67,7 +67,7 @@ def cdf(
 
 
 def scales_chart(reports: Sequence[Report]) -> Markup:
-    """DistServe's second rows of figures 8 and 9."""
+    """The second rows of DistServe's figures 8 and 9."""
     lines = [
         Line(run, r.label, _scale_points(r), "dotted-points")
         for run, r in enumerate(reports)
@@ -103,7 +103,7 @@ def scales_chart(reports: Sequence[Report]) -> Markup:
 
 
 def _scale_points(report: Report) -> list[tuple[float, float]]:
-    """With the most stringent scale among them, which the marks lie on."""
+    """The points of the chart, including the most stringent scale, which the marks lie on."""
     scales = report.slo_scales
     points = {p.scale: p.share for p in scales.points}
     exact = scales.most_stringent
@@ -126,7 +126,7 @@ def _mark(plane: Frame, run: int, x: float, y: float, what: str) -> Markup:
 
 
 def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) -> Markup:
-    """Every probe of every search: rate and attainment, with its interval."""
+    """Every probe of every search, with rate, attainment and interval."""
     rates = [p.rate_per_s for _, s in found for p in s.probes]
     plane = Frame(logarithmic(rates, 58, WIDE - 14), linear(1.0, HALF_HEIGHT - 42, 24), WIDE, HALF_HEIGHT)
     parts: list[Markup] = []
@@ -216,14 +216,15 @@ def drawn(plane: Frame, line: Line, *, letters: bool) -> Markup:
 
 
 def _letter_place(points: Sequence[tuple[float, float]], run: int) -> tuple[float, float]:
-    """On the curve, each run at a height of its own, so that letters of like curves stand apart."""
+    """A point of the curve for the run's letter. Each run has its own height, so that letters of similar
+    curves do not overlap."""
     top, bottom = min(y for _, y in points), max(y for _, y in points)
     wanted = bottom - (bottom - top) * (0.5 + 0.11 * (run % 4))
     return min(points, key=lambda p: abs(p[1] - wanted))
 
 
 def uprights(plane: Frame, marks: Sequence[tuple[float, str, str]]) -> list[Markup]:
-    """(value, text, class): lines across the plane. Texts that would lie on one another stand in rows."""
+    """Vertical lines from (value, text, class). Texts that would overlap are placed in rows."""
     rows: list[list[tuple[float, float]]] = []
     made: list[Markup] = []
     for value, text, class_ in sorted(marks):
@@ -255,7 +256,7 @@ def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def levels(plane: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """(value, text): lines along the plane. Texts that would lie on one another stand side by side."""
+    """Horizontal lines from (value, text). Texts that would overlap are placed side by side."""
     made: list[Markup] = []
     before_px, x = float("inf"), plane.x.end_px
     for value, text in sorted(marks):
@@ -277,7 +278,7 @@ def levels(plane: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
 def hover(
     plane: Frame, lines: Sequence[Line], x_text: Callable[[float], str], y_text: Callable[[float], str]
 ) -> str:
-    """For the page's script: pixels and text of every point."""
+    """The pixels and text of every point, for the page's script."""
     series = [
         {
             "run": line.run,

@@ -1,4 +1,5 @@
-"""What a run has shown, as values: made from records, written as JSON, read back, drawn elsewhere. Pure."""
+"""The results of a run as values: made from records, written as JSON, read back, and drawn elsewhere.
+Pure."""
 
 from loadgen.report.make import judged, make_report
 from loadgen.report.model import Figures, Group, Percentiles, Report, Settings, Share

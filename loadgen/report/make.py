@@ -1,4 +1,4 @@
-"""From records to a report. Pure; a million records take seconds."""
+"""Makes a report from records. Pure; a million records take seconds."""
 
 import re
 from collections import Counter, defaultdict
@@ -30,14 +30,14 @@ LATE_S = 0.01
 LATE_SHARE_MAX = 0.01
 WINDOWS_WANTED = 60
 GAPS_MAX = 4_000_000
-"""Of ITL: beyond this every second, third, ... request is looked at."""
+"""Maximum gaps of ITL that are looked at. Beyond it, only every second, third, ... request counts."""
 _WINDOW_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _REASONS_MAX = 12
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 def make_report(records: Sequence[Record], settings: Settings) -> Report:
-    """Every record must have an outcome."""
+    """Make the report. Every record must have an outcome."""
     assert all(r.outcome is not None for r in records), "a request without an outcome"
     ordered = sorted(records, key=lambda r: r.planned_s)
     objectives = settings.objectives
@@ -73,7 +73,7 @@ def make_report(records: Sequence[Record], settings: Settings) -> Report:
 
 
 def judged(records: Sequence[Record], settings: Settings, *, scales: Sequence[float] = ()) -> Report:
-    """A report with these SLO scales; none given: the usual ones."""
+    """A report with these SLO scales, or with the usual ones if none are given."""
     report = make_report(records, settings)
     if not scales:
         return report
@@ -82,7 +82,7 @@ def judged(records: Sequence[Record], settings: Settings, *, scales: Sequence[fl
 
 
 def window_for(duration_s: float) -> float:
-    """A round length that cuts the duration into about `WINDOWS_WANTED`, at most, windows."""
+    """A round window length that cuts the duration into at most about `WINDOWS_WANTED` windows."""
     wanted_s = duration_s / WINDOWS_WANTED
     return next(
         (step for step in _WINDOW_STEPS_S if step >= wanted_s), float(np.ceil(wanted_s / 3600) * 3600)
@@ -91,8 +91,9 @@ def window_for(duration_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """What counts are divided by, seconds. Goodput by the time of the arrivals, as what was offered is, so
-    that it is a part of it; what was done by the whole time it took, which is no shorter."""
+    """The seconds that counts are divided by. Goodput is divided by the time of the arrivals, like the
+    offered rate, so that it is a part of it. Completed work is divided by the whole time, which is no
+    shorter."""
 
     arrivals_s: float
     work_s: float
@@ -136,7 +137,7 @@ def _share(judged: Sequence[Record], is_met: Callable[[Record], bool]) -> Share:
 def _groups(
     ordered: Sequence[Record], objectives: Objectives, spans: _Spans, *, key: Callable[[Record], str]
 ) -> tuple[Group, ...]:
-    """By name; empty when nobody names one."""
+    """Figures by name; empty if no request names one."""
     members: dict[str, list[Record]] = defaultdict(list)
     for record in ordered:
         members[key(record)].append(record)
@@ -154,7 +155,7 @@ def _common_slo(records: Sequence[Record], objectives: Objectives) -> Slo | None
 
 
 def _windows(ordered: Sequence[Record], objectives: Objectives, window_s: float) -> tuple[Window, ...]:
-    """From the first planned instant to the last one, without a gap."""
+    """Windows from the first planned instant to the last, without a gap."""
     if not ordered:
         return ()
     origin_s = ordered[0].planned_s
@@ -215,9 +216,9 @@ def _reasons(details: Iterable[str]) -> dict[str, int]:
     alike: dict[str, Counter[str]] = defaultdict(Counter)
     for detail in details:
         alike[_reason(detail)][detail.rstrip(", ")] += 1
-    # Where all said the very same, their numbers say something.
+    # The numbers are kept if all answers were identical.
     counts = Counter(
-        {next(iter(said)) if len(said) == 1 else masked: said.total() for masked, said in alike.items()}
+        {next(iter(texts)) if len(texts) == 1 else masked: texts.total() for masked, texts in alike.items()}
     )
     most = counts.most_common(_REASONS_MAX)
     other = sum(counts.values()) - sum(n for _, n in most)
@@ -225,9 +226,9 @@ def _reasons(details: Iterable[str]) -> dict[str, int]:
 
 
 def _reason(detail: str) -> str:
-    """Without the numbers after the status, which differ from request to request."""
-    status, colon, said = detail.partition(":")
-    return f"{status}{colon}{_DIGITS.sub('N', said)}" if colon else _DIGITS.sub("N", detail).rstrip(", ")
+    """The detail without the numbers after the status, which differ from request to request."""
+    status, colon, text = detail.partition(":")
+    return f"{status}{colon}{_DIGITS.sub('N', text)}" if colon else _DIGITS.sub("N", detail).rstrip(", ")
 
 
 def _duration_s(ordered: Sequence[Record]) -> float:
@@ -237,13 +238,14 @@ def _duration_s(ordered: Sequence[Record]) -> float:
 
 
 def _arrivals_s(ordered: Sequence[Record], duration_s: float) -> float:
-    """n requests span n - 1 times between arrivals; all at one instant, they have the whole run."""
+    """The time of the arrivals. n requests span n - 1 gaps; if all came at one instant, it is the whole
+    run."""
     span_s = ordered[-1].planned_s - ordered[0].planned_s if ordered else 0.0
     return span_s * len(ordered) / (len(ordered) - 1) if span_s > 0 else duration_s
 
 
 def _short_answers(done: Sequence[Record]) -> ShortAnswers | None:
-    """None: nobody told how long an answer was that should have had a length."""
+    """None if no request tells how long an answer of prescribed length was."""
     shares = [
         r.completion_tokens / r.asked_tokens
         for r in done
@@ -255,15 +257,16 @@ def _short_answers(done: Sequence[Record]) -> ShortAnswers | None:
 
 
 def _gaps(done: Sequence[Record]) -> Floats:
-    told = [r for r in done if _tells_gaps(r)]
-    gap_count = sum(len(r.token_instants_s) - 1 for r in told)
+    counted = [r for r in done if _has_gaps(r)]
+    gap_count = sum(len(r.token_instants_s) - 1 for r in counted)
     stride = -(-gap_count // GAPS_MAX) or 1
-    gaps = [np.diff(r.token_instants_s) for r in told[::stride]]
+    gaps = [np.diff(r.token_instants_s) for r in counted[::stride]]
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
-def _tells_gaps(record: Record) -> bool:
-    """Two instants of more than two tokens are the first and the last one, as the simulator keeps them."""
+def _has_gaps(record: Record) -> bool:
+    """A record with two instants for more than two tokens holds the first and the last, as the simulator
+    keeps them."""
     count = len(record.token_instants_s)
     return count > 2 or (count == 2 and record.tokens_out == 2)
 
@@ -273,6 +276,6 @@ def _rate(count: float, duration_s: float) -> float:
 
 
 def _cache_hit_ratio(done: Sequence[Record]) -> float | None:
-    told = [r for r in done if r.cached_tokens is not None and r.prompt_tokens]
-    asked = sum(r.prompt_tokens or 0 for r in told)
-    return sum(r.cached_tokens or 0 for r in told) / asked if asked else None
+    counted = [r for r in done if r.cached_tokens is not None and r.prompt_tokens]
+    asked = sum(r.prompt_tokens or 0 for r in counted)
+    return sum(r.cached_tokens or 0 for r in counted) / asked if asked else None

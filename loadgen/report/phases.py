@@ -1,4 +1,4 @@
-"""What the server told of its phases: latency breakdown, balance of the pools, its predictions. Pure."""
+"""The phases that the server reports: latency breakdown, balance of the pools, its predictions. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,35 +17,36 @@ from loadgen.report.model import (
 from loadgen.report.sample import Floats, as_floats, percentiles
 
 TO_FIRST_TOKEN = ("tokenize", "queue", "route", "retries", "wait", "load", "prefill", "first_hop")
-"""Phases of the server before the first token, in the order in which they happen; in `timings` with `_s`."""
+"""Phases of the server before the first token, in the order in which they happen. Their names in `timings`
+end in `_s`."""
 AFTER_FIRST_TOKEN = ("transfer", "first_decode")
 SETTLED_AFTER = 100
 _BANDS = (("p50", 40, 60), ("p90", 85, 95), ("p99", 98, 100))
-"""Name and the percentiles of TTFT between which its requests lie."""
+"""A name and the percentiles of TTFT between which the requests of the band lie."""
 
 
 def latency_breakdown(done: Sequence[Record]) -> LatencyBreakdown | None:
-    """None: nobody told."""
-    told = [r for r in done if r.timings and r.ttft_s is not None]
-    if not told:
+    """None if no request reports timings."""
+    reported = [r for r in done if r.timings and r.ttft_s is not None]
+    if not reported:
         return None
-    ttft = as_floats(r.ttft_s for r in told)
-    stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in told)), 0.0)}
-    stages |= {name: _phase(told, name) for name in TO_FIRST_TOKEN}
+    ttft = as_floats(r.ttft_s for r in reported)
+    stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in reported)), 0.0)}
+    stages |= {name: _phase(reported, name) for name in TO_FIRST_TOKEN}
     stages["rest"] = np.maximum(ttft - sum(stages.values()), 0.0)
-    stages |= {name: _phase(told, name) for name in AFTER_FIRST_TOKEN}
-    bands = [_band("all", np.full(len(told), True), ttft, stages)]
+    stages |= {name: _phase(reported, name) for name in AFTER_FIRST_TOKEN}
+    bands = [_band("all", np.full(len(reported), True), ttft, stages)]
     for name, low, high in _BANDS:
         from_s, to_s = np.percentile(ttft, (low, high))
         chosen = (ttft >= from_s) & (ttft <= to_s)
-        if chosen.any():  # of a few requests none may be near a percentile
+        if chosen.any():  # few requests may have none near a percentile
             bands.append(_band(name, chosen, ttft, stages))
     figures = {name: percentiles(values) for name, values in stages.items()}
-    return LatencyBreakdown(len(told), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
+    return LatencyBreakdown(len(reported), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
 
 
-def _phase(told: Sequence[Record], name: str) -> Floats:
-    return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in told)
+def _phase(reported: Sequence[Record], name: str) -> Floats:
+    return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in reported)
 
 
 def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]) -> Band:
@@ -54,12 +55,12 @@ def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]
 
 
 def balance(done: Sequence[Record]) -> PoolBalance | None:
-    """None: nobody told who served."""
-    told = [r for r in done if r.served_by]
-    if not told:
+    """None if no request reports its workers."""
+    reported = [r for r in done if r.served_by]
+    if not reported:
         return None
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
-    for record in told:
+    for record in reported:
         prompt = record.prompt_tokens or 0
         prefill, decode = counts[record.served_by[0]], counts[record.served_by[-1]]
         prefill[0] += 1
@@ -80,7 +81,7 @@ def _max_to_mean(loads: Sequence[int]) -> float | None:
 
 
 def predictions(done: Sequence[Record]) -> Predictions | None:
-    """None: nobody predicted anything."""
+    """None if no request reports predictions."""
     ttft = _pairs(done, "predicted_ttft_s", [_sent_to_first(r) for r in done])
     tpot = _pairs(done, "predicted_tpot_s", [r.tpot_s for r in done])
     if not len(ttft) and not len(tpot):

@@ -76,12 +76,12 @@ class Preparation:
         arrived_s: float | None = None,
         objectives: Objectives = NO_OBJECTIVES,
         client: Client = ANYBODY,
-        likeness: str = "",
+        request_digest: str = "",
     ) -> None:
-        """`likeness`: the same for a request that is sent again."""
+        """`request_digest`: the same for a request that is sent again."""
         self._service, self._call = service, call
         self._arrived_s, self._objectives = arrived_s, objectives
-        self._client, self._likeness = client, likeness
+        self._client, self._request_digest = client, request_digest
         self._salt = service.salt(adapter, client.salt)
         self._request_id, self._traceparent = request_id, traceparent
         self._deadline_s = deadline_s
@@ -290,7 +290,7 @@ class Preparation:
             arrived_s=self._arrived_s,
             tenant=client.name,
             weight=client.tenant.weight,
-            likeness=f"{self._likeness}/{name}" if self._likeness else "",
+            request_digest=f"{self._request_digest}/{name}" if self._request_digest else "",
             fairness_key=fairness_key(client.name if client.salt else "", call.fairness_key),
             group=group,
             task=task,

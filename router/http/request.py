@@ -93,7 +93,7 @@ class RequestFrame(ABC):
             arrived_s=self.arrived_s,
             objectives=self.objectives,
             client=client,
-            likeness=xxh3_128_hexdigest(body),
+            request_digest=xxh3_128_hexdigest(body),
         )
 
     async def reserve(self, scope: Scope, tokens: int) -> None:

@@ -18,12 +18,12 @@ from control_plane.reconcile_events import (
     MemberSilent,
     ReconcileAction,
     ReconcileEvent,
+    ReconcileTick,
     ReplicaExited,
     RestartPolicy,
     SetDesired,
     StartReplica,
     SwitchReplicaRole,
-    Tick,
 )
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
@@ -227,7 +227,7 @@ class Cluster:
             self._reconcile_host(host)
         for slot in list(self.slots):
             self._observe(slot)
-        self._tell(Tick())
+        self._tell(ReconcileTick())
 
     def _start_anew(self) -> None:
         """Begin another life of the control plane. It learns from the workers who is there, and remembers

@@ -17,11 +17,11 @@ from kv_store.node.events import (
     LookUp,
     NodeAction,
     NodeEvent,
-    OpenSpace,
+    OpenSizeClass,
     PeerLost,
     Publish,
     ReadSsd,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -142,19 +142,19 @@ class SimStoreNode(SimProcess):
         except AssertionError as error:
             raise Violation(3, f"{self.name}'s accounts: {error}") from error
 
-    def _open(self, action: OpenSpace) -> None:
-        if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
+    def _open(self, action: OpenSizeClass) -> None:
+        if action.size_class != SPACE or action.slot_count > self._scenario.store_slot_count:
             raise Violation(0, f"{self.name} opens {action}")
         if action.ssd_slot_count and not self._has_scanned:
             self._scan_disk()
 
     def _scan_disk(self) -> None:
         self._has_scanned = True
-        opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
+        opened = SizeClassOpened(SPACE, tuple(self._disk.recovered()))
         self.run.counts["blocks recovered from SSD"] += len(opened.recovered)
         self.run.clock.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
 
-    def _table(self, space: int, slot_count: int) -> Generations:
+    def _table(self, size_class: int, slot_count: int) -> Generations:
         assert slot_count <= len(self.generations)
         return self.generations
 
@@ -164,7 +164,7 @@ class SimStoreNode(SimProcess):
     def _perform(self, action: NodeAction) -> None:
         run = self.run
         match action:
-            case OpenSpace():
+            case OpenSizeClass():
                 self._open(action)
             case DropWorker():
                 raise Violation(0, f"{self.name}: {action}")

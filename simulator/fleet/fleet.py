@@ -29,6 +29,8 @@ from router.decisions.events import (
     WorkerLost,
     WorkerUpdated,
 )
+from router.decisions.hedging import submitted_name
+from router.decisions.status import RouterStatus
 from simulator.clock import VirtualClock
 from simulator.fleet.interface import FleetServices, FleetWorker
 from simulator.fleet.observed import Observed
@@ -203,6 +205,9 @@ class Fleet:
     def unplaced_tokens(self) -> int:
         """Prompt tokens of requests that were never placed."""
         return sum(live.demand.input_tokens for live in self._live.values() if not live.workers)
+
+    def router_statuses(self) -> list[RouterStatus]:
+        return [cell.core.status() for cell in self._cells]
 
     def check(self) -> None:
         """Raises AssertionError if the routers' accounts disagree."""
@@ -419,12 +424,12 @@ class Fleet:
         return self._workers.get(worker_id) or self._gone[worker_id]
 
     def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
-        live = self._live.get(seq_id)
+        live = self._live.get(submitted_name(seq_id))
         return [] if live is None else live.hashes
 
     def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None:
         self.prompt_tokens_computed += tokens
-        live = self._live.get(seq_id)
+        live = self._live.get(submitted_name(seq_id))
         if live is None:
             self.prompt_tokens_lost += tokens
         else:

@@ -6,10 +6,11 @@ from typing import Protocol, cast
 
 import msgspec
 
+from baton.core.demand import Traits
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import Decision, Observation, RoleState, Traits
+from control_plane.autoscaler.values import Observation, RoleState, ScalingDecision
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.observed import Observed
 from simulator.fleet.spec import FleetWorkerSpec
@@ -27,7 +28,7 @@ class Rule(Protocol):
 
     journal: Journal
 
-    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision: ...
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> ScalingDecision: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class FleetScaling:
 
     # --- doing ------------------------------------------------------------------------------------
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: ScalingDecision) -> None:
         for switch_role in decision.switches:
             for worker in self._spare(switch_role.source, switch_role.count):
                 self.switches += 1

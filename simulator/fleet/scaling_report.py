@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Decision
+from control_plane.autoscaler.values import ScalingDecision
 from loadgen.html.marks import Markup, joined, tag
 from loadgen.html.page import section
 from loadgen.html.tables import table
@@ -33,7 +33,7 @@ class ScalingFigures(msgspec.Struct, frozen=True):
     reversals: Mapping[str, int]
     """How often the desired count of each role turned from up to down or back."""
     samples: Sequence[ScaleSample]
-    decisions: Sequence[Decision]
+    decisions: Sequence[ScalingDecision]
     """Decisions that changed something, oldest first; the newest of them if there are very many."""
 
 
@@ -134,7 +134,7 @@ def _decisions(figures: ScalingFigures) -> Markup:
     return table(head, rows)
 
 
-def _changes(one: Decision) -> str:
+def _changes(one: ScalingDecision) -> str:
     parts = [f"flip {f.count} {f.source.value} to {f.target.value}" for f in one.switches]
     parts += [f"start {count} {role.value}" for role, count in one.starts.items() if count]
     parts += [f"stop {count} {role.value}" for role, count in one.stops.items() if count]

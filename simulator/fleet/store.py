@@ -12,7 +12,7 @@ from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, FoundSpan, Tier
 from engine.scheduling.incoming import Incoming
 from engine.scheduling.prefix_cache import PrefixCache
-from kv_store.planner import PathTimes, Plan, Prompt, plan_load
+from kv_store.planner import LoadPlan, PathTimes, PromptWork, plan_load
 from kv_store.tiers.policy import EvictionPolicy
 from kv_store.tiers.table import make_eviction_policy
 from simulator.clock import VirtualClock
@@ -170,11 +170,11 @@ class FleetWorkerStore:
         spans = self._spans(findable[held:])
         if not spans:
             return
-        prompt = Prompt(
+        prompt = PromptWork(
             held, self._block_tokens, seq.known_count, self._engine.prompt_s, self._engine.queue_s
         )
         plan = plan_load(spans, prompt, self._times)
-        if not isinstance(plan, Plan) or plan.end <= plan.first:
+        if not isinstance(plan, LoadPlan) or plan.end <= plan.first:
             return
         incoming = seq.incoming = Incoming(first=plan.first, ready=plan.first, end=plan.end)
         now_s = self._clock.now_s

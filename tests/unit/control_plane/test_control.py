@@ -11,12 +11,12 @@ from baton.core.messages import Role
 from baton.core.operate import NodeState, Pool, Version
 from control_plane.control import check_reach, nodes_of
 from control_plane.control_child import ControlChild
-from control_plane.orders import Record
+from control_plane.orders import ControlRecord
 from control_plane.reconcile_events import RestartPolicy
 from control_plane.record_file import RecordFile
 
 POLICY = RestartPolicy(0.01, 0.01, 60.0, 10.0, 30.0)
-RECORD = Record((Pool("m", {Role.DECODE: 2}, Version("2", ("engine.threads=1",))),), ("node",))
+RECORD = ControlRecord((Pool("m", {Role.DECODE: 2}, Version("2", ("engine.threads=1",))),), ("node",))
 
 
 def test_what_is_written_is_read_and_gone_after_an_orderly_end(tmp_path):

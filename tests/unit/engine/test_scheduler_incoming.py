@@ -23,7 +23,7 @@ class Brought:
     """Shares in blocks that are being written into."""
 
 
-class Bringer:
+class Promoter:
     """Brings blocks in pieces, late, or not at all; their content is right once it is told of."""
 
     def __init__(self, bench, rng):
@@ -113,7 +113,7 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
         swap_bytes=swap_bytes,
         speculation=speculation,
     )
-    bringer = Bringer(bench, rng)
+    bringer = Promoter(bench, rng)
     want, live = {}, []
     for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
         sampling = SamplingParams(max_tokens=1 if phase is Phase.PREFILL else token_count)
@@ -142,7 +142,7 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
 def test_computing_stops_where_blocks_are_awaited_and_jumps_over_them():
     bench = Bench(step_tokens=32)
     seq = sequence("s", range(22))
-    bringer = Bringer(bench, random.Random(0))
+    bringer = Promoter(bench, random.Random(0))
     bringer.expect(seq, 2, 4)
     bench.add(seq)
     assert [len(item.tokens) for item in bench.step().items] == [8]
@@ -185,7 +185,7 @@ def test_only_what_was_computed_here_is_told_as_committed():
     told = []
     bench.scheduler.on_commit(lambda seq, first, end: told.append((first, end)))
     seq = sequence("s", range(18))
-    bringer = Bringer(bench, random.Random(0))
+    bringer = Promoter(bench, random.Random(0))
     bringer.expect(seq, 0, 3)
     bench.add(seq)
     bench.step()

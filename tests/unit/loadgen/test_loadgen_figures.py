@@ -96,7 +96,7 @@ def test_the_most_stringent_scale_attains_the_goal_and_less_does_not(records, at
 def test_a_report_survives_json(records):
     report = make_report(records, asked(options={"api": "chat", "cut": 3, "spread": True, "none": None}))
     text = orjson.dumps(report.as_json())
-    assert text.startswith(b'{"schema":"baton-report/1"')
+    assert text.startswith(b'{"schema":"baton-report/2"')
     assert msgspec.json.decode(text, type=Report) == report
 
 

@@ -209,7 +209,7 @@ def test_runs_are_compared_by_objectives_they_were_not_run_for(queue, tmp_path):
     ("arguments", "complaint"),
     [
         (["--search"], "give --ttft-slo"),
-        (["--search", "--ttft-slo", "1", "--limit", "1"], "different instants"),
+        (["--search", "--ttft-slo", "1", "--limit", "1"], "different times"),
         (["--search", "--ttft-slo", "1", "--warm-up", "600"], "leaves nothing"),
         (["--warm-up", "600"], "leaves nothing"),
         (["--search", "--ttft-slo", "none", "--tpot-slo", "none"], "give --ttft-slo"),
@@ -260,7 +260,7 @@ def test_a_class_that_the_server_does_not_have_ends_the_run_at_its_first_answers
     queue.complaint = "400: there is no class 'x'; this server has chat"
     result = CliRunner().invoke(command(replay), [poisson_trace(tmp_path), "--slo-class", "x"])
     assert result.exit_code == 2
-    assert "every request was answered so: 400: there is no class 'x'" in result.stderr
+    assert "because every request got this answer: 400: there is no class 'x'" in result.stderr
 
 
 @pytest.mark.parametrize(

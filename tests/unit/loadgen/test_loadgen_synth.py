@@ -228,7 +228,7 @@ def test_the_command_fits_saves_and_makes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere"], "built in are azure-conv"),
+        (["nowhere"], "built-in names are azure-conv"),
         (["azure-conv"], "nothing to do"),
         (["gone.toml", "--out", "-"], "cannot read"),
         (["azure-conv", "--out", "/nowhere/x"], "cannot write"),

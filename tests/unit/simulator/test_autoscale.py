@@ -10,8 +10,15 @@ from benchmarks.autoscale_runs import Case, stage
 from benchmarks.autoscale_static import best_static
 from commands.app import app
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.sizing import Decoding, Prompt, decode_needed, prefill_needed
-from control_plane.autoscaler.values import Bounds, Decision, Objective, RoleState, RoleSwitch, Settings
+from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
+from control_plane.autoscaler.values import (
+    AutoscalerSettings,
+    Bounds,
+    LatencyObjective,
+    RoleState,
+    RoleSwitch,
+    ScalingDecision,
+)
 from loadgen.records import Outcome
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
@@ -39,7 +46,7 @@ class Script:
         self._number += 1
         have = {role: seen.of(role).have for role in traits}
         switches, starts, stops = self._at.get(self._number, ((), {}, {}))
-        return Decision(seen.at_s, have, switches, starts, stops, ("told",), {}, False)
+        return ScalingDecision(seen.at_s, have, switches, starts, stops, ("told",), {}, False)
 
 
 def scaled(script, demands, *, pools=((P, 2), (D, 2)), **more):
@@ -108,9 +115,9 @@ def test_a_worker_that_has_not_started_is_given_up_first():
 
 def test_routers_hold_what_comes_while_there_is_no_worker():
     bounds = {P: Bounds(0, 4), D: Bounds(0, 4)}
-    config = Settings(
+    config = AutoscalerSettings(
         bounds=bounds,
-        objectives={"": Objective(1.0, 0.05)},
+        objectives={"": LatencyObjective(1.0, 0.05)},
         interval_s=5.0,
         start_s=10.0,
         hold_s=60.0,
@@ -155,7 +162,7 @@ def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
     service_s = kind.costs.prompt_s(0, 1024, chunk_tokens=512)
-    prompts = [Prompt(1.0, service_s, 0.15)]
+    prompts = [PromptGroup(1.0, service_s, 0.15)]
     needed = prefill_needed(prompts, work=rate * service_s, missed_max=0.05)
     assert needed > 1
     shares = []
@@ -171,7 +178,7 @@ def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
 def test_as_many_decode_workers_as_sizing_says_do():
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
-    load = Decoding(4000.0, 400.0, 0.0055)
+    load = DecodeLoad(4000.0, 400.0, 0.0055)
     needed = decode_needed(load, kind)
     assert needed > 1
     shares = []
@@ -190,7 +197,7 @@ def state(serving, busy, **more):
 
 
 def hpa():
-    config = Settings(bounds={P: Bounds(1, 50)}, objectives={"": Objective(1.0, 0.05)})
+    config = AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={"": LatencyObjective(1.0, 0.05)})
     return HorizontalPodAutoscaler(config, target=0.5)
 
 
@@ -209,7 +216,7 @@ def test_kubernetes_rule_is_the_documented_one():
 
 
 def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
-    rule = QueueDepth(Settings(bounds={P: Bounds(1, 50)}, objectives={}))
+    rule = QueueDepth(AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={}))
     traits = {P: KIND}
     deep = observed(15.0, 0, {P: RoleState(serving=2, waiting_prompt_tokens=90_000)})
     assert rule.decide(deep, traits).desired[P] == 3

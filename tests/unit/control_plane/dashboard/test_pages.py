@@ -35,7 +35,7 @@ from baton.wire.link import LinkBroken
 from baton.wire.transport import secure
 from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
 from control_plane.dashboard.authentication import SESSION_KEY
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
     RequestPage,
@@ -44,9 +44,9 @@ from control_plane.dashboard.detail_pages import (
     WorkersPage,
 )
 from control_plane.dashboard.pages import OverviewPage
-from control_plane.dashboard.samples import Reader, frame_of
-from control_plane.dashboard.sessions import Sessions
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.samples import MetricsReader, frame_of
+from control_plane.dashboard.sessions import SessionStore
+from control_plane.dashboard.view import DashboardModel
 
 CONFIG = Config.model_validate(
     {"slo": {"classes": {"chat": {"ttft_s": 1.0, "tpot_s": 0.1}}, "default": "chat"}}
@@ -74,7 +74,7 @@ def cluster(*phases):
 
 
 def frames(count=20):
-    reader, meter = Reader(m.name for m in c.CATALOGUE), Meter()
+    reader, meter = MetricsReader(m.name for m in c.CATALOGUE), Meter()
     before, now_s = {}, time.time()
     for at_s in range(count):
         meter.inc(c.SLO_REQUESTS, model="m", slo_class="chat", tenant="acme", outcome="met")
@@ -95,10 +95,10 @@ class World:
         secure(TlsConfig())
         self.token = new_token()
         record = TokenRecord("ada", scope, digest_of(self.token))
-        self.sessions = Sessions(lambda: TokenBook([record]), now_s=time.time)
-        self.collector = Collector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
+        self.sessions = SessionStore(lambda: TokenBook([record]), now_s=time.time)
+        self.collector = ClusterCollector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
         now_s = time.time()  # and no later: what is drawn changes with the clock
-        self.dash = Dashboard(self.collector, self.sessions, unix_s=lambda: now_s)
+        self.dash = DashboardModel(self.collector, self.sessions, unix_s=lambda: now_s)
         self.session = self.sessions.of(self.sessions.sign_in(self.token))
         self.ordered = []
 

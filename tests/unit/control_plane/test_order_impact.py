@@ -18,7 +18,7 @@ from baton.core.operate import (
     SwitchRole,
     Version,
 )
-from control_plane.losses import loss_of
+from control_plane.order_impact import impact_of
 
 
 def replica(name, role, *, state=ReplicaState.RUNNING, node="n1"):
@@ -53,7 +53,7 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
     ],
 )
 def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
-    loss = loss_of(action, TWO)
+    loss = impact_of(action, TWO)
     assert loss is not None
     assert said in loss.text
     assert loss.is_lasting is is_lasting
@@ -76,21 +76,21 @@ def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
     ],
 )
 def test_where_some_are_left_or_the_order_will_be_refused_nothing_is_said(action):
-    assert loss_of(action, THREE) is None
+    assert impact_of(action, THREE) is None
 
 
 def test_a_worker_that_does_not_serve_is_no_help_meanwhile():
     down = state(
         replica("decode-0", Role.DECODE), replica("decode-1", Role.DECODE, state=ReplicaState.STARTING)
     )
-    loss = loss_of(Drain("decode-0"), down)
+    loss = impact_of(Drain("decode-0"), down)
     assert loss is not None
     assert not loss.is_lasting
 
 
 def test_an_exchange_that_may_leave_a_role_without_workers_is_told():
-    loss = loss_of(RollOut(Version("2"), "m", 1, 1), THREE)
+    loss = impact_of(RollOut(Version("2"), "m", 1, 1), THREE)
     assert loss is not None
     assert "m will have no prefill worker left meanwhile: its decode workers" in loss.text
-    assert loss_of(RollOut(Version("2"), "m", 1, 0), THREE) is None
-    assert loss_of(RollOut(Version("1"), "m", 0, 1), THREE) is None
+    assert impact_of(RollOut(Version("2"), "m", 1, 0), THREE) is None
+    assert impact_of(RollOut(Version("1"), "m", 0, 1), THREE) is None

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.messages import Role
-from control_plane.autoscaler.advised import Advised
+from control_plane.autoscaler.advice import AdviceFilter
 
 P, D = Role.PREFILL, Role.DECODE
 PATIENCE_S = 300.0
@@ -12,7 +12,7 @@ ONE = {P: 1, D: 1}
 
 
 def test_more_is_said_at_once_and_once():
-    advised = Advised(PATIENCE_S)
+    advised = AdviceFilter(PATIENCE_S)
     assert not advised.is_news(ONE, ONE, 0.0)
     assert advised.is_news({P: 1, D: 2}, ONE, 1.0)
     assert not advised.is_news({P: 1, D: 2}, ONE, 2.0)
@@ -20,7 +20,7 @@ def test_more_is_said_at_once_and_once():
 
 
 def test_less_is_said_when_it_has_been_less_for_the_patience():
-    advised, have = Advised(PATIENCE_S), {P: 1, D: 3}
+    advised, have = AdviceFilter(PATIENCE_S), {P: 1, D: 3}
     assert not advised.is_news({P: 1, D: 2}, have, 0.0)
     assert not advised.is_news(have, have, 200.0)  # it was needed after all
     assert not advised.is_news({P: 1, D: 2}, have, 250.0)
@@ -29,14 +29,14 @@ def test_less_is_said_when_it_has_been_less_for_the_patience():
 
 
 def test_what_was_advised_and_is_needed_no_longer_ends_without_a_word():
-    advised = Advised(PATIENCE_S)
+    advised = AdviceFilter(PATIENCE_S)
     assert advised.is_news({P: 1, D: 2}, ONE, 0.0)
     assert not any(advised.is_news(ONE, ONE, now_s) for now_s in (1.0, 200.0, 400.0))
     assert advised.is_news({P: 1, D: 2}, ONE, 500.0)
 
 
 def test_another_size_of_the_cluster_begins_anew():
-    advised = Advised(PATIENCE_S)
+    advised = AdviceFilter(PATIENCE_S)
     assert advised.is_news({P: 1, D: 2}, ONE, 0.0)
     assert not advised.is_news({P: 1, D: 2}, {P: 1, D: 2}, 1.0)
     assert advised.is_news({P: 1, D: 3}, {P: 1, D: 2}, 2.0)
@@ -44,7 +44,7 @@ def test_another_size_of_the_cluster_begins_anew():
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=60))
 def test_within_the_patience_advice_only_grows(wanted):
-    advised = Advised(PATIENCE_S)
+    advised = AdviceFilter(PATIENCE_S)
     said = [
         counts
         for now_s, (p, d) in enumerate(wanted)

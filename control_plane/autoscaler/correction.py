@@ -1,23 +1,25 @@
-"""What sizing promised and what came of it, in one factor per role."""
+"""A factor on demand per role, learnt from how well earlier sizes met the objectives."""
 
 from math import exp, sqrt
 
 UP, UP_MAX, DOWN = 0.04, 0.12, 0.005
 LOW, HIGH = 0.75, 1.5
 JUDGED_MISSES = 10.0
-"""As many requests are judged together as miss so often when exactly as many miss as may."""
+"""Requests are judged in groups so large that this many of them may miss their objective."""
 SURE_SIGMAS = 2.0
-"""Misses come in clusters: chance alone makes more of them than of independent ones."""
+"""Standard deviations above the allowed number of misses that count as evidence. Misses come in clusters, so
+chance makes more of them than independent misses would."""
 FADE_S = 300.0
 STRAINED = 0.5
-"""Of what may be missed, predicted: only then is it news that less was."""
+"""The factor falls only while sizing predicts at least this part of the allowed misses. A pool with room to
+spare teaches nothing."""
 QUIET_S, QUIET_MAX_S = 900.0, 7200.0
 
 
-class Attainment:
-    """A factor on demand, learnt. It rises when more requests miss than may though sizing saw enough
-    replicas, and falls slowly when sizing predicts misses that do not come; after each rise it waits longer
-    before it falls, so that it settles. A pool with room to spare teaches nothing."""
+class DemandCorrection:
+    """The learnt factor of one role. It rises when more requests miss their objective than may, although
+    sizing saw enough replicas. It falls slowly when predicted misses do not come, and after each rise it
+    waits longer before it falls, so that it settles."""
 
     def __init__(self, *, missed_max: float) -> None:
         self._missed_max = missed_max
@@ -28,16 +30,17 @@ class Attainment:
 
     @property
     def is_good(self) -> bool:
-        """No more missed lately than may be."""
+        """True while no more requests missed their objective lately than may."""
         return self._missed <= self._judged * self._missed_max
 
     def forget(self) -> None:
-        """Replicas come or go: what was missed until now says nothing of what will be."""
+        """Forget the misses counted so far. They say nothing about the pool that replicas now join or
+        leave."""
         self._judged = self._missed = 0.0
 
     def observe(self, *, at_s: float, interval_s: float, judged: int, missed: int, strain: float) -> None:
-        """`strain`: misses that sizing predicts for the replicas there are, as a share of those that may be;
-        above 1: fewer than are needed."""
+        """Count one interval. `strain` is the number of misses that sizing predicts for the current replicas,
+        as a part of those allowed; above 1 there are fewer replicas than needed."""
         keep = exp(-interval_s / FADE_S)
         self._judged, self._missed = self._judged * keep + judged, self._missed * keep + missed
         if self._judged * self._missed_max < JUDGED_MISSES:

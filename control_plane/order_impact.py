@@ -15,22 +15,22 @@ from baton.core.operate import (
     ReplicaStatus,
     RollOut,
 )
-from control_plane.desired import Refused, node_of, pool_after
+from control_plane.desired import OrderRefused, node_of, pool_after
 
 
-class Loss(msgspec.Struct, frozen=True):
+class OrderImpact(msgspec.Struct, frozen=True):
     text: str
     """A sentence."""
     is_lasting: bool
     """Until somebody orders otherwise; False: until workers that are started in their place serve."""
 
 
-def loss_of(action: Action, state: ClusterState) -> Loss | None:
+def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
     """None: every role that has workers keeps some; or the order will be refused, which says why."""
     try:
         after = pool_after(action, state)
         node = node_of(state, action.node).node if isinstance(action, DrainNode) else ""
-    except Refused:
+    except OrderRefused:
         return None
     before = next((p for p in state.pools if after is not None and p.model == after.model), None)
     if isinstance(action, RollOut) and after is not None and before is not None:
@@ -38,7 +38,7 @@ def loss_of(action: Action, state: ClusterState) -> Loss | None:
     if after is not None and before is not None:
         gone = [role for role in Role if before.count(role) and not after.count(role)]
         left = [role for role in Role if after.count(role)]
-        return Loss(_text(after.model, gone, left), is_lasting=True) if gone else None
+        return OrderImpact(_text(after.model, gone, left), is_lasting=True) if gone else None
     match action:
         case Drain(worker):
             leaving = [r for r in state.replicas if worker in (r.worker_id, r.name)]
@@ -49,16 +49,16 @@ def loss_of(action: Action, state: ClusterState) -> Loss | None:
     return _meanwhile(leaving, state)
 
 
-def _exchanged(before: Pool, after: Pool) -> Loss | None:
+def _exchanged(before: Pool, after: Pool) -> OrderImpact | None:
     """Roles of which so many may be missing at once as there are."""
     if before.version == after.version:
         return None
     gone = [role for role in Role if 0 < before.count(role) <= after.unavailable_max]
     left = [role for role in Role if before.count(role) and role not in gone]
-    return Loss(_text(after.model, gone, left, " meanwhile"), is_lasting=False) if gone else None
+    return OrderImpact(_text(after.model, gone, left, " meanwhile"), is_lasting=False) if gone else None
 
 
-def _meanwhile(leaving: list[ReplicaStatus], state: ClusterState) -> Loss | None:
+def _meanwhile(leaving: list[ReplicaStatus], state: ClusterState) -> OrderImpact | None:
     serving = [r for r in state.replicas if r.state is ReplicaState.RUNNING]
     staying = {r.name for r in serving} - {r.name for r in leaving}
     texts: list[str] = []
@@ -67,7 +67,7 @@ def _meanwhile(leaving: list[ReplicaStatus], state: ClusterState) -> Loss | None
         left = {r.role for r in serving if r.model == model and r.name in staying}
         if gone := [role for role in Role if role in roles - left]:
             texts.append(_text(model, gone, [role for role in Role if role in left], " meanwhile"))
-    return Loss(" ".join(texts), is_lasting=False) if texts else None
+    return OrderImpact(" ".join(texts), is_lasting=False) if texts else None
 
 
 def _text(model: str, gone: Iterable[Role], left: list[Role], when: str = "") -> str:

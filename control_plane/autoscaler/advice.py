@@ -1,13 +1,14 @@
-"""Which advice is worth saying. Pure."""
+"""The filter that keeps repeated advice out of the log. Pure."""
 
 from collections.abc import Mapping
 
 from baton.core.messages import Role
 
 
-class Advised:
-    """What was advised last. Nobody follows it, so each decision begins from what runs: told each time, it
-    would go to and fro with the load. More is news at once, less when it has been less for the patience."""
+class AdviceFilter:
+    """The advice given last. Nobody follows advice, so each decision starts from the replicas that run, and
+    logging all of it would follow every change of the load. Advice to grow counts as news at once; advice to
+    shrink counts once it has held for the patience."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -16,7 +17,8 @@ class Advised:
         self._less_since_s: float | None = None
 
     def is_news(self, counts: Mapping[Role, int], have: Mapping[Role, int], now_s: float) -> bool:
-        """`have`: what is wanted of the cluster now; to keep it is no news, whatever was said before."""
+        """Return whether this advice should be logged. `have` is the size that the cluster is ordered to have
+        now; advice to keep it is never news."""
         if have != self._have:
             self._counts, self._have, self._less_since_s = have, dict(have), None
         if any(count > self._counts.get(role, 0) for role, count in counts.items()):
