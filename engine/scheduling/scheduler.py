@@ -33,9 +33,8 @@ WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
 OVERLAP_STEP_S_MAX = 0.1
-"""Longest predicted step, in seconds, beside which the next one is planned ahead. Beside a longer step the
-gap between two steps is negligible, and a request that arrives meanwhile should not wait for one more
-step."""
+"""Longest predicted step beside which the next one is planned ahead. Beside a longer one the gap between steps
+is negligible, and a request that arrives meanwhile should not wait for one more."""
 
 GAIN_SMOOTHING = 0.02
 """Weight of one sequence's newest step in `tokens_per_step`."""

@@ -66,7 +66,7 @@ _EXPERT_NAME = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 
 
 def place_of(name: str, architecture: str) -> GgufPlace | None:
-    """Place of a Hugging Face checkpoint's tensor in a file whose general.architecture is `architecture`;
+    """GgufPlace of a Hugging Face checkpoint's tensor in a file whose general.architecture is `architecture`;
     None if the file has no such tensor."""
     is_gemma = architecture.startswith("gemma")
     if name in _TOP:
