@@ -33,7 +33,7 @@ WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
 OVERLAP_STEP_S_MAX = 0.1
-"""Longest predicted step beside which the next one is planned ahead. Beside a longer one the gap between steps
+"""Longest predicted step beside which the next one is planned ahead. Beside a longer one the gap of two steps
 is negligible, and a request that arrives meanwhile should not wait for one more."""
 
 GAIN_SMOOTHING = 0.02
