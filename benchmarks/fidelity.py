@@ -32,7 +32,7 @@ from loadgen.report import Report, Settings, make_report
 from loadgen.runner import Observer, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace
-from simulator.fleet.setup import Machine, Pools, fleet_spec
+from simulator.fleet.setup import Machine, PoolSizes, fleet_spec
 from simulator.fleet.simulate import simulate
 from simulator.fleet.workload import of_plan
 
@@ -92,7 +92,7 @@ def _plan(trace: Trace, load: Load, rate: float, seed: int) -> Plan:
 async def run(
     model: Path,
     load: Load,
-    pools: Pools,
+    pools: PoolSizes,
     *,
     cores: Sequence[int],
     settings: Sequence[str],
@@ -118,7 +118,7 @@ async def run(
     return Outcome(live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each})
 
 
-def _peer(model: Path, pools: Pools, settings: Sequence[str]) -> peers.Peer:
+def _peer(model: Path, pools: PoolSizes, settings: Sequence[str]) -> peers.Peer:
     peer = peers.baton_peer(model, settings=[*settings, "engine.speculation=off", "store.host_bytes=0"])
     start = peer.command.index("--aggregated")
     counts = (
@@ -190,7 +190,7 @@ def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
 def _simulate(
     plan: Plan,
     workers: dict[Role, list[dict[str, Any]]],
-    pools: Pools,
+    pools: PoolSizes,
     slo: Slo,
     shown: Settings,
     router: RouterConfig,
