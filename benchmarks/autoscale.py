@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.autoscale_runs import HPA_TARGET, AutoscaleCase, AutoscaleRun, stage
 from benchmarks.autoscale_static import FIRST_S, Clairvoyant, best_static, peak_pools, sized_pools
 from simulator.fleet.scaling_rules import RuleName
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 JUMPS = ("step", "spike")
 """Profiles with a sudden change."""
@@ -40,15 +40,15 @@ def measure(
 ) -> AutoscaleResult:
     """Measure one case. Raises SetupError as `stage` does."""
     ready = stage(case)
-    first = Pools(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
+    first = PoolSizes(*case.first) if case.first is not None else sized_pools(ready, 0.0, FIRST_S)
     runs: list[AutoscaleRun] = []
 
-    def note(made: AutoscaleRun, name: str, pools: Pools) -> AutoscaleRun:
+    def note(made: AutoscaleRun, name: str, pools: PoolSizes) -> AutoscaleRun:
         progress(f"{case.load.name}: {name} from {pools}: {made.met:.1%}, {made.gpu_hours:.1f} GPU-hours")
         runs.append(_named(made, name))
         return runs[-1]
 
-    def run(rule: RuleName, name: str, pools: Pools = first, **more: Any) -> AutoscaleRun:
+    def run(rule: RuleName, name: str, pools: PoolSizes = first, **more: Any) -> AutoscaleRun:
         return note(ready.run(rule, pools, **more), name, pools)
 
     progress(f"{case.load.name}: {len(ready.demands)} requests")

@@ -16,7 +16,7 @@ from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyO
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, Rule, ScalingSpec
 from simulator.fleet.scaling_rules import RuleName, make_rule
-from simulator.fleet.setup import STEP_TOKENS, Pools, fleet_spec, machine_of
+from simulator.fleet.setup import STEP_TOKENS, PoolSizes, fleet_spec, machine_of
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import FleetRequest
 from simulator.hardware import Node, find_gpu, find_model
@@ -78,7 +78,7 @@ class PreparedCase:
     cached: list[int]
     """Prompt tokens of each request that a cache without bound would hold."""
 
-    def spec(self, pools: Pools) -> FleetSpec:
+    def spec(self, pools: PoolSizes) -> FleetSpec:
         case = self.case
         machine = machine_of(Node(find_model(case.model), find_gpu(case.gpu), tensor=case.tensor))
         # Workers run only the phases of their role, so that the size of a pool is all that it has. Everything
@@ -111,12 +111,12 @@ class PreparedCase:
             switch_s=20.0 if can_switch else math.inf,
         )
 
-    def run(self, rule: RuleName, pools: Pools, *, goal: float = 0.0, **more: Any) -> AutoscaleRun:
+    def run(self, rule: RuleName, pools: PoolSizes, *, goal: float = 0.0, **more: Any) -> AutoscaleRun:
         """Run a rule by its name."""
         made = make_rule(rule, self.settings(**more), target=HPA_TARGET)
         return self.run_rule(made, rule, pools, goal=goal)
 
-    def run_rule(self, rule: Rule, name: str, pools: Pools, *, goal: float = 0.0) -> AutoscaleRun:
+    def run_rule(self, rule: Rule, name: str, pools: PoolSizes, *, goal: float = 0.0) -> AutoscaleRun:
         """Run a rule, and stop as soon as `goal` is out of reach; then only the misses are meaningful."""
         fleet = Fleet(self.spec(pools), trace_block_tokens=self.trace_block_tokens)
         spec = ScalingSpec(start_s=self.case.load.start_s, gpus_per_worker=self.case.tensor)
@@ -126,7 +126,7 @@ class PreparedCase:
         fleet.run(iter(self.demands), observer=lambda f: len(f.stats) - f.met <= missed_max)
         return self._summarised(fleet, scaling, name, pools)
 
-    def _summarised(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: Pools) -> AutoscaleRun:
+    def _summarised(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: PoolSizes) -> AutoscaleRun:
         case = self.case
         ttft_missed = tpot_missed = refused = 0
         for record in fleet.stats:

@@ -11,7 +11,7 @@ from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_need
 from control_plane.autoscaler.values import AutoscalerSettings, Observation
 from simulator.fleet.scaling import traits_of
 from simulator.fleet.scaling_rules import Counting
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest
 
 SEARCH_STEPS_MAX = 14
@@ -23,11 +23,11 @@ def _at_s(demand: FleetRequest) -> float:
     return demand.at_s
 
 
-def sized_pools(ready: PreparedCase, start_s: float, window_s: float, *, scale: float = 1.0) -> Pools:
+def sized_pools(ready: PreparedCase, start_s: float, window_s: float, *, scale: float = 1.0) -> PoolSizes:
     """The pools that the sizing model computes for `scale` times the requests of a time window, without the
     prompt tokens that a perfect cache would hold."""
     case = ready.case
-    kind = traits_of(ready.spec(Pools(1, 1)).workers[0][0])
+    kind = traits_of(ready.spec(PoolSizes(1, 1)).workers[0][0])
     first, after = (bisect_left(ready.demands, at_s, key=_at_s) for at_s in (start_s, start_s + window_s))
     inside = ready.demands[first:after]
     prompts = [
@@ -43,14 +43,14 @@ def sized_pools(ready: PreparedCase, start_s: float, window_s: float, *, scale: 
     decoding = DecodeLoad(scale * tokens / window_s, context / max(1, tokens), case.tpot_slo_s)
     work = scale * sum(p.service_s for p in prompts) / window_s
     prefill = prefill_needed(prompts, work=work, missed_max=(1 - case.attain) / 2)
-    return Pools(max(1, prefill), max(1, decode_needed(decoding, kind)))
+    return PoolSizes(max(1, prefill), max(1, decode_needed(decoding, kind)))
 
 
-def peak_pools(ready: PreparedCase) -> Pools:
+def peak_pools(ready: PreparedCase) -> PoolSizes:
     """The pools for the peak: the sizing model over the busiest five minutes."""
     starts = range(0, max(1, int(ready.case.load.duration_s)), int(PEAK_WINDOW_S / 2))
     sizes = [sized_pools(ready, float(start_s), PEAK_WINDOW_S) for start_s in starts]
-    return Pools(max(s.prefill for s in sizes), max(s.decode for s in sizes))
+    return PoolSizes(max(s.prefill for s in sizes), max(s.decode for s in sizes))
 
 
 class StaticSearch:
@@ -68,11 +68,11 @@ class StaticSearch:
 
     def suffices(self, at: tuple[int, int]) -> bool:
         if at not in self.tried:
-            self.tried[at] = run = self._ready.run("static", Pools(*at), goal=self._goal)
+            self.tried[at] = run = self._ready.run("static", PoolSizes(*at), goal=self._goal)
             self._progress(f"  static {at}: {run.met:.1%}")
         return self.tried[at].met >= self._goal
 
-    def best(self, first: Pools) -> AutoscaleRun | None:
+    def best(self, first: PoolSizes) -> AutoscaleRun | None:
         at = (first.prefill, first.decode)
         while not self.suffices(at) and not self.is_spent:
             run = self.tried[at]
@@ -104,7 +104,7 @@ class StaticSearch:
 
 
 def best_static(
-    ready: PreparedCase, goal: float, first: Pools, *, progress: Callable[[str], None]
+    ready: PreparedCase, goal: float, first: PoolSizes, *, progress: Callable[[str], None]
 ) -> tuple[AutoscaleRun | None, list[AutoscaleRun]]:
     """See `StaticSearch`. A static cluster's GPU-hours also depend on when its last request ended."""
     search = StaticSearch(ready, goal, progress=progress)
@@ -139,7 +139,7 @@ def _steps(since_s: float, until_s: float) -> list[float]:
     return [since_s + FORESIGHT_STEP_S * n for n in range(int((until_s - since_s) / FORESIGHT_STEP_S))]
 
 
-def _needed_at(ready: PreparedCase, at_s: float) -> Pools:
+def _needed_at(ready: PreparedCase, at_s: float) -> PoolSizes:
     load = ready.case.load
     start_s = min(max(0.0, at_s - PEAK_WINDOW_S / 2), max(0.0, load.duration_s - PEAK_WINDOW_S))
     profile = profile_of(load.profile, load.duration_s)

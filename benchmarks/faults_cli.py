@@ -34,7 +34,7 @@ FAULTS_AT = (0.05, 0.22, 0.32, 0.38)
 """Times of the faults as shares of the replay."""
 
 BAR_CHARS = 24
-BY_ITSELF = ("starting ", "draining ", "killing ", "becomes ", "was there before")
+BY_ITSELF = (" starts: ", " drains: ", " being killed: ", " switches to ", "was adopted")
 """Words of the control plane's log about actions that nobody ordered explicitly."""
 
 

@@ -32,7 +32,7 @@ from loadgen.report import Report, RunSettings, make_report
 from loadgen.runner import RequestObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace
-from simulator.fleet.setup import Machine, Pools, fleet_spec
+from simulator.fleet.setup import Machine, PoolSizes, fleet_spec
 from simulator.fleet.simulate import simulate
 from simulator.fleet.workload import of_plan
 
@@ -92,7 +92,7 @@ def _plan(trace: Trace, load: FidelityLoad, rate: float, seed: int) -> ReplayPla
 async def run(
     model: Path,
     load: FidelityLoad,
-    pools: Pools,
+    pools: PoolSizes,
     *,
     cores: Sequence[int],
     settings: Sequence[str],
@@ -122,7 +122,7 @@ async def run(
     )
 
 
-def _peer(model: Path, pools: Pools, settings: Sequence[str]) -> peers.Peer:
+def _peer(model: Path, pools: PoolSizes, settings: Sequence[str]) -> peers.Peer:
     peer = peers.baton_peer(model, settings=[*settings, "engine.speculation=off", "store.host_bytes=0"])
     start = peer.command.index("--aggregated")
     counts = (
@@ -194,7 +194,7 @@ def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
 def _simulate(
     plan: ReplayPlan,
     workers: dict[Role, list[dict[str, Any]]],
-    pools: Pools,
+    pools: PoolSizes,
     slo: Slo,
     shown: RunSettings,
     router: RouterConfig,

@@ -22,7 +22,14 @@ from loadgen.report import RunSettings, Slo
 from loadgen.traces import cut, read_trace
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.pools import anti_phase, wasted_share
-from simulator.fleet.setup import BATCH_SEQUENCES, BLOCK_TOKENS, STEP_TOKENS, Pools, fleet_spec, machine_of
+from simulator.fleet.setup import (
+    BATCH_SEQUENCES,
+    BLOCK_TOKENS,
+    STEP_TOKENS,
+    PoolSizes,
+    fleet_spec,
+    machine_of,
+)
 from simulator.fleet.simulate import attains, faster, search, simulate
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import of_plan
@@ -43,7 +50,7 @@ class Case(NamedTuple):
     model: str
     gpu: str
     tensor: int
-    pools: Pools
+    pools: PoolSizes
     ttft_slo_s: float
     tpot_slo_s: float
     limit: int
@@ -107,7 +114,7 @@ class Stage:
         block_tokens = int(own) if own else BLOCK_TOKENS
         return fleet_spec(
             machine_of(node),
-            case.pools if is_apart else Pools(aggregated=case.pools.count),
+            case.pools if is_apart else PoolSizes(aggregated=case.pools.count),
             block_tokens=block_tokens,
             router=RouterConfig.model_validate({**settings, "disaggregate": is_apart}),
             engine=EngineConfig(

@@ -36,7 +36,7 @@ from simulator.fleet.setup import (
     BATCH_SEQUENCES,
     STEP_TOKENS,
     Machine,
-    Pools,
+    PoolSizes,
     block_tokens_of,
     fleet_spec,
     machine_of,
@@ -298,7 +298,7 @@ def prepare(asked: Options) -> PreparedSimulation:
     block_tokens = asked.block_tokens or block_tokens_of(plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
-    pools = Pools(asked.prefill, asked.decode, asked.aggregated)
+    pools = PoolSizes(asked.prefill, asked.decode, asked.aggregated)
     spec = fleet_spec(
         machine,
         pools,
@@ -392,7 +392,7 @@ def _settings(
     plan: ReplayPlan,
     spec: FleetSpec,
     machine: Machine,
-    pools: Pools,
+    pools: PoolSizes,
     objectives: ClassObjectives,
     scaling: TraceScaling,
 ) -> RunSettings:

@@ -1,4 +1,4 @@
-"""From what a person asks for - a model, GPUs, pools, objectives - to the fleet that is simulated."""
+"""The fleet that is simulated, made from what a person asks for: a model, GPUs, pools, objectives."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -31,7 +31,7 @@ def block_tokens_of(plan: ReplayPlan) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class PoolSizes:
     prefill: int = 0
     decode: int = 0
     aggregated: int = 0
@@ -129,7 +129,7 @@ def _from_bench(bench: _EngineBench) -> StepCosts:
 
 def fleet_spec(
     machine: Machine,
-    pools: Pools,
+    pools: PoolSizes,
     *,
     block_tokens: int,
     router: RouterConfig,

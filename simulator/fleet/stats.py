@@ -1,4 +1,4 @@
-"""What is remembered of each request: little, so that a million of them fit."""
+"""The record of each request, so small that a million of them fit."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class RequestStats(Sequence[RequestRecord]):
 
     def add(
         self,
-        demand: FleetRequest,
+        request: FleetRequest,
         *,
         outcome: RequestOutcome,
         error: ErrorKind | None,
@@ -97,12 +97,12 @@ class RequestStats(Sequence[RequestRecord]):
             self._details[len(self._index)] = names.number(detail)
         if timings and self._timed.count < TIMINGS_MAX:
             self._timed.add(len(self._index), timings)
-        self._index.append(demand.number)
-        self._times.extend((demand.at_s, first_s, last_s, ended_s))
-        self._counts.extend((demand.input_tokens, generated, cached, computed))
+        self._index.append(request.number)
+        self._times.extend((request.at_s, first_s, last_s, ended_s))
+        self._counts.extend((request.input_tokens, generated, cached, computed))
         prefill = names.number(served_by[0]) if served_by else -1
         decode = names.number(served_by[1]) if len(served_by) > 1 else -1
-        slo_class, tenant = names.number(demand.slo_class), names.number(demand.tenant)
+        slo_class, tenant = names.number(request.slo_class), names.number(request.tenant)
         codes = (OUTCOMES.index(outcome), ERRORS.index(error), slo_class, tenant, prefill, decode, attempts)
         self._codes.extend(codes)
 

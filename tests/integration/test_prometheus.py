@@ -39,7 +39,7 @@ def targets(cluster):
         f"127.0.0.1:{cluster.port}",
         *re.findall(r"metrics (?:of the control plane )?at http://(\S+)/metrics", log),
     }
-    socket = re.search(r"store node for this host at (\S+)", log)[1]
+    socket = re.search(r"store node of this host starts at (\S+)", log)[1]
     return sorted({*found, loop().run(ask_store(socket, AskStatus())).metrics_address})
 
 

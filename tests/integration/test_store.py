@@ -47,7 +47,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def socket(cluster):
-    line = next(line for line in cluster.log if "store node for this host at" in line)
+    line = next(line for line in cluster.log if "store node of this host starts at" in line)
     return line.rsplit(" ", 1)[1]
 
 

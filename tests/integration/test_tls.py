@@ -63,7 +63,7 @@ def test_a_prompt_is_computed_on_one_worker_and_answered_by_another(cluster):
 def grpc_addresses(cluster):
     """Addresses by their owners."""
     found = {w.worker_id: w.address for w in cluster.workers()}
-    path = next(line for line in cluster.log if "store node for this host at" in line).rsplit(" ", 1)[1]
+    path = next(line for line in cluster.log if "store node of this host starts at" in line).rsplit(" ", 1)[1]
     found["store"] = loop().run(ask_store(path, AskStatus())).address
     for process in psutil.Process(cluster.process.pid).children(recursive=True):
         command = process.cmdline()

@@ -13,7 +13,7 @@ from benchmarks.autoscale_runs import AutoscaleCase, cached_tokens, stage
 from benchmarks.autoscale_static import Clairvoyant, peak_pools, sized_pools
 from control_plane.autoscaler.values import Observation, RoleState
 from simulator.fleet.scaling import traits_of
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest
 
 P, D = Role.PREFILL, Role.DECODE
@@ -21,7 +21,7 @@ SHORT = MeanLengths(8000, 500)
 
 
 def test_cached_is_what_an_earlier_prompt_of_the_same_copy_began_with():
-    demands = [
+    requests = [
         FleetRequest(0, 0.0, 1000, 1, (1, 2)),
         FleetRequest(1, 1.0, 1500, 1, (1, 2, 3)),
         FleetRequest(2, 2.0, 1500, 1, (1, 4, 5)),
@@ -29,7 +29,7 @@ def test_cached_is_what_an_earlier_prompt_of_the_same_copy_began_with():
         FleetRequest(4, 4.0, 512, 1, (1, 9)),
     ]
     # Block 2 of the first prompt is its partial one: nobody finds it.
-    assert cached_tokens(demands, 512) == [0, 512, 512, 0, 511]
+    assert cached_tokens(requests, 512) == [0, 512, 512, 0, 511]
 
 
 def test_of_a_trace_whole_conversations_are_kept(tmp_path):
@@ -39,10 +39,10 @@ def test_of_a_trace_whole_conversations_are_kept(tmp_path):
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     load = AutoscaleLoad("t", 390.0, 0.0, "steady", trace=str(tmp_path / "t.jsonl"), keep=4)
-    demands, _ = of_trace(load)
-    conversations = {demand.hash_ids[1] for demand in demands if demand.copy == 0}
+    requests, _ = of_trace(load)
+    conversations = {request.hash_ids[1] for request in requests if request.copy == 0}
     assert 3 <= len(conversations) <= 20
-    assert len(demands) >= 9 * len(conversations)
+    assert len(requests) >= 9 * len(conversations)
     with pytest.raises(SetupError, match="give a smaller --keep"):
         of_trace(msgspec.structs.replace(load, keep=10**9))
 
@@ -58,7 +58,7 @@ def test_a_cache_makes_the_peak_smaller():
 def clairvoyant(load):
     ready = stage(AutoscaleCase(load))
     rule = Clairvoyant(ready, ready.settings())
-    traits = {kind.role: traits_of(kind) for kind, _ in ready.spec(Pools(1, 1)).workers}
+    traits = {kind.role: traits_of(kind) for kind, _ in ready.spec(PoolSizes(1, 1)).workers}
     state = {P: RoleState(serving=1), D: RoleState(serving=1)}
 
     def desired(at_s):
