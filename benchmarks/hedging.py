@@ -23,11 +23,18 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from loadgen.records import Outcome
+from loadgen.records import RequestOutcome
 from simulator.clock import VirtualClock
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.interface import FleetServices
-from simulator.fleet.setup import BATCH_SEQUENCES, BLOCK_TOKENS, STEP_TOKENS, Pools, fleet_spec, machine_of
+from simulator.fleet.setup import (
+    BATCH_SEQUENCES,
+    BLOCK_TOKENS,
+    STEP_TOKENS,
+    PoolSizes,
+    fleet_spec,
+    machine_of,
+)
 from simulator.fleet.simulate import search
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
@@ -127,7 +134,7 @@ class Case(NamedTuple):
     hedge_share: float
     seed: int
     requests: int
-    pools: Pools
+    pools: PoolSizes
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -189,7 +196,7 @@ def _length(rng: Random, mean: int) -> int:
     return max(16, min(8 * mean, round(drawn)))
 
 
-def spec_of(pools: Pools, hedge_share: float, seed: int) -> FleetSpec:
+def spec_of(pools: PoolSizes, hedge_share: float, seed: int) -> FleetSpec:
     """The cluster under test."""
     return fleet_spec(
         machine_of(Node(find_model(MODEL), find_gpu(GPU), tensor=GPUS)),
@@ -217,7 +224,9 @@ def run(case: Case) -> Run:
     fleet.run(demands(case.rate_per_s, case.requests, case.seed))
     fleet.check()
     records = list(fleet.stats)
-    ttfts = sorted(r.token_instants_s[0] - r.planned_s for r in records if r.outcome is Outcome.COMPLETED)
+    ttfts = sorted(
+        r.token_instants_s[0] - r.planned_s for r in records if r.outcome is RequestOutcome.COMPLETED
+    )
     prompts = sum(d.input_tokens for d in demands(case.rate_per_s, case.requests, case.seed))
     failures = [status.failure_handling for status in fleet.router_statuses()]
     return Run(
@@ -239,7 +248,7 @@ def _at(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def capacity(pools: Pools, requests: int, seed: int) -> float:
+def capacity(pools: PoolSizes, requests: int, seed: int) -> float:
     """Requests per second at which the healthy cluster serves 90 % within both objectives."""
 
     def share_at(rate_per_s: float) -> float:
@@ -250,7 +259,7 @@ def capacity(pools: Pools, requests: int, seed: int) -> float:
 
 def measure(
     *,
-    pools: Pools,
+    pools: PoolSizes,
     faults: tuple[Fault, ...],
     loads: tuple[float, ...],
     hedge_share: float,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from baton.files.terminal import new_console
 from benchmarks.hedging import FAULTS, Result, measure
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 LOADS = (0.6, 0.9)
 
@@ -29,7 +29,7 @@ def hedging(
     """
     notes = Console(stderr=True, highlight=False)
     result = measure(
-        pools=Pools(prefill, decode),
+        pools=PoolSizes(prefill, decode),
         faults=FAULTS,
         loads=LOADS,
         hedge_share=share,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.placement import REFERENCE, Case, Stage, capacity, stage
-from loadgen.records import Outcome
+from loadgen.records import RequestOutcome
 from simulator.fleet.fleet import PoolSample
 from simulator.fleet.pools import anti_phase, wasted_share
 from simulator.fleet.simulate import faster, simulate
@@ -149,7 +149,7 @@ def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[FleetReq
     tenants = {group.name: group for group in done.report.tenants}
     flooding = tenants.get(FLOOD)
     case = ready.case
-    served = [r for r in done.fleet.stats if r.tenant != FLOOD and r.outcome is Outcome.COMPLETED]
+    served = [r for r in done.fleet.stats if r.tenant != FLOOD and r.outcome is RequestOutcome.COMPLETED]
     timely = [r for r in served if r.ttft_s is not None and r.ttft_s <= case.ttft_slo_s]
     quiet_requests = tenants[QUIET].offered if QUIET in tenants else done.report.offered
     return Fairness(

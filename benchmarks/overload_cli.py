@@ -14,7 +14,7 @@ from benchmarks.overload import OVERLOAD, QUIET_SHARE, Result, measure
 from benchmarks.placement import Case
 from loadgen.files import write_file
 from simulator.fleet.pools import pool_charts
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 
 def overload(
@@ -46,7 +46,7 @@ def overload(
     """
     check_writable(plot)
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, Pools(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result, samples = measure(
         case, capacity_per_s=capacity, quiet_requests=quiet, with_fairness=fairness, progress=notes.print
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks.placement import LOADS, POLICIES, Case, Result, measure
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 
 def placement(
@@ -40,7 +40,7 @@ def placement(
     Example: baton bench placement mooncake_conversation.jsonl --prefill 12 --decode 4 --limit 4000
     """
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, Pools(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result = measure(
         case,
         policies=_policies(policies),

@@ -1,5 +1,5 @@
-"""The control plane's process: directory, orders, and workers as Ray actors. It may be killed at any time:
-its workers go on, and the next one at the same address goes on with them."""
+"""The process of the control plane: directory, orders, and workers as Ray actors. It may be killed at any
+time: its workers go on, and the next process at the same address adopts them."""
 
 import asyncio
 import contextlib
@@ -35,19 +35,19 @@ from control_plane.workers import Overlay, RayWorkers, first_pools
 log = logging.getLogger(__name__)
 
 NODES_S = 5.0
-"""Between two looks at Ray's list of nodes."""
+"""Time between two reads of Ray's list of nodes."""
 
 
 class Control:
-    """`run` once. `ready` gets the gRPC address and the metrics address once it can be asked; `settled` is
-    called when all workers serve for the first time; `failed` gets the words of a SetupError at once, while
-    the workers that are there are being ended."""
+    """The control plane of one cluster; call `run` once. `ready` gets the gRPC and metrics addresses once
+    they serve. `settled` is called when all workers serve for the first time. `failed` gets the text of a
+    SetupError at once, while existing workers are still being ended."""
 
     def __init__(
         self, config: Config, *, actor_class: type, overlay: Overlay, is_local: bool, record: Path | None
     ) -> None:
-        """`config.cluster.ray_address` is set. `is_local`: Ray is on this machine and all ours. `record`:
-        where orders are remembered; None: nowhere."""
+        """`config.cluster.ray_address` must be set. `is_local` means that Ray runs on this machine for this
+        cluster alone. `record` is the file that keeps orders, or None to keep none."""
         self._config = config
         self._home = RayCluster(config.cluster.ray_address)
         self._ray = RayReplicas(
@@ -75,10 +75,11 @@ class Control:
         self._start_dashboard: Callable[[str], None] = lambda control_address: None
         self._dashboard: DashboardChild | None = None
         self._is_first_life = True
-        """Nobody was told yet that the cluster is ready: what is wrong with it may end it."""
+        """Nobody has been told yet that the cluster is ready, so a setup error may end it."""
 
     def with_dashboard(self, command: DashboardCommand, *, announce: Callable[[str], None]) -> None:
-        """Before `run`: with a dashboard. `tell` is told where it is, and how to sign in."""
+        """Start a dashboard with the control plane; call this before `run`. `announce` gets its URL and how
+        to sign in."""
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
@@ -94,9 +95,9 @@ class Control:
         settled: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Until it is asked to end. Raises SetupError for what the operator must change before workers can
+        """Run until asked to end. Raises SetupError for what the operator must change before workers can
         start."""
-        leaves_workers = True  # if we break, the next life goes on with them
+        leaves_workers = True  # after a crash the next control plane adopts them
         try:
             ready(await self._start())
             await self._until_stopped(shutdown, settled)
@@ -144,7 +145,7 @@ class Control:
         all_there = asyncio.create_task(self._plane.until_settled())
         crashed = asyncio.create_task(self._crash.wait())
         waits: set[asyncio.Future[Any]] = {asked, all_there, crashed}
-        if self._is_first_life:  # else other workers serve, of other models maybe
+        if self._is_first_life:  # later, other workers or models may serve already
             waits.add(self._plane.setup_error)
         try:
             while not asked.done():
@@ -153,7 +154,7 @@ class Control:
                     raise self._crash.error
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
-                    settled()  # later on, workers that cannot start are tried again, and told
+                    settled()  # from now on, workers that cannot start are logged and tried again
                 elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())
         finally:
@@ -193,23 +194,24 @@ class Control:
 
 
 def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:
-    """That workers on Ray's other hosts reach the control plane, and are reached. `listed`: `ray.nodes()`;
-    `here`: our own address there. Raises SetupError."""
+    """Check that workers on Ray's other hosts and the control plane can reach each other. `listed` is
+    `ray.nodes()`, `here` our own address in it. Raises SetupError."""
     if cluster.node_labels:
-        return  # who knows where workers may run
+        return  # labels restrict where workers run, in ways unknown here
     settings = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
     if not (closed := [f"cluster.{name}={host}" for name, host in settings.items() if is_loopback(host)]):
         return
     found = {str(node.get("NodeManagerAddress", "")) for node in listed if node.get("Alive")} - {here}
     if others := sorted(address for address in found if address and not is_loopback(address)):
         raise SetupError(
-            f"Ray has other hosts ({', '.join(others[:5])}), and {' and '.join(closed)} is for one machine: "
+            f"{' and '.join(closed)} works on one machine only, and Ray has other hosts "
+            f"({', '.join(others[:5])}): "
             "name this host's address in cluster.control_host, and set cluster.worker_host=0.0.0.0"
         )
 
 
 def nodes_of(listed: list[dict[str, Any]]) -> list[NodeState]:
-    """Of `ray.nodes()`. Dead ones are told for as long as Ray tells them."""
+    """Convert `ray.nodes()`. Dead nodes are listed for as long as Ray lists them."""
     states = [
         NodeState(
             node=node["NodeID"],

@@ -1,7 +1,7 @@
-"""What is desired, and what orders make of it. Pure.
+"""The desired state of a cluster, and how orders change it. Pure.
 
-The contract of everybody who operates a cluster: autoscaler, dashboard and command line speak to
-`Operations` in the values of `baton.core.operate`, which are exported here.
+`Operations` is the interface that autoscaler, dashboard and command line use to operate a cluster. Its values
+are those of `baton.core.operate`.
 """
 
 from collections import deque
@@ -32,26 +32,28 @@ from baton.core.operate import (
 )
 
 REPLICAS_MAX = 1024
-"""Of one role of one model."""
+"""Most replicas of one role of one model."""
 
 DECISIONS_MAX = 256
-"""Kept; the oldest goes."""
+"""Number of decisions kept; the oldest is dropped."""
 
 TEXT_CHARS_MAX = 400
-"""Of who, why and text: the log is bounded in bytes too."""
+"""Longest requester, reason and text of a decision, so that the log is bounded in bytes too."""
 
 
 class Operations(Protocol):
-    """Implemented by `plane.ControlPlane`; over gRPC by `baton.wire.operate.OperateClient`."""
+    """The interface for operating a cluster, implemented by `plane.ControlPlane` and over gRPC by
+    `baton.wire.operate.OperateClient`."""
 
     def order(self, order: Order) -> Decision:
-        """Never raises for what somebody asked: the decision says REFUSED, and why."""
+        """Give an order. An order that cannot be followed never raises: the decision says REFUSED, with the
+        reason."""
         ...
 
     def state(self) -> ClusterState: ...
 
     def changes(self) -> AsyncIterator[ClusterState]:
-        """The state now, after every change, and at least once a second."""
+        """Yield the state now, after every change, and at least once a second."""
         ...
 
 
@@ -59,11 +61,11 @@ class OrderRefused(Exception):
     """The order cannot be followed; the text says what to do instead."""
 
 
-# --- what an order makes of the desired -------------------------------------------------------------
+# --- changes of the desired state -------------------------------------------------------------
 
 
 def pool_after(action: Action, state: ClusterState) -> Pool | None:
-    """The pool that the action changes, as it shall be then; None: no pool changes. Raises OrderRefused."""
+    """Return the pool as the action changes it, or None if no pool changes. Raises OrderRefused."""
     match action:
         case Scale(role, count, model):
             return _resized(_pool(state, model), {role: count})
@@ -98,7 +100,7 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
 
 
 NOT_OF_WORKERS = frozenset({"router", "slo", "autoscale", "dashboard", "access"})
-"""Sections of the configuration that other processes read."""
+"""Sections of the configuration that only processes other than workers read."""
 
 
 def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
@@ -143,7 +145,8 @@ def _replica(state: ClusterState, worker: str) -> ReplicaStatus:
 
 
 def node_of(state: ClusterState, name: str) -> NodeState:
-    """By id, the beginning of one, or a host's name that only one node has. Raises OrderRefused."""
+    """Find a node by its id, a prefix of its id, or a host name that only one node has. Raises
+    OrderRefused."""
     found = [n for n in state.nodes if n.node == name]
     found = found or [n for n in state.nodes if name and (n.node.startswith(name) or n.host == name)]
     if len(found) == 1:
@@ -159,7 +162,7 @@ def _counts(counts: dict[Role, int]) -> str:
 
 
 def describe(action: Action) -> str:
-    """In words, for the log."""
+    """Return the action in words, for the log."""
     match action:
         case Scale(role, count, model):
             return f"scale {role}{_of(model)} to {count}"
@@ -187,7 +190,7 @@ def _of(model: str) -> str:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """The latest decisions, oldest first. What is over does not change any more."""
+    """The latest decisions, oldest first. A finished decision does not change any more."""
 
     count_max: int = DECISIONS_MAX
     _entries: deque[Decision] = field(default_factory=deque[Decision])
@@ -198,14 +201,14 @@ class DecisionLog:
         return tuple(self._entries)
 
     def restore(self, entries: Iterable[Decision]) -> None:
-        """Of an earlier life of the control plane; before anything is added."""
+        """Restore the decisions of an earlier control plane. Call this before any is added."""
         assert not self._entries, "decisions were made already"
         self._entries.extend(entries)
         self._trim()
         self._last = max((d.number for d in self._entries), default=0)
 
     def add(self, order: Order, outcome: Outcome, text: str, *, at_s: float) -> Decision:
-        """`at_s`: Unix time."""
+        """Add a decision on an order. `at_s` is Unix time."""
         self._last += 1
         who, reason = _short(order.who), _short(order.reason)
         decision = Decision(self._last, at_s, who, reason, order.action, outcome, _short(text))
@@ -214,7 +217,7 @@ class DecisionLog:
         return decision
 
     def finish(self, number: int, outcome: Outcome, text: str, *, at_s: float) -> Decision | None:
-        """None: it is over already, or forgotten."""
+        """Finish an accepted decision. None: it is finished already, or no longer kept."""
         for index, decision in enumerate(self._entries):
             if decision.number == number and decision.outcome is Outcome.ACCEPTED:
                 ended = msgspec.structs.replace(

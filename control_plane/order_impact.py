@@ -1,4 +1,4 @@
-"""What a cluster cannot do any more once an order is followed: said before the order is given. Pure."""
+"""The capacity that a cluster loses once an order is followed, said before the order is given. Pure."""
 
 from collections.abc import Iterable
 
@@ -19,14 +19,17 @@ from control_plane.desired import OrderRefused, node_of, pool_after
 
 
 class OrderImpact(msgspec.Struct, frozen=True):
+    """The capacity that an order takes away."""
+
     text: str
-    """A sentence."""
+    """Sentence that describes it."""
     is_lasting: bool
-    """Until somebody orders otherwise; False: until workers that are started in their place serve."""
+    """True if the loss lasts until another order, False if it lasts until replacement workers serve."""
 
 
 def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
-    """None: every role that has workers keeps some; or the order will be refused, which says why."""
+    """Return the impact of an action. None: every role that has workers keeps some, or the order will be
+    refused with a reason of its own."""
     try:
         after = pool_after(action, state)
         node = node_of(state, action.node).node if isinstance(action, DrainNode) else ""
@@ -50,7 +53,8 @@ def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
 
 
 def _exchanged(before: Pool, after: Pool) -> OrderImpact | None:
-    """Roles of which so many may be missing at once as there are."""
+    """Return the impact of a rolling update. A role loses all its workers if as many as it has may be
+    unavailable at once."""
     if before.version == after.version:
         return None
     gone = [role for role in Role if 0 < before.count(role) <= after.unavailable_max]

@@ -1,4 +1,4 @@
-"""The autoscaler's clock and hands: routers' reports in, orders out, an interval at a time."""
+"""The IO of the autoscaler: its clock, the routers' reports, and its orders, once per interval."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,15 @@ log = logging.getLogger(__name__)
 
 REPORTS_PER_INTERVAL = 3
 EVERY_S_MAX = 5.0
-"""Between two reports of a router; also where nobody scales."""
+"""Longest time between two reports of a router, also without an autoscaler."""
 AT_ZERO_S = 0.5
-"""While there are no workers: a request that comes then waits for its report, too."""
+"""Time between two reports while there are no workers: a request that arrives then waits for its report
+too."""
 REMEMBERED_EVERY_S = 60.0
 
 
 class Remembering(Operations, Protocol):
-    """`plane.ControlPlane`, as far as it matters here."""
+    """The part of `plane.ControlPlane` that is used here."""
 
     autoscale: tuple[AutoscaleState, ...]
     meter: Meter
@@ -43,13 +44,13 @@ class Remembering(Operations, Protocol):
     def memories(self) -> Mapping[str, AutoscalerMemory]: ...
 
     def remember(self, memories: Mapping[str, AutoscalerMemory]) -> None:
-        """For the next life of the control plane."""
+        """Keep the memories for the next control plane."""
         ...
 
 
 def scaled_roles(config: Config) -> set[Role]:
-    """Of one model. Raises SetupError where the autoscaler could not tell which role a request's load is
-    for."""
+    """Return the roles of one model that are scaled. Raises SetupError where the autoscaler could not tell
+    which role a request loads."""
     cluster = config.cluster
     has_pairs = bool(cluster.prefill_workers or cluster.decode_workers)
     if has_pairs and cluster.aggregated_workers:
@@ -61,7 +62,7 @@ def scaled_roles(config: Config) -> set[Role]:
 
 
 def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
-    """By model; empty where nobody scales. Raises SetupError."""
+    """Return the settings by model; empty without an autoscaler. Raises SetupError."""
     if config.autoscale.mode == "off":
         return {}
     return {
@@ -77,25 +78,25 @@ def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
 
 
 class _ScaledModel:
-    """One model's autoscaler, and what was said of its blindness."""
+    """One model's autoscaler, and whether its missing reports were logged."""
 
     def __init__(self, live: LiveAutoscaler) -> None:
         self.live = live
         self.workers_max = live.settings.workers_max
-        """Of this model alone; 0: any."""
+        """Limit of this model alone; 0: none."""
         self._blind, self._is_logged = "", False
 
     def log_blindness(self, text: str) -> None:
-        """Once, when it lasts: routers come and go."""
+        """Log once that reports are missing, and only if it lasts: routers come and go."""
         if text and text == self._blind and not self._is_logged:
-            log.warning("the autoscaler decides nothing for %s: %s", self.live.model, text)
+            log.warning("autoscaler of %s decides nothing: %s", self.live.model, text)
         self._is_logged = bool(text) and text == self._blind
         self._blind = text
 
 
 class AutoscalerRunner:
-    """`baton.wire.demand.DemandHandler`; `run` where `autoscale.mode` is not off. Models are scaled each by
-    itself, at the same times."""
+    """The autoscalers of all models. It implements `baton.wire.demand.DemandHandler`; call `run` where
+    `autoscale.mode` is not off. Each model is scaled by itself, at the same times."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class AutoscalerRunner:
         workers_max: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settings` by model; empty: reports are heard, and nothing is decided. `workers_max`: of several
-        models together; 0: any number."""
+        """`settings` are by model; if they are empty, reports are accepted and nothing is decided.
+        `workers_max` limits several models together; 0 means no limit."""
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
@@ -135,7 +136,7 @@ class AutoscalerRunner:
         return DemandHeard(AT_ZERO_S)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         assert self._models, "autoscale.mode is off"
         for one in self._models:
             if (memory := self._plane.memories.get(one.live.model)) is not None:
@@ -152,14 +153,14 @@ class AutoscalerRunner:
                 self.look()
 
     async def _follow(self) -> None:
-        """Phases of replicas, as they change."""
+        """Follow the states of replicas as they change."""
         async for state in self._plane.changes():
             for one in self._models:
                 one.live.on_state(state, now_s=self._clock())
 
     def look(self) -> list[Decision]:
-        """One interval is over. What was ordered or advised, if anything was. Whose turn it is first goes
-        round: where the room for all is short, nobody is always the last to be asked."""
+        """End one interval, and return the decisions on what was ordered or advised. The models take turns in
+        going first, so that no model is always the last to get workers where the limit is short."""
         decisions = [decision for one in self._models if (decision := self._decide(one)) is not None]
         self._plane.autoscale = tuple(
             sorted((one.live.state() for one in self._models), key=lambda state: state.model)
@@ -196,14 +197,15 @@ class AutoscalerRunner:
             meter.set(catalogue.AUTOSCALE_CORRECTION, one.correction, model=model, role=one.role)
         if order is None or decision is None or not isinstance(order.action, Resize):
             return
-        # What was accepted may be done already.
+        # An accepted order may have been finished already.
         kinds = {Outcome.ADVISED: "advised", Outcome.REFUSED: "refused"}
         meter.inc(catalogue.AUTOSCALE_DECISIONS, model=model, kind=kinds.get(decision.outcome, "ordered"))
 
 
 def room_for(model: str, state: ClusterState, workers_max: int, *, own_max: int) -> int:
-    """Workers that a model may have of `workers_max` for all: what the others leave, and `own_max` at most
-    (0: any). Pure. At least one, below which its own minima and one worker per role in use count anyway."""
+    """Return the number of workers that a model may have of `workers_max` for all: those the others leave,
+    and at most `own_max` (0: any). Pure. It is at least one, since the model's own minima and one worker per
+    used role are kept in any case."""
     others = sum(sum(pool.counts.values()) for pool in state.pools if pool.model != model)
     room = max(1, workers_max - others)
     return min(room, own_max) if own_max else room

@@ -18,9 +18,9 @@ from baton.core.messages import (
     KVRefused,
     KVReleased,
     KVRequest,
+    OwnerMessage,
     PeerRef,
     ReaderMessage,
-    SourceMessage,
 )
 from baton.core.steps import TokenLogprobs
 from decode_worker.read_queue import Chunk, ReadQueue
@@ -227,7 +227,7 @@ class KVReceiver:
 
     # --- the owner ------------------------------------------------------------------------------
 
-    def on_message(self, owner: WorkerId, message: SourceMessage, *, now_s: float) -> list[ReceiverAction]:
+    def on_message(self, owner: WorkerId, message: OwnerMessage, *, now_s: float) -> list[ReceiverAction]:
         match message:
             case KVGrant():
                 return self.granted(owner, message, now_s=now_s)

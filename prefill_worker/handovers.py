@@ -11,7 +11,7 @@ from enum import StrEnum, auto
 
 from baton.core.ids import BlockId, SeqKey, WorkerId
 from baton.core.lifecycle import Lifecycle
-from baton.core.messages import KVGrant, KVRefused, KVRequest, SourceMessage
+from baton.core.messages import KVGrant, KVRefused, KVRequest, OwnerMessage
 from baton.core.steps import TokenLogprobs
 from engine.scheduling.block_pool import BlockPool
 from kv_transfer.lease import LeaseBook, OwnerLease
@@ -22,7 +22,7 @@ class Tell:
     """Send `message` to `reader`."""
 
     reader: WorkerId
-    message: SourceMessage
+    message: OwnerMessage
 
 
 class HandoverState(StrEnum):

@@ -44,22 +44,22 @@ from worker.core_store import StoreClient
 from worker.events import (
     CopyDone,
     Drain,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
     FromStore,
+    OwnerLost,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
     SetRole,
-    SourceLost,
     StepDone,
     StoreJoined,
     StoreLost,
     Tick,
+    ToOwner,
     ToReader,
-    ToSource,
     WorkerAction,
     WorkerEvent,
 )
@@ -219,9 +219,9 @@ class WorkerCore:
                     self._on_router(router_id, message, now_s)
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
-            case FromSource(source, message):
+            case FromOwner(source, message):
                 self._do_receiver(self._receiver.on_message(source, message, now_s=now_s), now_s=now_s)
-            case SourceLost(source, message):
+            case OwnerLost(source, message):
                 self._do_receiver(self._receiver.owner_lost(source, message), now_s=now_s)
             case ReadDone():
                 self._do_receiver(self._receiver.read_done(event, now_s=now_s), now_s=now_s)
@@ -435,7 +435,7 @@ class WorkerCore:
         for action in actions:
             match action:
                 case Send(owner, message):
-                    self._out.add(ToSource(owner, message))
+                    self._out.add(ToOwner(owner, message))
                 case BlockRead():
                     self._out.add(action)
                 case Ready():

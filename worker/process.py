@@ -188,7 +188,7 @@ class WorkerProcess:
             e.WorkerAction,
             performer(e.ToRouter, lambda a: self._routers.send(a.router_id, a.message)),
             performer(e.ToReader, lambda a: self._to_reader(a.reader, a.message)),
-            performer(e.ToSource, lambda a: self._kv_reader.send(a.source, a.message)),
+            performer(e.ToOwner, lambda a: self._kv_reader.send(a.source, a.message)),
             performer(BlockRead, lambda a: self._kv_reader.start_read(a)),
             performer(e.RunStep, lambda a: self._steps.start(a)),
             performer(e.ToStore, lambda a: self._store.send(a.message)),

@@ -1,8 +1,8 @@
-"""A small model that guesses ahead for the large one.
+"""A small model that drafts tokens for the large one.
 
 It keeps its own KV of the sequences it works for, follows what was really sampled, and returns its most
 likely continuations. Nothing depends on it but speed: where its KV has gone, or a text is too new to
-have been read yet, there are no guesses.
+have been read yet, there are no draft tokens.
 """
 
 from collections import OrderedDict
@@ -35,11 +35,11 @@ class _DraftText:
 
     tokens: list[int]
     written: list[int] = field(default_factory=list[int])
-    """Tokens whose KV is in the pool, from position 0 on; wrong guesses at its end included."""
+    """Tokens whose KV is in the pool, from position 0 on; wrong draft tokens at its end included."""
     blocks: list[int] = field(default_factory=list[int])
 
     agreed: int = 0
-    """Of `written`, so many are known to be `tokens`."""
+    """Number of `written` tokens that are known to equal `tokens`, counted from the start."""
 
     def settle(self) -> None:
         """Forget KV of tokens that came otherwise, and of the last one: its logits are wanted again."""
@@ -57,7 +57,7 @@ class _DraftText:
 
 class DraftModel:
     def __init__(self, loaded: LoadedModel, *, vocab: int, step_tokens_max: int) -> None:
-        """`vocab`: of the model it guesses for."""
+        """`vocab` is the vocabulary size of the model that it drafts for."""
         self._loaded, self._vocab, self._step_tokens_max = loaded, vocab, step_tokens_max
         self._known = loaded.spec.vocab_size
         """Rows of the small embedding; the large one may have more, for ids that nothing is written with."""
@@ -111,7 +111,7 @@ class DraftModel:
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> dict[SeqKey, tuple[int, ...]]:
         """The most likely continuation of each; at most `step_tokens_max` tokens are read at once, so a
-        long new text is caught up with over several calls, without guesses until then."""
+        long new text is caught up with over several calls, without draft tokens until then."""
         wanted = self._admit(requests)
         ready: list[tuple[SeqKey, _DraftText, int]] = []
         work: list[tuple[_DraftText, list[int]]] = []
@@ -129,7 +129,7 @@ class DraftModel:
         while ready:
             for (key, _, _), token in zip(ready, newest, strict=True):
                 drafts[key].append(token)
-            # What the large model does not have ends a guess; so does enough.
+            # A token that the large model does not have ends a draft.
             ready = [
                 one for one in ready if len(drafts[one[0]]) < one[2] and drafts[one[0]][-1] < self._vocab
             ]

@@ -37,7 +37,7 @@ from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import Sampler
 
 TIMED_BYTES_MAX = 64 * 2**20
-"""Of the KV pool, that a worker writes to when it times itself."""
+"""Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
 PROMPT_LOGITS_MAX = 2**24
 """Logits of a prompt that are in memory at once, 64 MiB."""
 
@@ -51,7 +51,7 @@ class Executor:
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
-        """For `Member.notes`."""
+        """Lines for `Member.notes`."""
         self.kernels = loaded.kernels
         self.kv = loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
@@ -67,7 +67,7 @@ class Executor:
         )
         self._draft = draft
         self._last_sampled: dict[SeqKey, int] = {}
-        """By the step before, for `PENDING_TOKEN`."""
+        """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
         self.adapters = AdapterSlots(
             loaded.linears,
             slot_count=engine.adapters_max,
@@ -85,7 +85,7 @@ class Executor:
         self._batch_sequences_max = engine.batch_sequences_max
 
     load_count: ClassVar[int] = 0
-    """Of this process: how often weights were read."""
+    """Number of times that this process has read weights."""
 
     @classmethod
     def load(
@@ -100,7 +100,7 @@ class Executor:
         return cls(loaded, engine, draft=draft)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Any mixture of prompt chunks, decodes and decodes with guesses, each sequence at most once.
+        """Any mixture of prompt chunks, decodes and decodes with draft tokens, each sequence at most once.
         Returns when the KV is written and the tokens are sampled."""
         assert self._model is not None, "execute after close"
         started_s = time.perf_counter()
@@ -164,7 +164,8 @@ class Executor:
     def _prompt_logprobs(
         self, model: LanguageModel, hidden: Tensor, prompt: PromptRows
     ) -> tuple[TokenLogprobs, ...]:
-        """In pieces, since a prompt's logits are many times larger than its hidden states."""
+        """Logprobs of the prompt's tokens. They are computed in pieces, since a prompt's logits are many
+        times larger than its hidden states."""
         piece = max(1, PROMPT_LOGITS_MAX // self.vocab_size)
         found: list[TokenLogprobs] = []
         for start in range(0, len(prompt.tokens), piece):
@@ -190,10 +191,10 @@ class Executor:
 
     @torch.inference_mode()
     def logits_of(self, tokens: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
-        """For measurements: float32 [n, vocab] after each token of one text, computed as a prompt is, in
-        chunks and through the KV pool, of which nothing else may be in use.
+        """Logits after each token of one text, for measurements: float32 [n, vocab] per chunk. They are
+        computed as a prompt is, in chunks and through the KV pool, which nothing else may be using.
 
-        Raises SetupError: the pool does not hold the text.
+        Raises SetupError if the pool does not hold the text.
         """
         assert self._model is not None, "logits_of after close"
         needed = self.geometry.blocks_for(len(tokens))
@@ -229,7 +230,8 @@ class Executor:
         self._forget_experts()
 
     def time_itself(self, budget_s: float) -> Measured:
-        """What steps of several shapes cost, see `time_steps`. Call before any block holds anything."""
+        """Measure the costs of steps of several shapes, see `time_steps`. Call it before any block holds
+        anything."""
         block_bytes = self.geometry.block_bytes
         blocks = min(self.kv.block_count, max(1, TIMED_BYTES_MAX // block_bytes))
         for block in range(blocks):

@@ -55,7 +55,7 @@ class CapturableKernels(Protocol):
 @runtime_checkable
 class CapturableModel(Protocol):
     windows: frozenset[int]
-    """Of its layers' attention."""
+    """Attention windows that occur in the model's layers."""
 
     def ropes(self, positions: Tensor) -> RopeTables: ...
 

@@ -15,7 +15,7 @@ from baton.core.steps import StepItem, StepPlan, StepResult
 from engine.scheduling.step_time import StepTimeModel, StepWork
 
 BUDGET_S = 1.5
-"""For all steps together; one that would take more than is left is skipped."""
+"""Seconds for all steps together. A step that would take more than is left is skipped."""
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)

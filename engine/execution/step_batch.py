@@ -15,7 +15,7 @@ class PromptRows:
 
     item: int
     tokens: tuple[int, ...]
-    """What follows each of them."""
+    """The token that follows each of the rows."""
     top_count: int
 
 
@@ -25,7 +25,7 @@ class StepBatch:
 
     layout: BatchLayout
     tokens: list[int]
-    """In the layout's order."""
+    """Tokens of the step, in the layout's order."""
     rows: list[int]
     sampling: list[tuple[int, SampleRequest]]
     """(item, request); 1 + len(drafts) rows each."""

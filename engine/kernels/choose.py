@@ -1,4 +1,4 @@
-"""Which kernels compute: `engine.kernels`, and what the machine allows."""
+"""The choice of kernels: `engine.kernels`, and what the machine allows."""
 
 import logging
 from collections.abc import Callable
@@ -19,14 +19,17 @@ from engine.native.library import usable_cores
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-"""Of one line for `Member.notes`."""
+"""Receives one line for `Member.notes`."""
 
 
 def make_kernels(
     engine: EngineConfig, pool: KVPool, *, tell: Tell = lambda note: None
 ) -> Kernels[Any, Any, Any]:
-    """By `engine.kernels`; says in one line of the log, and to `tell`, which, and why. Raises SetupError:
-    what is asked for cannot run here."""
+    """Make the kernels that `engine.kernels` asks for. One line in the log, and to `tell`, says which were
+    chosen and the reason.
+
+    Raises SetupError if the kernels that were asked for cannot run on this machine.
+    """
     match engine.kernels:
         case "torch":
             _say("kernels: torch, as asked for", tell)

@@ -159,7 +159,7 @@ class NativeKernels(NativeAttention):
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Of 2 dimensions, or of 3 with the last two dense."""
+        """RMS norm of x with 2 dimensions, or with 3 of which the last two are dense."""
         out = torch.empty(x.shape, dtype=x.dtype)
         inner = x.shape[1] if x.dim() == 3 else 1
         self._norm(x, None, out, weight, eps, rows=x.shape[0] * inner, inner=inner)

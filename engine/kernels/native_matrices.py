@@ -37,7 +37,7 @@ class NativeMatrix:
 
     @property
     def memory_bytes(self) -> int:
-        """Of weights, scales and bias: what one product with few rows reads."""
+        """Bytes of weights, scales and bias. One product with few rows reads them all."""
         count: int = _functions().baton_matrix_bytes(self.pointer)
         return count
 

@@ -52,7 +52,7 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionReads:
-    """What attention reads, for one window."""
+    """Rows that attention reads, for one window."""
 
     decodes: tuple[Decodes, ...]
     chunks: tuple[ChunkSpan, ...]

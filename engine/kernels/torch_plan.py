@@ -1,4 +1,4 @@
-"""Which rows of the pool a batch writes and reads, as indices for torch."""
+"""Rows of the pool that a batch writes and reads, as indices for torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
     ropes: dict[int, tuple[Tensor, Tensor]]
-    """By rope id: cos and sin, float32 [T, 1, R]; the first half of sin is negated."""
+    """cos and sin by rope id, float32 [T, 1, R] each. The first half of sin is negated."""
     write_rows: Tensor
     """int64 [T * K] position rows, see `torch_kv`."""
     reads: dict[int, AttentionReads]
-    """By window."""
+    """Rows to read, by window."""
 
 
 class TorchPlanner:

@@ -20,7 +20,7 @@ _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 
 @dataclass(frozen=True, slots=True)
 class TorchExperts:
-    """Per expert."""
+    """Matrices of all experts of one layer, one entry per expert."""
 
     gate_up: tuple[DenseMatrix, ...]
     down: tuple[DenseMatrix, ...]

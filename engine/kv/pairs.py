@@ -37,8 +37,9 @@ class MessageChannel(Protocol):
 
 
 class ExchangeStore(_c10d.Store):
-    """What both sides set, known to both: all that a group of two needs of a rendezvous store. No server, so
-    nobody else can take part. Only the thread that makes the group waits in here."""
+    """A rendezvous store in which each side knows everything that either has set, which is all that a group
+    of two needs. There is no server, so nobody else can take part. Only the thread that makes the group waits
+    in here."""
 
     def __init__(self, exchange: MessageChannel) -> None:
         super().__init__()

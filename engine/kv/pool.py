@@ -18,7 +18,7 @@ from engine.devices import STORED_TORCH_DTYPES
 from engine.model_files.sizes import pool_block_count
 
 _ALIGNMENT_BYTES = 2 * 2**20
-"""Of the first block: a 2 MiB page, hence also a 4 KiB one."""
+"""Alignment of the first block: a 2 MiB page, hence also a 4 KiB one."""
 
 
 class KVPool:

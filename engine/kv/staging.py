@@ -25,7 +25,7 @@ class Staging:
         self._stream: Any = torch.cuda.Stream(pool.device) if is_cuda else None
 
     def addresses(self, count: int) -> list[int]:
-        """Of the first so many rows in this process."""
+        """Addresses of the first `count` rows in this process."""
         base = self._rows.data_ptr()
         return [base + row * self._pool.block_bytes for row in range(count)]
 
@@ -42,6 +42,6 @@ class Staging:
                 self._pool.block_view(block).copy_(self._rows[row], non_blocking=True)
 
     def wait(self) -> None:
-        """Until what was begun is done."""
+        """Wait until the copies that were begun are done."""
         if self._stream is not None:
             self._stream.synchronize()

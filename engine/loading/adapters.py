@@ -55,14 +55,14 @@ class AdapterSlots:
         return self._slots.keys()
 
     def slot(self, key: str) -> int:
-        """Of an adapter that is installed; -1 for the empty key, the base model."""
+        """Slot of an installed adapter; -1 for the empty key, which is the base model."""
         return self._slots[key] if key else -1
 
     def read(self, ref: AdapterRef) -> LoadedAdapter:
-        """From its files to what `install` takes; in any thread, since it takes a while.
+        """Read an adapter's files into what `install` takes. It takes a while and may run in any thread.
 
-        Raises SetupError: it cannot be had, is damaged, not supported, for another model, has numbers that
-        are not finite, or its files are not those that `ref.digest` names.
+        Raises SetupError if the adapter cannot be found, is damaged, is not supported, belongs to another
+        model, has numbers that are not finite, or if its files are not those that `ref.digest` names.
         """
         folder = resolve_adapter(ref.path)
         files = read_adapter(folder, rank_max=self._rank_max)

@@ -28,7 +28,7 @@ _PACKED_DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-"""Of quantised checkpoints."""
+"""Dtypes that only quantised checkpoints have."""
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_TENSOR = 16
 
@@ -78,12 +78,13 @@ class Checkpoint:
         return self._view(entry, stored).to(device=device, dtype=dtype)
 
     def is_float(self, name: str) -> bool:
-        """Whether there is such a tensor that `tensor` can return."""
+        """True if there is such a tensor and `tensor` can return it."""
         entry = self._entries.get(name)
         return entry is not None and entry.dtype in _DTYPES
 
     def raw(self, name: str, *, device: torch.device) -> Tensor | None:
-        """As it is stored, whatever its shape; None: no such tensor. Raises SetupError: an unknown dtype."""
+        """The tensor as it is stored, whatever its shape; None if there is none. Raises SetupError for an
+        unknown dtype."""
         entry = self._entries.get(name)
         if entry is None:
             return None
@@ -125,7 +126,8 @@ class Checkpoint:
 
 
 def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Of a tensor's bytes, those that count for a digest: all of a small one, pages spread over a large."""
+    """Byte ranges of a tensor that count for its digest: all of a small one, pages spread over a large
+    one."""
     size = end - start
     if size <= _SAMPLE_BYTES * _SAMPLES_PER_TENSOR:
         return [(start, end)]

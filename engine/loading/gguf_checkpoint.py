@@ -33,7 +33,7 @@ class GgufCheckpoint:
         self._architecture = str(self._header.metadata["general.architecture"])
 
     def find(self, name: str) -> tuple[GgufPlace, GgufTensor] | None:
-        """By Hugging Face's name of a tensor."""
+        """Find a tensor by its Hugging Face name."""
         place = place_of(name, self._architecture)
         tensor = None if place is None else self._header.tensors.get(place.name)
         return None if place is None or tensor is None else (place, tensor)
@@ -79,7 +79,7 @@ class GgufCheckpoint:
         return sorted({t.type for t in matrices if not t.is_float and not is_exact(t.type)})
 
     def digest(self) -> str:
-        """As `weights.Checkpoint.digest`."""
+        """Digest of the weights, in the sense of `checkpoint.Checkpoint.digest`."""
         digest = hashlib.sha256()
         for name in sorted(self._header.tensors):
             tensor = self._header.tensors[name]
@@ -105,8 +105,8 @@ class GgufCheckpoint:
         return rows[expert * count : (expert + 1) * count]
 
     def _row_order(self, name: str, place: GgufPlace, row_count: int) -> Tensor | None:
-        """Which row of the file is which row here: llama.cpp pairs neighbours where Hugging Face pairs the
-        halves of a head, and its converter sorts the rows of q and k so."""
+        """Rows of the file in the order in which they are needed. llama.cpp pairs neighbours where Hugging
+        Face pairs the halves of a head, and its converter sorts the rows of q and k accordingly."""
         if place.change != "rope_rows":
             return None
         heads = self._heads[0] if "q_proj" in name else self._heads[1]

@@ -1,4 +1,4 @@
-"""From a model folder and the configuration to a model that computes."""
+"""The way from a model folder and the configuration to a model that computes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from engine.models.model import LanguageModel
 class LoadedModel:
     spec: ModelSpec
     folder: Path
-    """Of the model on this machine, with its tokenizer."""
+    """Folder of the model on this machine, with its tokenizer."""
     name: str
     fingerprint: str
     context_tokens: int
@@ -46,7 +46,8 @@ class LoadedModel:
     linears: tuple[Linear[Any], ...]
     """Those that adapters may change."""
     notes: tuple[str, ...]
-    """For `Member.notes`: which kernels compute, and each way in which it runs slower than it might."""
+    """Lines for `Member.notes`: the kernels that compute, and each way in which the model runs slower than it
+    might."""
 
 
 def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:

@@ -1,7 +1,7 @@
-"""Where a model's matrices come from: a plain checkpoint, a quantised one, or one quantised as it is read.
+"""Sources of a model's matrices: a plain checkpoint, a quantised one, or one that is quantised as it is read.
 
-Which modules of a quantised checkpoint are quantised is seen from their tensors, so lists of modules
-that are not (`ignore`, `modules_to_not_convert`) need no reading.
+Tensors show which modules of a quantised checkpoint are quantised, so lists of modules that are not
+(`ignore`, `modules_to_not_convert`) need no reading.
 """
 
 from pathlib import Path

@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 _PATTERN_CHARACTERS_MAX = 200
 _PATTERN_REPEATS_MAX = 3
 _EXPONENT_BITS = {"F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-"""By dtype: as unsigned integers, and the bits that are all set in infinities and NaN only (IEEE 754)."""
+"""Unsigned integer type by dtype, and the bits that are all set in infinities and NaN only (IEEE 754)."""
 _REFUSED_WHEN_SET = (
     "use_dora",
     "lora_bias",
@@ -47,7 +47,7 @@ class LoraModule(msgspec.Struct, frozen=True):
     """y += scale * (x @ A.T) @ B.T of one module."""
 
     name: str
-    """As in the checkpoint, such as model.layers.0.self_attn.q_proj."""
+    """Name as in the checkpoint, such as model.layers.0.self_attn.q_proj."""
     rank: int
     scale: float
     a: TensorEntry
@@ -164,7 +164,7 @@ def _refuse_unsupported(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _pairs(entries: Mapping[str, TensorEntry], folder: Path) -> dict[str, dict[str, TensorEntry]]:
-    """By module, its A and B."""
+    """The tensors A and B of each module, by module name."""
     pairs: dict[str, dict[str, TensorEntry]] = {}
     for name in sorted(entries):
         found = _TENSOR.fullmatch(name)

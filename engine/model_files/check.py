@@ -47,7 +47,8 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_machine(model: ModelConfig, engine: EngineConfig, *, worker_count: int) -> None:
-    """That this machine can run the workers. Raises SetupError: no such device, or not the memory."""
+    """Check that this machine can run the workers. Raises SetupError if there is no such device, or too
+    little memory."""
     if model.device == "cpu":
         _check_memory(engine.kv_bytes, worker_count)
     elif model.device == "cuda" or model.device.startswith("cuda:"):
@@ -66,7 +67,7 @@ def _check_memory(kv_bytes: int, worker_count: int) -> None:
 
 
 def check_memory(models: Iterable[Config]) -> None:
-    """Of all models' KV pools on the CPU together. Raises SetupError."""
+    """Check that memory holds the KV pools of all models on the CPU together. Raises SetupError if not."""
     total = psutil.virtual_memory().total
     kv_bytes = sum(one.engine.kv_bytes * worker_count(one) for one in models if one.model.device == "cpu")
     if kv_bytes > total:
@@ -89,7 +90,7 @@ def _check_cuda(device: str) -> None:
 
 
 def _torch_build() -> str:
-    """What follows the + of torch's version, such as "cpu" or "cu130"; empty if nothing does."""
+    """The part of torch's version after the +, such as "cpu" or "cu130"; empty if there is none."""
     try:
         return importlib.metadata.version("torch").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:
@@ -97,7 +98,8 @@ def _torch_build() -> str:
 
 
 def _cuda_device_count() -> int:
-    """By the driver's own library, which every installation has under this name."""
+    """Number of CUDA devices, asked of the driver's own library, which has this name in every
+    installation."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

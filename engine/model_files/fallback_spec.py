@@ -136,6 +136,7 @@ def _size(config: Any, name: str, architecture: str, fields: Fields) -> int:
 
 
 def _digest(fields: Fields) -> str:
-    """Of all that may change a key or value: nothing is known of the fields here."""
+    """Digest of everything that may change a key or value. Nothing is known of the fields here, so all
+    count."""
     facts = {key: value for key, value in fields.data.items() if key != "eos_token_id"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""How a checkpoint's weights are quantised, as its config.json says. No torch here.
+"""Quantisation of a checkpoint's weights, as its config.json declares it. No torch here.
 
 Formats: GPTQ (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it), AWQ (arXiv 2306.00978, the "gemm"
-packing of AutoAWQ), compressed-tensors (vLLM's llm-compressor), and fp8 as DeepSeek and vLLM write it.
-Which modules are quantised is not read here: a module is what its tensors say (`qweight` or `weight`).
+packing of AutoAWQ), compressed-tensors (vLLM's llm-compressor), and fp8 as DeepSeek and vLLM write it. This
+module does not read which modules are quantised: tensors show it (`qweight` or `weight`).
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class QuantScheme(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """For people: "GPTQ int4"."""
+        """Name for people, such as "GPTQ int4"."""
         names: dict[QuantFormat, str] = {
             "gptq": "GPTQ",
             "awq": "AWQ",
@@ -41,9 +41,9 @@ class QuantScheme(msgspec.Struct, frozen=True):
 
 
 def parse_scheme(config: Mapping[str, Any], where: str) -> QuantScheme | None:
-    """Of `quantization_config` in a config.json; None: not quantised, or MXFP4, which has no options.
+    """Parse `quantization_config` of a config.json. None means not quantised, or MXFP4, which has no options.
 
-    Raises SetupError: a format or variant that is not supported, by name.
+    Raises SetupError for a format or variant that is not supported, and names it.
     """
     raw: object = config.get("quantization_config") or config.get("compression_config")
     if raw is None:

@@ -1,7 +1,7 @@
-"""From a model folder to its `ModelSpec`. No torch here.
+"""Reader of a model folder's `ModelSpec`. No torch here.
 
-Whatever would make the result differ from what the model's authors meant (an activation, a rope
-variant, a router that is not known) is refused with a SetupError, never approximated.
+Anything that would make the result differ from what the model's authors meant (an activation, a rope variant,
+a router that is not known) is refused with a SetupError, never approximated.
 """
 
 from collections.abc import Mapping

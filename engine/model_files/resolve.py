@@ -10,10 +10,10 @@ FILES_WITHOUT_WEIGHTS = tuple(pattern for pattern in MODEL_FILES if pattern != "
 
 
 def local_folder(path_or_hub_id: str, *, what: str = "model") -> Path | None:
-    """Of a folder on this machine; None for a hub id. For a GGUF file, and a folder with one, the folder
-    that stands for it.
+    """The model's folder on this machine; None for a hub id. A GGUF file, or a folder with one, gives the
+    folder that stands for it.
 
-    Raises SetupError: nothing given, a path to nothing, or to a file that is no model, or see
+    Raises SetupError if nothing is given, if the path leads to nothing or to a file that is no model, or see
     `unpack_gguf`.
     """
     if not path_or_hub_id:

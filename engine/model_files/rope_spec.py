@@ -41,7 +41,7 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     @property
     def depends_on_context(self) -> bool:
-        """Whether the longest admitted sequence decides how every position is rotated."""
+        """True if the longest admitted sequence decides how every position is rotated."""
         return self.kind in ("dynamic", "longrope")
 
 

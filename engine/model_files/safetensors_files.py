@@ -31,7 +31,7 @@ def check_weights(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of the one file, or of all that the index names. Raises SetupError: missing."""
+    """The one weight file, or all files that the index names. Raises SetupError if a file is missing."""
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if single.is_file():

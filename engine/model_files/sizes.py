@@ -1,4 +1,4 @@
-"""What follows from a model and the configuration, before anything is loaded. No torch here."""
+"""Sizes that follow from a model and the configuration, before anything is loaded. No torch here."""
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
@@ -31,7 +31,7 @@ def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KV
 
 
 def pool_block_count(geometry: KVGeometry, kv_bytes: int) -> int:
-    """At least 1. Raises SetupError if `kv_bytes` holds no block."""
+    """Number of blocks in the pool, at least 1. Raises SetupError if `kv_bytes` holds no block."""
     count = kv_bytes // geometry.block_bytes
     if count < 1:
         raise SetupError(

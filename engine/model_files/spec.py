@@ -16,11 +16,12 @@ ActivationName = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
 """`engine.kernels.interface.Activation`"""
 
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
-"""How a router's logits become weights. softmax_of_chosen: over the chosen experts only (gpt-oss)."""
+"""Function that turns a router's logits into weights. softmax_of_chosen: over the chosen experts only
+(gpt-oss)."""
 GroupScore = Literal["max", "sum_of_two"]
-"""What ranks a group of experts: its best one (DeepSeek-V2), or its best two (V3)."""
+"""Score by which groups of experts are ranked: the best expert (DeepSeek-V2), or the best two (V3)."""
 ExpertNames = Literal["mlp.experts", "block_sparse_moe", "gpt_oss"]
-"""How a checkpoint names the experts' tensors. mlp.experts: mlp.experts.N.gate_proj …; block_sparse_moe:
+"""Naming of the experts' tensors in a checkpoint. mlp.experts: mlp.experts.N.gate_proj …; block_sparse_moe:
 block_sparse_moe.experts.N.w1 …; gpt_oss: all experts of a layer in one tensor, gate and up interleaved."""
 
 
@@ -28,7 +29,7 @@ class MoeSpec(msgspec.Struct, frozen=True):
     """Mixture of experts in place of the MLP of some layers."""
 
     layers: tuple[int, ...]
-    """Which."""
+    """Indices of the layers that have experts."""
     expert_count: int
     experts_per_token: int
     intermediate_size: int
@@ -46,7 +47,7 @@ class MoeSpec(msgspec.Struct, frozen=True):
     router_bias: bool = False
     expert_bias: bool = False
     shared_intermediate_size: int = 0
-    """Of the expert that every token passes; 0: none."""
+    """Intermediate size of the expert that every token passes; 0 if there is none."""
     shared_gate: bool = False
     """The shared expert's output is weighted with the sigmoid of a linear function (Qwen2-MoE)."""
     expert_names: ExpertNames = "mlp.experts"
@@ -65,7 +66,7 @@ class MlaSpec(msgspec.Struct, frozen=True):
     rope_dim: int
     value_dim: int
     is_interleaved: bool = True
-    """In the checkpoint, dimension 2i is rotated with 2i + 1 (instead of i with i + rope_dim / 2)."""
+    """True if the checkpoint rotates dimension 2i with 2i + 1 (instead of i with i + rope_dim / 2)."""
 
     @property
     def head_dim(self) -> int:
@@ -90,10 +91,10 @@ class ModelSpec(msgspec.Struct, frozen=True):
     dtype: DTypeName
     eos_token_ids: tuple[int, ...]
     windows: tuple[int, ...]
-    """Per layer: how many positions a token attends to, its own included; 0: all before it."""
+    """Positions that a token of each layer attends to, its own included; 0 means all before it."""
     ropes: tuple[RopeSpec, ...]
     layer_ropes: tuple[int, ...]
-    """Per layer: which of `ropes`."""
+    """Index into `ropes`, per layer."""
     attention_scale: float
     activation: ActivationName = "silu"
     qkv_bias: bool = False
@@ -111,12 +112,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Norms after attention and MLP too, before the sum with the residual (Gemma 2 and 3)."""
     embedding_scale: float = 1.0
     fused_projections: bool = False
-    """In the checkpoint q, k, v are one matrix, and gate and up (Phi-3)."""
+    """True if the checkpoint has q, k, v in one matrix, and gate and up in another (Phi-3)."""
     mla: MlaSpec | None = None
     moe: MoeSpec | None = None
     is_native: bool = True
     """False: computed by transformers' own modules with our attention (`fallback`)."""
     config_digest: str = ""
-    """Of all of config.json, where that is so."""
+    """Digest of all of config.json, where transformers computes the model."""
     quantization: QuantScheme | None = None
-    """Of the checkpoint."""
+    """Quantisation of the checkpoint."""

@@ -11,7 +11,8 @@ from engine.models.linear import Linear, Loader, Norm, StepContext
 
 
 class Attention(Protocol):
-    """In three parts, so that the last layer can leave out rows after its KV is written."""
+    """Attention of one layer, in three parts, so that the last layer can leave out rows after its KV is
+    written."""
 
     def queries(self, x: Tensor, step: StepContext[Any]) -> Tensor:
         """x [T, hidden], normed: write the tokens' KV, return what `attend` wants."""

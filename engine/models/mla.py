@@ -17,7 +17,7 @@ from engine.model_files.spec import MlaSpec, ModelSpec
 from engine.models.linear import Linear, Loader, Norm, StepContext
 
 _LORA_NORM_EPS = 1e-6
-"""Of the norms of compressed queries and latents, whatever config.json says of the others."""
+"""Epsilon of the norms of compressed queries and latents, whatever config.json says of the other norms."""
 
 
 class LatentAttention(Generic[Packed]):

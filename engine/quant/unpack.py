@@ -162,7 +162,7 @@ class _Module:
     def _matrix(
         self, values: Tensor, scales: Tensor, zeros: Tensor | None, *, order: Tensor | None = None
     ) -> IntMatrix:
-        """From unsigned integers [O, I], scales [O, G] and unsigned zero points [O, G]."""
+        """A matrix of unsigned integers [O, I], scales [O, G] and unsigned zero points [O, G]."""
         groups = scales.shape[1]
         if groups < 1 or self._in % groups:
             raise SetupError(f"{self._name}: {groups} groups do not divide {self._in} inputs")

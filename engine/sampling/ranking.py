@@ -72,7 +72,8 @@ def _falling(size: int) -> npt.NDArray[np.int64]:
 
 
 def _keys_on_host(values: Tensor) -> npt.NDArray[np.int64]:
-    """As `_keys`, valid until the next call; torch's shifts of integers are scalar."""
+    """The result of `_keys`, valid until the next call. numpy computes it, since torch's shifts of integers
+    are scalar."""
     shape = (values.shape[0], values.shape[1])
     bits = _scratch.array("bits", shape, np.int32)
     np.add(values.numpy(), np.float32(0), out=bits.view(np.float32))

@@ -1,8 +1,8 @@
 """One step's tokens: from the logits of all sequences that sample to their tokens and logprobs.
 
-A sequence with guesses has several rows, the first after its last known token and one after each
-guess. All rows are sampled at once, each as if the guesses before it were right; then tokens are taken
-while they equal the guesses. Since a draw depends on (seed, index) and its logits alone, the tokens are
+A sequence with draft tokens has several rows, the first after its last known token and one after each
+draft token. All rows are sampled at once, each as if the drafts before it were right; then tokens are taken
+while they equal the drafts. Since a draw depends on (seed, index) and its logits alone, the tokens are
 those that would have been sampled one at a time, greedy or not.
 """
 
@@ -90,7 +90,8 @@ def _collect(
 
 
 def _accept(request: SampleRequest, tokens: Sequence[int]) -> tuple[int, ...]:
-    """As far as the guesses were right, and not beyond a token that ends the sequence."""
+    """The tokens up to the first draft token that was wrong, and not beyond a token that ends the
+    sequence."""
     taken = [tokens[0]]
     for draft, token in zip(request.drafts, tokens[1:], strict=True):
         newest = taken[-1]
@@ -101,7 +102,7 @@ def _accept(request: SampleRequest, tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Changes:
-    """What the states change about the logits, gathered over all rows."""
+    """Changes that the states make to the logits, gathered over all rows."""
 
     def __init__(self) -> None:
         self._masked_rows: list[int] = []
@@ -120,7 +121,8 @@ class _Changes:
         return changes
 
     def _collect(self, row: int, request: SampleRequest, state: SequenceState) -> None:
-        """For a row per guess and one more, each as if the guesses before it were sampled."""
+        """Collect the changes for one row per draft token and one more, each as if the draft tokens before it
+        were sampled."""
         if not request.drafts:
             self._collect_row(row, request.index, state, copies=False)
             return
@@ -128,7 +130,7 @@ class _Changes:
         self._collect_row(row, request.index, state, copies=True)
         for number, draft in enumerate(request.drafts, start=1):
             if not trial.advance(draft):
-                break  # the grammar forbids this guess, so nobody asks for the rows after it
+                break  # the grammar forbids this draft token, so nobody asks for the rows after it
             self._collect_row(row + number, request.index + number, state, copies=True)
         trial.undo()
 

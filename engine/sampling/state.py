@@ -1,7 +1,7 @@
-"""What the executor remembers of a sequence to choose its next token.
+"""Values that the executor remembers of a sequence to choose its next token.
 
-All of it is a function of the request and the sequence's tokens, so it is built anew from those
-wherever a sequence goes on: after the hand-over, a preemption, a crash.
+All of them are functions of the request and the sequence's tokens, so they are built anew from those wherever
+a sequence goes on: after the hand-over, a preemption or a crash.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from engine.sampling.penalties import Ids, Numbers, TokenCounts
 
 
 def needs_state(params: SamplingParams) -> bool:
-    """Whether anything but temperature and the filters after it touches the logits."""
+    """True if anything but temperature and the filters after it changes the logits."""
     return (
         params.needs_history or params.min_tokens > 0 or bool(params.logit_bias or params.allowed_token_ids)
     )

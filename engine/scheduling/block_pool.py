@@ -1,4 +1,4 @@
-"""Sole owner of block ids: which blocks are free, and how many shares each held one has."""
+"""Sole owner of block ids: which blocks are free, and how many references each held one has."""
 
 from collections import OrderedDict
 from collections.abc import Callable, MutableSequence, Sequence
@@ -7,11 +7,11 @@ from baton.core.ids import BlockId
 
 
 class OutOfBlocks(Exception):
-    """Expected under load: the caller preempts, waits or refuses."""
+    """Too few free blocks. This is expected under load: the caller preempts, waits or refuses."""
 
 
 class BlockPool:
-    """Holders have shares; the last share returned frees the block.
+    """Holders have references; the last reference released frees the block.
 
     A free block may still carry content worth finding (`remember`). Blank free blocks are given out
     first, then remembered ones, least recently freed first and the tail of a sequence before its head.
@@ -42,43 +42,44 @@ class BlockPool:
         return int(self._generations[block])
 
     def ref_count(self, block: BlockId) -> int:
-        """0: the block is free."""
+        """References to the block; 0 if it is free."""
         return self._ref_counts.get(block, 0)
 
     def on_reuse(self, forget: Callable[[BlockId], None]) -> None:
-        """`forget` hears of every remembered block that is given out for new content."""
+        """Call `forget` for every remembered block that is given out for new content."""
         assert self._forget is None, "one index per pool"
         self._forget = forget
 
     def remember(self, block: BlockId) -> None:
-        """The held block carries content worth finding after it is freed."""
+        """Keep the content of the held block findable after it is freed."""
         assert block in self._ref_counts, f"block {block} is free"
         self._remembered.add(block)
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Blocks for new content, one share each. Raises OutOfBlocks and then changes nothing."""
+        """Blocks for new content, one reference each. Raises OutOfBlocks and then changes nothing."""
         if count > self.free_count:
             raise OutOfBlocks(f"want {count}, {self.free_count} of {self.block_count} are free")
         return [self._allocate_one() for _ in range(count)]
 
     def acquire(self, blocks: Sequence[BlockId]) -> None:
-        """One more share of each. Free blocks that are remembered come back with their content."""
+        """Add a reference to each block. Free blocks that are remembered come back with their content."""
         for block in blocks:
             if block not in self._ref_counts:
-                del self._kept[block]  # KeyError is our bug: a blank block has no content to share
+                del self._kept[block]  # KeyError is our bug: a blank block has no content to find
                 self._ref_counts[block] = 0
             self._ref_counts[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """One share of each. `blocks` in sequence order: the tail is freed, and so reused, first."""
+        """Release a reference to each block, the last one first: `blocks` are in sequence order, and the
+        tail is to be reused before the head."""
         for block in reversed(blocks):
-            self._ref_counts[block] -= 1  # KeyError is our bug: giving back what is not held
+            self._ref_counts[block] -= 1  # KeyError is our bug: releasing what is not held
             if self._ref_counts[block] == 0:
                 del self._ref_counts[block]
                 (self._kept if block in self._remembered else self._blank)[block] = None
 
     def check(self) -> None:
-        """Every block is free or held, never both, never neither."""
+        """Assert that every block is free or held, never both, never neither."""
         held, blank, kept = self._ref_counts.keys(), self._blank.keys(), self._kept.keys()
         assert held.isdisjoint(blank)
         assert held.isdisjoint(kept)

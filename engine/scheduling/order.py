@@ -1,9 +1,9 @@
-"""Whose turn it is: priorities, fairness between clients, short prompts before long ones - and nobody
-starves.
+"""The order in which sequences get their turn: priorities, fairness between clients, short prompts before
+long ones. Nobody starves.
 
-The bound: of every `OLDEST_EVERY` sequences admitted at least one is the oldest that waits, whatever its
-priority, length or client. So a sequence that finds m others waiting is admitted after at most
-OLDEST_EVERY · (m + 1) admissions, and a prompt that runs gets every `OLDEST_EVERY`-th step's chunk.
+At least one of every `OLDEST_EVERY` sequences admitted is the oldest that waits, whatever its priority,
+length or client. A sequence that finds m others waiting is therefore admitted after at most OLDEST_EVERY · (m
++ 1) admissions, and a prompt that runs gets every `OLDEST_EVERY`-th step's chunk.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ age."""
 
 
 class Ranked(Protocol):
-    """What the order asks of a sequence. A worker's is `engine.scheduling.sequence.Sequence`."""
+    """Facts about a sequence that the order needs. A worker's is `engine.scheduling.sequence.Sequence`."""
 
     @property
     def priority(self) -> int: ...
@@ -117,7 +117,8 @@ class TurnOrder:
         return (self.level(seq), self.shares.level(seq.fairness_key), bucket, seq.order)
 
     def standing(self, seq: Ranked) -> tuple[int, int]:
-        """Who gives way for want of blocks: the highest first."""
+        """Sort key for preemption. The sequence with the highest one gives way first when blocks are
+        short."""
         return (self.level(seq), seq.order)
 
     def level(self, seq: Ranked) -> int:

@@ -9,21 +9,21 @@ from engine.scheduling.block_pool import BlockPool, OutOfBlocks
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Net changes since the last collection; what came and went in between is not in it."""
+    """Net changes since the last collection. Hashes that came and went in between are left out."""
 
     stored: tuple[BlockHash, ...]
     removed: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """A block table in sequence order. The caller holds one share of each block."""
+class BlockReservation:
+    """A block table in sequence order. The caller holds one reference to each block."""
 
     blocks: list[BlockId]
     cached_count: int
-    """How many of them, from the front, hold their content already."""
+    """Number of blocks, from the front, that hold their content already."""
     copy_source: BlockId | None = None
-    """Holds the tail that was asked for, to be copied into blocks[cached_count]; one more share."""
+    """Holds the tail that was asked for, to be copied into blocks[cached_count]; with one more reference."""
 
 
 class PrefixCache:
@@ -46,7 +46,7 @@ class PrefixCache:
         pool.on_reuse(self._forget)
 
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
-        """Blocks of the longest run of `hashes` from its start that is here. Shares nothing."""
+        """Blocks of the longest run of `hashes` from its start that is here. No references are added."""
         found: list[BlockId] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -56,7 +56,7 @@ class PrefixCache:
         return found
 
     def has(self, block_hash: BlockHash) -> bool:
-        """As a full block or as a tail."""
+        """True if the hash is known, for a full block or for a tail."""
         return block_hash in self._block_of or block_hash in self._tail_block_of
 
     def reserve(
@@ -66,9 +66,9 @@ class PrefixCache:
         *,
         keep_free: int,
         tail: BlockHash | None = None,
-    ) -> Reservation:
-        """Shares what matches of `hashes` and takes the rest, `block_count` blocks together. `tail` is
-        looked for when all hashes match.
+    ) -> BlockReservation:
+        """Reserve `block_count` blocks: references to those that match `hashes`, and new blocks for the rest.
+        `tail` is looked for when all hashes match.
 
         Raises OutOfBlocks, and changes nothing, if fewer than `keep_free` blocks would stay free.
         """
@@ -82,7 +82,7 @@ class PrefixCache:
         )
         if source is not None and self.pool.ref_count(source) == 0:
             if left_count - 1 < keep_free:
-                source = None  # rather computed than not admitted
+                source = None  # computing the tail again is better than not being admitted
             else:
                 left_count -= 1
         if left_count < keep_free:
@@ -90,7 +90,7 @@ class PrefixCache:
         self.pool.acquire(matched)  # first: taking must not reuse what was matched
         if source is not None:
             self.pool.acquire([source])
-        return Reservation(matched + self.pool.allocate(new_count), len(matched), source)
+        return BlockReservation(matched + self.pool.allocate(new_count), len(matched), source)
 
     def insert_tail(self, tail: BlockHash, block: BlockId) -> None:
         """The first positions of the held block hold this content, and will."""

@@ -6,8 +6,8 @@ chunks and decodes are therefore the same thing (vLLM v1), and preemption by rec
 `computed_count` back to 0: tokens that were sampled stay known and are never sampled again.
 
 With `overlap_steps` a step is planned while the one before it runs: positions count as computed when
-they are planned, and a token that is being sampled is named PENDING_TOKEN. What depends on results -
-guesses, preemption - is decided when no step is under way.
+they are planned, and a token that is being sampled is named PENDING_TOKEN. Decisions that depend on
+results (draft tokens, preemption) are made when no step is under way.
 """
 
 from bisect import insort
@@ -33,8 +33,8 @@ WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
 OVERLAP_STEP_S_MAX = 0.1
-"""Beside a longer step the gap between two steps is nothing, and who arrives meanwhile should not wait
-for one more."""
+"""Longest predicted step beside which the next one is planned ahead. Beside a longer one the gap of two steps
+is negligible, and a request that arrives meanwhile should not wait for one more."""
 
 GAIN_SMOOTHING = 0.02
 """Weight of one sequence's newest step in `tokens_per_step`."""
@@ -73,13 +73,13 @@ class Scheduler:
         self._now_s = 0.0
         self._preempted: list[Sequence] = []
         self._ended: list[SeqKey] = []
-        """Computed here, over, and not told to the executor yet."""
+        """Sequences that were computed here and have ended, which the executor does not know yet."""
         self.preemption_count = self.swap_count = 0
-        """Since the start; `swap_count` are those preemptions that kept their KV."""
+        """Preemptions since the start. `swap_count` counts those that kept their KV."""
         self.drafted_count = self.accepted_count = 0
-        """Guesses, since the start."""
+        """Draft tokens verified and accepted since the start."""
         self.tokens_per_step = 1.0
-        """Smoothed: what a sequence that decodes gains by one step."""
+        """Smoothed number of tokens that one step adds to a sequence that decodes."""
 
     # --- what others may know -------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Scheduler:
         return waiting + sum(seq.pending_count for seq in self._running if seq.pending_count > 1)
 
     def decoding(self) -> list[Sequence]:
-        """Whose prompt is computed; seated, or about to be."""
+        """Sequences whose prompt is computed, seated or about to be."""
         return [*self._joined, *(seq for seq in self._running if seq.is_decoding)]
 
     def sequences(self) -> Iterator[Sequence]:
@@ -132,40 +132,40 @@ class Scheduler:
         yield from self._dropped
 
     def held_blocks(self) -> Iterator[BlockId]:
-        """One entry for each share the scheduler has."""
+        """Blocks that the scheduler holds, one entry for each reference."""
         for seq in self.sequences():
             yield from seq.block_ids
         for moves in (*(step.moves for step in self._steps), self._tables.moves):
             yield from moves.references
 
     def queue_s(self, seq: Sequence) -> float:
-        """Predicted: computing the prompts that came before it."""
+        """Predicted seconds for the prompts that came before it."""
         others = (s for s in (*self._running, *self._waiting) if s.order < seq.order and s.pending_count > 1)
         return self.times.prompt_token_s * sum(other.pending_count for other in others)
 
     # --- coming and going -----------------------------------------------------------------------
 
     def on_commit(self, tell: Callable[[Sequence, int, int], None]) -> None:
-        """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
+        """Call `tell(sequence, first, end)` for blocks that were computed here and became findable."""
         self._tables.on_commit(tell)
 
     def take_preempted(self) -> list[Sequence]:
-        """Who gave its blocks up since the last call, and waits again or was admitted again already."""
+        """Sequences that were preempted since the last call. Some may have been admitted again already."""
         preempted, self._preempted = self._preempted, []
         return preempted
 
     def arrived(self, seq: Sequence) -> bool:
-        """Its `incoming` moved. Whether more of it counts as computed now."""
+        """Take note that its `incoming` moved. True if more of it counts as computed now."""
         return self._tables.arrived(seq)
 
     def add(self, seq: Sequence, *, now_s: float) -> None:
-        """Holds nothing yet; waits for a seat and for blocks."""
+        """Add a sequence that holds nothing yet. It waits for a seat and for blocks."""
         assert not seq.block_ids
         self._number(seq, now_s)
         self._waiting.append(seq)
 
     def join(self, seq: Sequence, *, now_s: float) -> None:
-        """All but its newest token is computed, in blocks that become the scheduler's to free."""
+        """Add a sequence of which all but the newest token is computed. Its blocks become the scheduler's."""
         seq.planned_count, seq.generated_here = seq.computed_count, True
         assert seq.pending_count == 1
         assert len(seq.block_ids) * self._block_tokens >= len(seq.tokens)
@@ -173,7 +173,7 @@ class Scheduler:
         self._joined.append(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Ended or cancelled: its blocks come back now, or when the steps under way are done with them."""
+        """Remove a sequence that is over. Its blocks are released once no step under way uses them."""
         for queue in (self._waiting, self._joined, self._running):
             if seq in queue:
                 queue.remove(seq)
@@ -208,7 +208,7 @@ class Scheduler:
             # All that could run gave way; in the room they left somebody else can.
 
     def _choose(self) -> tuple[list[Work], list[Sequence]]:
-        """What the next step computes, and who was preempted for it."""
+        """The work of the next step, and the sequences that were preempted for it."""
         self._is_head_blocked = False
         self._seat_joined()
         decodes = self._pick_decodes()
@@ -224,8 +224,8 @@ class Scheduler:
         return work, preempted
 
     def finish_step(self, result: StepResult) -> list[Progress]:
-        """Of the oldest step under way. Seals what became full. Cancelled sequences give their blocks
-        back and are not reported."""
+        """Take the result of the oldest step under way, and commit blocks that became full. Cancelled
+        sequences release their blocks and are not reported."""
         step = self._steps.popleft()
         assert step.plan.step_number == result.step_number, "answer to another step"
         self.times.observe(step.work, result.elapsed_s)
@@ -249,7 +249,7 @@ class Scheduler:
         return progress
 
     def _advance(self, seq: Sequence, item: StepItem, sampled: ItemResult) -> None:
-        """Counts what the step computed: guesses only as far as they were right."""
+        """Count what the step computed: draft tokens only as far as they were right."""
         assert bool(sampled.tokens) == (item.sample_index is not None)
         accepted_count = max(0, len(sampled.tokens) - 1)
         assert accepted_count <= item.draft_count
@@ -283,8 +283,8 @@ class Scheduler:
     # --- decodes --------------------------------------------------------------------------------
 
     def _should_plan_ahead(self) -> bool:
-        """Not beside a long step, and not where the result is worth waiting for: verified guesses say
-        how far a sequence is, and a token at hand may be the start of something that repeats."""
+        """False beside a long step, and where the result is worth waiting for: verified draft tokens say
+        how far a sequence is, and a new token may be the start of something that repeats."""
         if self._steps[-1].predicted_s > OVERLAP_STEP_S_MAX:
             return False
         if any(seq.is_drafting for seq in self._running):
@@ -300,8 +300,8 @@ class Scheduler:
             self._running.append(self._joined.popleft())
 
     def _pick_decodes(self) -> list[Sequence]:
-        """One token each, those that waited longest first, so a budget smaller than the batch goes
-        round. One token of the budget is left to prompts, so that decodes cannot starve them."""
+        """Sequences that decode, longest wait first, so that a budget smaller than the batch goes round. One
+        token of the budget is left to prompts, so that decodes cannot starve them."""
         decodes = [seq for seq in self._running if seq.is_decoding]
         has_chunks = any(seq.is_runnable and seq.pending_count > 1 for seq in self._running)
         wants_admission = bool(self._waiting) and self._engine.step_tokens_max > 1
@@ -311,7 +311,7 @@ class Scheduler:
         return decodes[:budget]
 
     def _fits(self, decodes: list[Sequence]) -> bool:
-        """Gives each a block where it needs one, as long as there are any."""
+        """Give each sequence the block that it needs. False if the pool ran out before all had theirs."""
         try:
             for seq in decodes:
                 self._tables.grow(seq, seq.planned_count + 1)
@@ -320,7 +320,7 @@ class Scheduler:
         return True
 
     def _with_room(self, decodes: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """(served, preempted). Victims stand lower than, or are, the sequence in need, so those served
+        """(served, preempted). Victims stand lower than the sequence in need, or are it, so those served
         before keep what they got."""
         served: list[Sequence] = []
         preempted: list[Sequence] = []
@@ -359,7 +359,7 @@ class Scheduler:
         return victim
 
     def _is_swap_cheaper(self, seq: Sequence) -> bool:
-        """Out and in again, against computing it once more, by what both have cost lately."""
+        """True if swapping out and in again costs less than computing once more, by recent costs."""
         count = blocks_for(seq.computed_count, self._block_tokens)
         if not 0 < count <= self._tables.free_slot_count or self._tables.has_moves_to_come(seq):
             return False
@@ -370,12 +370,12 @@ class Scheduler:
             return [Work(seq, 1) for seq in decodes]
         budget = self._engine.step_tokens_max - len(decodes)
         if self._waiting or any(seq.runnable_count > 1 for seq in self._running):
-            budget -= self._engine.chunk_tokens_min  # else guesses could keep prompts out for ever
+            budget -= self._engine.chunk_tokens_min  # else drafts could keep prompts out for ever
         drafts = self._speculator.drafts(decodes, self.times, budget=max(0, budget))
         return [Work(seq, 1, self._that_fit(seq, found)) for seq, found in zip(decodes, drafts, strict=True)]
 
     def _that_fit(self, seq: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Guesses must not cost anybody blocks that are scarce."""
+        """The drafts for which there is room. Drafts must not cost anybody blocks that are scarce."""
         end = seq.planned_count + 1 + len(drafts)
         missing_count = blocks_for(end, self._block_tokens) - len(seq.block_ids)
         if missing_count > 0 and self._pool.free_count - missing_count >= self._watermark():
@@ -385,7 +385,7 @@ class Scheduler:
     # --- prompts --------------------------------------------------------------------------------
 
     def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
-        """Chunks of running prompts and of those admitted now, best rank first. Every so often the
+        """Add chunks of running prompts and of those admitted now, best rank first. Every so often the
         oldest of those that run gets the first chunk, however long it is."""
         prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
         prompts.sort(key=self._order.rank)
@@ -418,7 +418,7 @@ class Scheduler:
         return self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1
 
     def _next_waiting(self) -> Sequence | None:
-        """Who is admitted next; those whose prefix is being computed by a sibling are not asked."""
+        """The sequence to admit next. Sequences whose prefix a sibling is computing are passed over."""
         able = (seq for seq in self._waiting if self._may_enter(seq))
         if self._is_oldests_turn:
             return next(able, None)
@@ -466,7 +466,7 @@ class Scheduler:
         return plan
 
     def _item(self, one: Work) -> StepItem:
-        """And counts it as under way."""
+        """The plan's item for this work, which counts as under way from now on."""
         seq = one.sequence
         wants_history = seq.sampling.needs_history or self._speculator.wants_history
         wants_history = wants_history and not seq.has_history

@@ -1,10 +1,10 @@
 """Guesses of the next tokens, and when they pay.
 
-A guess costs the verification of one more token and can only save steps: the executor draws every token
-as it would have been drawn without guesses (Leviathan et al., "Fast Inference from Transformers via
+A draft token costs the verification of one more token and can only save steps: the executor draws every token
+as it would have been drawn without speculation (Leviathan et al., "Fast Inference from Transformers via
 Speculative Decoding", ICML 2023, in the special case of a deterministic proposal and draws that depend on
-(seed, index) alone). How often guesses are right is measured on every token, also while none is verified:
-what would have been guessed is compared with what came.
+(seed, index) alone). The hit rate is measured on every token, also while none
+is verified: the token that would have been drafted is compared with the one that came.
 """
 
 from collections.abc import Iterable
@@ -17,18 +17,18 @@ from engine.scheduling.step_time import StepTimeModel, StepWork
 NGRAM_SIZES = (4, 3, 2)
 """Longest first."""
 INDEXED_TOKENS_MAX = 16_384
-"""Of a longer text the beginning is left out."""
+"""Most tokens of a text that are indexed. The beginning of a longer text is left out."""
 OBSERVED_AT_ONCE_MAX = 512
 """Tokens indexed per call, so that a long prompt does not hold up a step."""
 HIT_RATES_AT_FIRST = (0.3, 0.5, 0.6, 0.8)
-"""By length of the match: 2, 3, 4 to 7, 8 and more."""
+"""Assumed hit rates by length of the match: 2, 3, 4 to 7, 8 and more tokens."""
 HIT_RATE_WEIGHT = 0.2
-"""Of the newest guess in a measured hit rate."""
+"""Weight of the newest draft token in a measured hit rate."""
 DRAFT_HIT_RATE_AT_FIRST = 0.6
 DRAFT_CHANCE_MIN = 0.1
-"""Of a draft to come true, from which on the draft model is asked for it."""
+"""Least hit rate of the draft model's tokens for which the model is asked."""
 MARGIN = 1.3
-"""Expected tokens of a guess must be worth so many times its predicted cost."""
+"""Expected tokens of a draft must be worth so many times its predicted cost."""
 WAIT_SHARE = 0.3
 """Expected extra tokens, per sequence of the batch, for which a step waits for the result before it."""
 TRY_AGAIN_TOKENS = 64
@@ -69,7 +69,7 @@ class NgramDrafter:
         pass  # no draft model runs
 
     def draft(self, count: int) -> tuple[int, ...]:
-        """A match nearer to the end than `count` goes on with itself: a loop is guessed as a loop."""
+        """A match nearer to the end than `count` goes on with itself: a loop is drafted as a loop."""
         if self._next < 0 or self._seen_count < len(self._tokens):
             return ()
         found = self._tokens[self._next : self._next + count]
@@ -104,7 +104,7 @@ class NgramDrafter:
 
 
 class ModelDrafter:
-    """Keeps what a draft model guessed, and how often it is right."""
+    """Keeps the draft tokens of a draft model, and how often they are right."""
 
     def __init__(self) -> None:
         self._drafts: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ class ModelDrafter:
 
 
 class Speculator:
-    """How many guesses each sequence of a step gets, and whether to wait for them."""
+    """Decides how many draft tokens each sequence of a step gets, and whether to wait for them."""
 
     def __init__(self, engine: EngineConfig) -> None:
         self._mode = engine.speculation
@@ -150,7 +150,7 @@ class Speculator:
         return ModelDrafter() if self._mode == "draft" else None
 
     def drafts_wanted(self, seq: Sequence) -> int:
-        """Of the draft model, beyond the tokens that the step samples."""
+        """Number of tokens wanted of the draft model, beyond those that the step samples."""
         if self._mode != "draft" or seq.drafter is None:
             return 0
         return max(0, min(self._count_of(seq.drafter.hit_rate, DRAFT_CHANCE_MIN), _room(seq) - 1))
@@ -174,8 +174,8 @@ class Speculator:
         return found
 
     def is_worth_waiting(self, running: Iterable[Sequence], times: StepTimeModel) -> bool:
-        """Whether so many tokens are expected from guesses after the step under way that it pays to
-        wait for its result rather than plan ahead. Its tokens must come as expected, too."""
+        """True if enough tokens are expected from speculation after the step under way that waiting for its
+        result pays more than planning ahead. The step's own tokens must come as expected, too."""
         if self._mode == "off":
             return False
         decodes = [seq for seq in running if seq.sampling_count and seq.drafter is not None]
@@ -191,7 +191,8 @@ class Speculator:
         return extra > WAIT_SHARE * len(decodes)
 
     def _count_of(self, hit_rate: float, least_rate: float) -> int:
-        """As many as are each worth their cost: the n-th is right with hit_rate ** n."""
+        """Number of draft tokens that are each worth their cost. The n-th is right with probability hit_rate
+        ** n."""
         count, chance = 0, hit_rate
         while count < self._count_max and chance >= least_rate:
             count += 1
@@ -200,8 +201,8 @@ class Speculator:
 
 
 def _least_worth(decodes: Ordered[Sequence], times: StepTimeModel) -> float:
-    """Chance of a guess from which on verifying it beats computing the same token in a step of its own.
-    With a large batch a token costs little as it is, and guesses stop paying."""
+    """Hit rate from which on verifying a draft token beats computing the same token in a step of its own.
+    With a large batch a token costs little as it is, and speculation stops paying."""
     if not decodes:
         return 1.0
     work = StepWork(decodes=len(decodes), context_tokens=sum(seq.planned_count for seq in decodes))

@@ -1,4 +1,4 @@
-"""Block tables of sequences: how they are reserved, shared, copied, swapped, committed and given back."""
+"""Block tables of sequences: how they are reserved, shared, copied, swapped, committed and released."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,15 +14,17 @@ from engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class Moves:
-    """What the next step does before it computes, and what must stay untouched until it is done."""
+    """Moves of blocks that the next step makes before it computes, and blocks that must stay untouched until
+    it is done."""
 
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list[tuple[BlockId, BlockId]])
     swap_out: list[tuple[BlockId, int]] = field(default_factory=list[tuple[BlockId, int]])
     swap_in: list[tuple[int, BlockId]] = field(default_factory=list[tuple[int, BlockId]])
     references: list[BlockId] = field(default_factory=list[BlockId])
-    """Blocks the step reads from, one share each."""
+    """Blocks that the step reads from, one reference each."""
     slots: list[int] = field(default_factory=list[int])
-    """Free again when the step is done: a later step's `swap_out` comes after this one's `swap_in`."""
+    """Swap slots that are free again when the step is done: a later step's `swap_out` comes after this one's
+    `swap_in`."""
 
     @property
     def block_count(self) -> int:
@@ -30,7 +32,7 @@ class Moves:
 
 
 class Tables:
-    """Does what the scheduler decided, and keeps the accounts of blocks and swap slots."""
+    """Carries out what the scheduler decided, and keeps the accounts of blocks and swap slots."""
 
     def __init__(self, cache: PrefixCache, *, block_tokens: int, swap_slot_count: int) -> None:
         self._cache = cache
@@ -51,19 +53,19 @@ class Tables:
         return moves
 
     def finish_moves(self, moves: Moves) -> None:
-        """The step that made them is done."""
+        """Release the blocks and slots of moves whose step is done."""
         self._pool.release(moves.references)
         self._free_slots += moves.slots
 
     def on_commit(self, tell: Callable[[Sequence, int, int], None]) -> None:
-        """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
+        """Call `tell(sequence, first, end)` for blocks that were computed here and became findable."""
         self._on_commit = tell
 
     # --- admission ------------------------------------------------------------------------------
 
     def waits_for_sibling(self, seq: Sequence) -> bool:
-        """Whether the next thing it lacks is being computed right now by a sequence that shares its
-        prefix: it is worth waiting for, and comes, since who computes has all its blocks."""
+        """True if a sequence with the same prefix is computing the next block that this one lacks. Waiting
+        pays, and the block will come, since the sequence that computes has all its blocks."""
         if seq.lacks_prompt_logprobs or seq.swap_slots or not self._promised:
             return False
         for block_hash in self._findable(seq):
@@ -96,7 +98,8 @@ class Tables:
         self._promise(seq, tail if got.copy_source is None else None)
 
     def grow(self, seq: Sequence, position_count: int) -> None:
-        """Until so many positions fit. Raises OutOfBlocks; what was taken before stays."""
+        """Add blocks until `position_count` positions fit. Raises OutOfBlocks; blocks added before that
+        stay."""
         while len(seq.block_ids) * self._block_tokens < position_count:
             seq.block_ids += self._pool.allocate(1)
 
@@ -150,7 +153,7 @@ class Tables:
         seq.tail = seq.incoming = None
 
     def has_moves_to_come(self, seq: Sequence) -> bool:
-        """Whether content that it counts as computed is brought only by the next step."""
+        """True if content that the sequence counts as computed is moved only by the next step."""
         targets = {block for _, block in (*self.moves.copies, *self.moves.swap_in)}
         return not targets.isdisjoint(seq.block_ids)
 
@@ -177,7 +180,7 @@ class Tables:
         return False
 
     def cancel_swap_out(self, seq: Sequence) -> None:
-        """No step will do it: what was computed is lost."""
+        """Cancel a swap that no step will make. The KV that was computed is lost."""
         slots = set(seq.swap_slots)
         blocks = [block for block, slot in self.moves.swap_out if slot in slots]
         self.moves.swap_out = [move for move in self.moves.swap_out if move[1] not in slots]
@@ -212,11 +215,11 @@ class Tables:
         seq.committed_count = full_count
 
     def _full_hashes(self, seq: Sequence) -> list[BlockHash]:
-        """Of the blocks it may find in the cache."""
+        """Hashes of the full blocks that the sequence may find in the cache."""
         return seq.hashes_of(0 if seq.lacks_prompt_logprobs else (len(seq.tokens) - 1) // self._block_tokens)
 
     def _tail_of(self, seq: Sequence) -> BlockHash | None:
-        """Of the tokens between the last full block and the last token."""
+        """Hash of the tokens between the last full block and the last token."""
         full_count = (len(seq.tokens) - 1) // self._block_tokens
         seq.tail_end = len(seq.tokens) - 1
         tokens = seq.tokens[full_count * self._block_tokens : seq.tail_end]
@@ -268,6 +271,6 @@ class Tables:
 
 
 def _meet(incoming: Incoming, start_block: int) -> None:
-    """What is before that block is here already and need not be brought."""
+    """Leave out of `incoming` the blocks before `start_block`, which are in place already."""
     incoming.first = min(max(incoming.first, start_block), incoming.end)
     incoming.ready = incoming.first

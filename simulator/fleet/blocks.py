@@ -15,7 +15,7 @@ class Blocks:
         self._promised: dict[BlockHash, MacroSequence] = {}
 
     def waits_for_sibling(self, seq: MacroSequence) -> bool:
-        """Whether the next block that the sequence lacks is being computed right now."""
+        """Return whether the next block that the sequence lacks is being computed right now."""
         if not self._promised:
             return False
         for block_hash in self._findable(seq):

@@ -20,7 +20,7 @@ LOOK_S = 0.5
 """Time between two looks whether a draining worker is idle, and whether requests wait while there is no
 worker."""
 IDLE_LOOKS = 2
-"""After so many looks at an idle worker nothing is on its way to it any more."""
+"""A worker that was found idle so many times has nothing on its way to it any more."""
 
 
 class Rule(Protocol):
@@ -33,7 +33,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScalingSpec:
-    """How a fleet is scaled."""
+    """The parameters by which a fleet is scaled."""
 
     start_s: float = 120.0
     """Time from deciding for a worker to its first heartbeat. It is paid for meanwhile."""

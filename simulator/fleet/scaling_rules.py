@@ -44,7 +44,7 @@ def make_rule(name: RuleName, settings: AutoscalerSettings, *, target: float = 0
 
 
 class Counting:
-    """What the simple rules have in common: a count per role, from its state alone."""
+    """A rule that computes a count per role from the state of that role alone."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self.journal = Journal()

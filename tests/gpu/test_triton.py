@@ -74,7 +74,7 @@ def test_products(name, tokens) -> None:
 
 
 def moved(matrix):
-    """To the device."""
+    """The matrix on the device."""
     names = matrix.__dataclass_fields__
     values = {name: getattr(matrix, name) for name in names}
     return type(matrix)(**{k: v.to(CUDA) if isinstance(v, torch.Tensor) else v for k, v in values.items()})

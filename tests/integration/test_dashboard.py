@@ -58,7 +58,7 @@ def ada(browser, url):
 
 
 class Load:
-    """Requests one after the other while it lasts, told apart by their prompts."""
+    """Requests one after the other until the block ends, distinguished by their prompts."""
 
     def __init__(self, cluster):
         self._cluster, self._done, self.count = cluster, threading.Event(), 0
@@ -118,7 +118,7 @@ def test_data_advance_and_objectives_are_drawn(cluster, browser, ada):
 
 
 def test_refusals_are_shown_beside_the_load_that_was_offered(cluster, ada):
-    """Of a class whose objective nothing can meet, and which is refused then: they count as offered."""
+    """A class has an objective that nothing can meet, so its requests are refused and count as offered."""
     asked = {"model": cluster.model, "prompt": "In no time at all. " * 40, "max_tokens": 4}
     hurried = {"x-baton-slo-class": "hurried"}
     answers = [cluster.http.post("/v1/completions", json=asked, headers=hurried) for _ in range(20)]
@@ -273,7 +273,7 @@ def processes(cluster, word):
 
 
 def test_a_lost_control_plane_and_a_lost_dashboard_are_said_and_come_back(cluster, ada):
-    """Who was signed in still is."""
+    """People who were signed in stay signed in."""
     (control,) = [p for p in processes(cluster, "control") if "--only" in p.cmdline()]
     control.suspend()
     try:

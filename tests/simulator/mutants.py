@@ -164,7 +164,7 @@ def _freed_during_a_step(patch: Patch) -> None:
 
 
 def _freed_after_the_first_step(patch: Patch) -> None:
-    """With a step planned ahead, a cancelled sequence is released when the first of both is done."""
+    """A cancelled sequence with a step planned ahead is released when the first of both steps is done."""
     advance = Scheduler._advance
 
     def last_one(self: Scheduler, seq: Sequence, *args: object) -> None:
@@ -410,7 +410,7 @@ MUTANTS = (
     Mutant("freed during a step", _freed_during_a_step, _any(2, 3, 5, 7)),
     Mutant("committed before computed", _committed_before_computed, _any(2, 3, 7)),
     Mutant("freed after the first of two steps", _freed_after_the_first_step, _any(2, 3, 5, 7)),
-    Mutant("committed with a rejected guess", _committed_with_a_rejected_draft, _any(0, 2, 3, 6, 7)),
+    Mutant("committed with a rejected draft token", _committed_with_a_rejected_draft, _any(0, 2, 3, 6, 7)),
     Mutant("history forgotten after preemption", _history_forgotten_after_preemption, _any(2)),
     Mutant("a late token is emitted", _late_token_is_emitted, _any(0, 1, 2, 6)),
     Mutant("swapped to the wrong slot", _swapped_to_the_wrong_slot, _any(2, 7)),

@@ -3,6 +3,7 @@
 import itertools
 import re
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import PurePosixPath
 
 import pytest
@@ -61,20 +62,15 @@ def test_files_that_documentation_names_exist(page):
 # Commands and options
 
 
-def command_named(name, monkeypatch):
-    """Find a command by its name. One that another package implements is loaded, and not run."""
-    own = get_command(app).commands.get(name)
-    if own is None or own.add_help_option:
-        return own
+def loaded(command):
+    """Load a command that another package implements, without running it. Return any other as it is."""
+    if command.add_help_option:
+        return command
     parts = []
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands.parts, "run_app", lambda part, **_: parts.append(part))
-        get_command(app).main([name], standalone_mode=False)
+        command.main([], prog_name="baton", standalone_mode=False)
     return get_command(parts[0])
-
-
-def options_of(command):
-    return {"--help", "-h"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
 
 
 def command_lines(text):
@@ -89,43 +85,39 @@ def command_lines(text):
             yield from (list(words) for words in itertools.product(*alternatives))
 
 
-def wrong_words(words, commands_by_name):
+@cache
+def known_options(words):
+    """Return the options that a command accepts, or None if there is no such command."""
+    command = get_command(app)
+    for word in words:
+        command = loaded(command.commands[word]) if word in getattr(command, "commands", {}) else None
+        if command is None:
+            return None
+    options = {"--help", "-h"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    return options, hasattr(command, "commands")
+
+
+def wrong_words(words):
     """The first words of a command line must be commands, and its options must be known to that command."""
-    command = commands_by_name(words[0]) if re.fullmatch(r"[a-z-]+", words[0]) else None
-    if command is None:
-        return [] if re.match(r"[-….[A-Z]", words[0]) else [words[0]]
-    rest = words[1:]
-    while hasattr(command, "commands") and rest and re.match(r"[a-z]", rest[0]):
-        if rest[0] not in command.commands:
-            return [rest[0]]
-        command, rest = command.commands[rest[0]], rest[1:]
-    named = [found[0] for word in rest if (found := re.match(r"--?[a-z][a-z-]*", word.lstrip("[")))]
-    return [option for option in named if option not in options_of(command)]
-
-
-@pytest.fixture(scope="module")
-def commands_by_name():
-    cache = {}
-    with pytest.MonkeyPatch.context() as monkeypatch:
-
-        def find(name):
-            if name not in cache:
-                cache[name] = command_named(name, monkeypatch)
-            return cache[name]
-
-        yield find
+    named, rest = (), words
+    while rest and re.match(r"[a-z]", rest[0]) and known_options(named)[1]:
+        named, rest = (*named, rest[0]), rest[1:]
+        if known_options(named) is None:
+            return [named[-1]]
+    options = [found[0] for word in rest if (found := re.match(r"--?[a-z][a-z-]*", word.lstrip("[")))]
+    return [option for option in options if option not in known_options(named)[0]]
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_and_options_that_documentation_names_exist(page, commands_by_name):
+def test_commands_and_options_that_documentation_names_exist(page):
     lines = list(command_lines(page.read_text()))
-    wrong = {" ".join(words): found for words in lines if (found := wrong_words(words, commands_by_name))}
+    wrong = {" ".join(words): found for words in lines if (found := wrong_words(words))}
     assert wrong == {}
 
 
-def test_a_wrong_command_and_a_wrong_option_are_noticed(commands_by_name):
+def test_a_wrong_command_and_a_wrong_option_are_noticed():
     text = "```\nbaton serve --both 2 \\\n  --port 1 # --no\nbaton store look\n```\n`baton bench nothing`"
-    wrong = [wrong_words(words, commands_by_name) for words in command_lines(text)]
+    wrong = [wrong_words(words) for words in command_lines(text)]
     assert wrong == [["--both"], ["look"], ["nothing"]]
 
 

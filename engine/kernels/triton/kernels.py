@@ -26,7 +26,7 @@ from engine.kernels.weights import ExpertMatrices, Matrix
 from engine.kv.pool import KVPool
 
 _COPY_WORDS = 2048
-"""Of 4 bytes, per program of `copy_rows`: 16 bytes of each of 4 warps' threads, four times."""
+"""Words of 4 bytes per program of `copy_rows`: 16 bytes for each thread of 4 warps, four times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class TritonKernels:
         self._products = Products(self._dtype, self._facts)
         self._planner = TritonPlanner(pool.geometry, self._facts)
         self._group_sizes: dict[int, set[int]] = {}
-        """By window: query heads per key-value head, as far as seen. The model tells only when it calls."""
+        """Query heads per key-value head that were seen, by window. They are learnt from the model's calls,
+        since nothing declares them earlier."""
 
     # --- weights ---
 

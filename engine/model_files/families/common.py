@@ -1,4 +1,4 @@
-"""What the families share: a spec with everything as in Llama, for them to change."""
+"""Parts that families share: a spec with everything as in Llama, for them to change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Family:
 
     architectures: tuple[str, ...]
     read: Callable[[str, Fields], ModelSpec]
-    """Of one of these architectures. `eos_token_ids` is left to the caller."""
+    """Reads the spec of one of these architectures. `eos_token_ids` is left to the caller."""
     defaults: Mapping[str, Any]
-    """What transformers assumes for fields that an (old or hand-written) config.json leaves out."""
+    """Values that transformers assumes for fields that an (old or hand-written) config.json leaves out."""
 
 
 def base_spec(
@@ -74,7 +74,7 @@ def read_activation(fields: Fields, name: str) -> ActivationName:
 
 
 def read_layer_types(fields: Fields, layer_count: int) -> tuple[bool, ...] | None:
-    """Per layer, whether its attention is windowed; None: config.json does not say."""
+    """True for each layer whose attention is windowed; None if config.json does not say."""
     if not fields.has("layer_types"):
         return None
     kinds = fields.texts("layer_types")

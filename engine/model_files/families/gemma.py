@@ -30,7 +30,7 @@ _DEFAULTS = {
 
 
 def _gemma(architecture: str, fields: Fields) -> ModelSpec:
-    """What all have in common; Gemma 1 has no more."""
+    """The spec that all Gemma models have in common. Gemma 1 has no more."""
     refuse_unless(fields, "use_bidirectional_attention", False)
     bias = fields.flag("attention_bias")
     spec = base_spec(architecture, fields)

@@ -31,7 +31,8 @@ class _Fields:
         self._where = header.files[0]
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """Of {architecture}.{name}. Raises SetupError: missing without default, or of another kind."""
+        """Value of {architecture}.{name}. Raises SetupError if it is missing without a default, or of another
+        kind."""
         value = self._metadata.get(f"{self._prefix}.{name}", default)
         if isinstance(value, list):
             value = value[0] if len(set(value)) == 1 else value  # per layer, all the same
@@ -83,7 +84,8 @@ def hugging_face_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """Of activations: float32 where all weights are, else bfloat16 (float16 too, which CPUs are slow at)."""
+    """Dtype of activations: float32 where all weights are float32, else bfloat16 (also for float16, in which
+    CPUs are slow)."""
     return "float32" if {tensor.type for tensor in header.tensors.values()} == {"F32"} else "bfloat16"
 
 
@@ -189,7 +191,7 @@ def _llama3_rope(fields: _Fields, header: GgufHeader) -> dict[str, Any]:
 
 
 def llama3_divisor(frequency: float, factor: float) -> float:
-    """What Llama 3.1 divides a rotation's frequency by: 1 for short waves, `factor` for long ones."""
+    """Divisor of a rotation's frequency in Llama 3.1: 1 for short waves, `factor` for long ones."""
     tau = 6.283185307179586
     context = _LLAMA3_ROPE["original_max_position_embeddings"]
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]

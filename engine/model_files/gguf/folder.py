@@ -18,7 +18,7 @@ from engine.model_files.gguf.config import hugging_face_config
 from engine.model_files.gguf.reader import GgufHeader, read_gguf
 
 POINTER = "gguf.json"
-"""In such a folder: where the weights are."""
+"""File in such a folder that says where the weights are."""
 _LAYOUT = 1
 """Raised when what is written changes."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
@@ -70,7 +70,7 @@ def unpack_gguf(path: Path) -> Path:
 
 
 def weight_files_of(folder: Path) -> list[Path] | None:
-    """Of a folder made here; None: of another."""
+    """Weight files behind a folder that was made here; None for any other folder."""
     try:
         files: list[str] = json.loads((folder / POINTER).read_text(encoding="utf-8"))["files"]
     except FileNotFoundError:

@@ -9,16 +9,17 @@ from typing import Literal
 import msgspec
 
 Change = Literal["", "rope_rows", "minus_one", "row"]
-"""What the converter did to the values. rope_rows: rows of q and k put in llama.cpp's order (GPT-J pairs
-instead of GPT-NeoX halves). minus_one: Gemma's norms are stored plus one. row: [n] here is [1, n] there."""
+"""The change that the converter made to the values. rope_rows: rows of q and k are in llama.cpp's order
+(GPT-J pairs instead of GPT-NeoX halves). minus_one: Gemma's norms are stored plus one. row: [n] here is [1,
+n] there."""
 
 
 class GgufPlace(msgspec.Struct, frozen=True):
     name: str
-    """In the GGUF file."""
+    """Name in the GGUF file."""
     change: Change = ""
     expert: int = -1
-    """Which of the matrices [experts, out, in]; -1: the tensor is no stack of experts."""
+    """Index into the matrices [experts, out, in]; -1 if the tensor is no stack of experts."""
 
 
 _TOP = {
@@ -65,8 +66,8 @@ _EXPERT_NAME = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 
 
 def place_of(name: str, architecture: str) -> GgufPlace | None:
-    """Where tensor `name` of a Hugging Face checkpoint is in a file whose general.architecture is
-    `architecture`; None: nowhere."""
+    """GgufPlace of a Hugging Face checkpoint's tensor in a file whose general.architecture is `architecture`;
+    None if the file has no such tensor."""
     is_gemma = architecture.startswith("gemma")
     if name in _TOP:
         return GgufPlace(_TOP[name], "minus_one" if is_gemma and "norm" in name else "")

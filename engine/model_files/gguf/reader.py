@@ -19,7 +19,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _COUNT_MAX = 1 << 24
-"""Of tensors, metadata entries and array items: more is damage."""
+"""Most tensors, metadata entries or array items that are believed. A larger count means damage."""
 _DIMENSIONS_MAX = 4
 _SCALARS = {
     0: "<B",
@@ -61,7 +61,7 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
     29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
 }
-"""By number: name, values per block, bytes per block."""
+"""Name, values per block and bytes per block, by type number."""
 
 
 class GgufTensor(msgspec.Struct, frozen=True):
@@ -85,9 +85,9 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """Of a file, or of all parts where it is the first of several.
+    """Read the header of a file, or of all parts if the file is the first of several.
 
-    Raises SetupError: unreadable, truncated, damaged, or of a version or with types unknown here.
+    Raises SetupError if a file is unreadable, truncated, damaged, or of an unknown version or type.
     """
     first = _read_file(path)
     count = first.metadata.get("split.count", 1)

@@ -1,4 +1,4 @@
-"""Which decode steps are replayed, and with what batch size. (Recording needs a device: tests/gpu.)"""
+"""Decode steps that are replayed, and their batch sizes. (Recording needs a device: tests/gpu.)"""
 
 import pytest
 import torch

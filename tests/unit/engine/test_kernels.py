@@ -90,7 +90,7 @@ def test_other_blocks_and_layers_are_not_touched() -> None:
 
 
 def test_rotation_turns_pairs_by_the_angle() -> None:
-    """As complex numbers: (x_i + j x_{i + D/2}) times e^{j angle}."""
+    """The expectation is computed with complex numbers: (x_i + j x_{i + D/2}) times e^{j angle}."""
     memory = pool(4)
     kernels = TorchKernels(memory)
     angles = torch.rand(3, DIM // 2) * 6

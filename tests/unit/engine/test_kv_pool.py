@@ -1,4 +1,4 @@
-"""Where the bytes of a block lie, for every kind of KV."""
+"""Places of a block's bytes, for every kind of KV."""
 
 import pytest
 import torch

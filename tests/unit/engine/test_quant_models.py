@@ -192,7 +192,7 @@ def test_joined_rows_mean_the_same() -> None:
 
 @pytest.mark.parametrize("block", [0, 32])
 def test_fp8_checkpoint_is_read_as_it_is(tmp_path: Path, block: int) -> None:
-    """What a device with fp8 gets; the CPU only checks what it means."""
+    """A device with fp8 gets the matrix as it is; the CPU only checks its meaning."""
     dense = make_model(tmp_path / "m", "llama", with_tokenizer=False)
     config = q.compressed_config("float-quantized", num_bits=8, type="float", strategy="channel")
     if block:

@@ -1,4 +1,4 @@
-"""What a request asks for comes out of the engine the same however its steps are cut."""
+"""Everything a request asks for comes out of the engine the same however its steps are cut."""
 
 import msgspec
 import pytest
@@ -72,7 +72,7 @@ def wrong(tokens):
 
 
 def guessers(known):
-    """Of a sequence whose tokens are `known`."""
+    """Drafters of a sequence whose tokens are `known`."""
     random = torch.Generator().manual_seed(1)
 
     def right(tokens):

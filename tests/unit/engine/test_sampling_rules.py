@@ -60,7 +60,7 @@ class NoGrammars:
 
 
 def frequencies(logits, p, count):
-    """How often each token comes, over seeds."""
+    """The frequency of each token, over seeds."""
     sampler = Sampler(vocab=len(logits), grammars=NoGrammars(), eos_token_ids=STOPS)
     history = (*PROMPT, *GENERATED)
     requests = [
@@ -184,7 +184,7 @@ drafts = st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple)
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(some_params, drafts), min_size=2, max_size=6), seed=st.integers(0, 99))
 def test_nobody_sees_who_else_is_in_the_batch(rows, seed):
-    """Over three steps, so that what is remembered is compared too."""
+    """Three steps run, so that remembered state is compared too."""
 
     def run(members):
         sampler = Sampler(vocab=VOCAB, grammars=NoGrammars(), eos_token_ids=(2,))

@@ -56,7 +56,7 @@ class Bench:
             self.scheduler.add(seq, now_s=self.now_s)
 
     def plan(self):
-        """As many steps as may be in line; True: there is one to compute."""
+        """Plan as many steps as may be under way. True if there is one to compute."""
         while self.scheduler.can_plan and (plan := self.scheduler.plan(now_s=self.now_s)) is not None:
             self.check()
             assert 0 < plan.token_count <= self.step_tokens

@@ -15,7 +15,7 @@ from tests.unit.engine.test_scheduler import BLOCK_TOKENS, REQUESTS, Bench, expe
 
 @dataclass
 class Brought:
-    """What comes of one sequence's blocks."""
+    """Blocks that are loaded for one sequence."""
 
     seq: object
     incoming: Incoming

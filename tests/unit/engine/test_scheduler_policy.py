@@ -1,4 +1,5 @@
-"""Whose turn it is, how large chunks are, what is computed once, and how room is made."""
+"""The scheduler's policy: whose turn it is, how large chunks are, what is computed once, and how room is
+made."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_the_chunk_that_fits_an_objective_takes_that_long():
 
 
 def test_what_is_told_tells_costs_apart_after_many_steps_alike():
-    """What is lately seen need not: fifty steps alike cannot say what each part of them costs."""
+    """Recent costs may differ: fifty steps alike cannot tell the costs of their parts apart."""
     rng, model = random.Random(3), taught(900)
     for _ in range(200):
         work = StepWork(0, 16, 8_000)

@@ -14,7 +14,7 @@ from engine.native.library import set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32
 TOLERANCE = {BF16: 6e-3, F32: 3e-6}
-"""Of the largest value: the rounding of the result, and of sums in float32."""
+"""Tolerance relative to the largest value: the rounding of the result, and of sums in float32."""
 
 
 @pytest.fixture(scope="module")

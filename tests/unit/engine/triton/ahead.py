@@ -73,7 +73,7 @@ class Compiled:
 
 
 def compiled_by(facts: DeviceFacts, calls) -> list[Compiled]:
-    """What `calls()` compiles for a device of `facts`."""
+    """Kernels that `calls()` compiles for a device of `facts`."""
     for kernel in KERNELS:
         kernel.device_caches.pop(facts.capability, None)
     driver.set_active(Driver(facts))
