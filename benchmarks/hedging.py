@@ -138,7 +138,7 @@ class Case(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What became of one case."""
+    """The result of one case."""
 
     fault: Fault
     load: float

@@ -79,7 +79,7 @@ class RequestRecord:
     """The workers that served it, prefill first; one name if one worker served both phases. Empty if not
     reported."""
     attempts: int | None = None
-    """How often the server placed it; None if not reported."""
+    """Number of times that the server placed it; None if not reported."""
     answer: str = ""
     """Digest of the answer; empty if it was not kept."""
 

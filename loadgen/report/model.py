@@ -163,7 +163,8 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class LatencyStages:
-    """Where the time to the first and second token went, over completed requests whose server reports it."""
+    """The stages of the time to the first and second token, over completed requests whose server reports
+    it."""
 
     count: int
     stages: dict[str, Percentiles]
@@ -223,7 +224,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorHealth:
-    """Whether the load generator kept up, in figures."""
+    """Figures that show whether the load generator kept up."""
 
     lateness: Percentiles | None
     """Lateness of our own sending; latencies include it."""

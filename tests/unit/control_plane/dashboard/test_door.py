@@ -109,7 +109,7 @@ async def test_a_token_opens_the_door_until_one_signs_out(browser, world):
 async def test_a_wrong_token_does_not(browser, world):
     answer = await signed_in(browser, new_token())
     assert answer.status_code == 403
-    assert "No such token" in answer.text
+    assert "This token is not known" in answer.text
     assert "set-cookie" not in answer.headers
     assert (await browser.get("/")).status_code == 401
 

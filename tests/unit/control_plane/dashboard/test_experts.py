@@ -137,7 +137,7 @@ def test_a_bar_and_a_cell_show_load_over_an_even_share():
     assert "<strong class=n>41 %</strong>" in text
     assert "6.2 %" in text
     assert "#5 1.8×, #4 1.4×, #2 1.1×" in text
-    assert "100 % is even, 17 % all to one of 6" in text
+    assert "100 % is even, 17 % means that all go to one of 6" in text
     assert len(legend()) == len(KEYS) == 7
 
 
