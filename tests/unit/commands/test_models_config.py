@@ -131,7 +131,7 @@ def test_a_bad_file_is_named(tmp_path, name, text, said):
 
 
 def test_names_are_one_things(path):
-    with pytest.raises(SetupError, match=r"model\.path is of one model"):
+    with pytest.raises(SetupError, match=r"model\.path describes one model"):
         each_model(load_config([], {"model.path": "x"}, models=path))
     with pytest.raises(SetupError, match="small is the name of something else"):
         each_model(load_config(["models.org/chat.v2.model.adapters=small=x"], models=path))
