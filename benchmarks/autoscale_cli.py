@@ -10,23 +10,23 @@ from rich.table import Table
 
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.autoscale import Result, measure_all
-from benchmarks.autoscale_loads import Lengths, Load
-from benchmarks.autoscale_runs import Case, Run
+from benchmarks.autoscale import AutoscaleResult, measure_all
+from benchmarks.autoscale_loads import AutoscaleLoad, MeanLengths
+from benchmarks.autoscale_runs import AutoscaleCase, AutoscaleRun
 
 SLOW_STARTS = 5.0
 """Start-up time of the load with slow starts, as a multiple of the other loads'."""
-PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
+PROMPT_HEAVY, OUTPUT_HEAVY = MeanLengths(10_000, 1500), MeanLengths(3000, 4500)
 
 
 def loads(
     *, hours: float, traces: tuple[Path, ...], rate: float, start_s: float = 120.0, keep: int = 1
-) -> list[Load]:
+) -> list[AutoscaleLoad]:
     """The loads that are compared. `rate` is in requests per second, where the profile of a drawn load is
     1."""
     seconds = 3600 * hours
-    drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
-    shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
+    drawn = [AutoscaleLoad(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
+    shift = AutoscaleLoad("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
     found = [
         *drawn,
         shift,
@@ -36,12 +36,12 @@ def loads(
     return [*(msgspec.structs.replace(load, start_s=start_s) for load in found), slow]
 
 
-def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> Load:
+def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> AutoscaleLoad:
     """A trace under a profile. Short prompts are made longer, so that few requests keep several workers
     busy."""
     scale = 4.0 if "azure" in trace.name else 1.0
     name = f"{trace.stem} {profile}"
-    return Load(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
+    return AutoscaleLoad(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
 
 
 def autoscale(
@@ -81,11 +81,11 @@ def autoscale(
             f"--only: no load {', '.join(unknown)}; choose from {', '.join(o.name for o in found)}"
         )
     cases = [
-        Case(load, model, gpu, tp, ttft_slo, tpot_slo, attain)
+        AutoscaleCase(load, model, gpu, tp, ttft_slo, tpot_slo, attain)
         for load in found
         if not names or load.name in names
     ]
-    results: list[Result] = []
+    results: list[AutoscaleResult] = []
     for result in measure_all(cases, jobs=jobs, searches=search, progress=notes.print):
         results.append(result)
     if as_json:
@@ -109,7 +109,7 @@ COLUMNS = (
 )
 
 
-def table_of(results: list[Result]) -> Table:
+def table_of(results: list[AutoscaleResult]) -> Table:
     """One row per load and rule. Turns are reversals of scaling per hour, for prefill and decode, after
     warm-up."""
     table = Table()
@@ -122,7 +122,7 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
-def _row(result: Result, run: Run, *, is_first: bool) -> list[str]:
+def _row(result: AutoscaleResult, run: AutoscaleRun, *, is_first: bool) -> list[str]:
     best, is_ours = result.best, run.rule.startswith("baton")
     return [
         result.case.load.name if is_first else "",

@@ -10,7 +10,7 @@ from zlib import crc32
 import msgspec
 
 from baton.core.errors import SetupError
-from loadgen.lengths import Plan, Scaling, make_plan
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan
 from loadgen.traces import read_trace
 from simulator.fleet.workload import FleetRequest, of_plan
 
@@ -18,14 +18,14 @@ Profile = Callable[[float], float]
 """Maps seconds to a factor on the rate."""
 
 
-class Lengths(msgspec.Struct, frozen=True):
+class MeanLengths(msgspec.Struct, frozen=True):
     """Mean tokens of a log-normal distribution."""
 
     prompt: int
     output: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class AutoscaleLoad(msgspec.Struct, frozen=True):
     """Requests over time."""
 
     name: str
@@ -38,8 +38,8 @@ class Load(msgspec.Struct, frozen=True):
     keep: int = 1
     """One conversation of a trace in this many is kept: the same arrivals and sharing on a smaller
     cluster."""
-    lengths: Lengths = Lengths(8000, 3000)
-    later: Lengths | None = None
+    lengths: MeanLengths = MeanLengths(8000, 3000)
+    later: MeanLengths | None = None
     """Lengths from the middle of the run on."""
     start_s: float = 120.0
     seed: int = 0
@@ -70,7 +70,7 @@ SCATTER = 0.7
 """Standard deviation of the logarithm of lengths."""
 
 
-def drawn(load: Load) -> Iterator[FleetRequest]:
+def drawn(load: AutoscaleLoad) -> Iterator[FleetRequest]:
     """Poisson arrivals at the profile's rate, thinned from its highest rate."""
     rng = Random(f"{load.seed}/{load.name}")
     profile = profile_of(load.profile, load.duration_s)
@@ -92,12 +92,14 @@ def drawn(load: Load) -> Iterator[FleetRequest]:
         number += 1
 
 
-def of_trace(load: Load) -> tuple[list[FleetRequest], Plan]:
+def of_trace(load: AutoscaleLoad) -> tuple[list[FleetRequest], ReplayPlan]:
     """The trace's requests in their order, with gaps divided by the profile. The trace is repeated, without
     sharing prefixes with earlier repetitions, until the time is over. Raises SetupError if no request is
     kept."""
     scale = Fraction(load.length_scale).limit_denominator(64)
-    plan = make_plan(read_trace(Path(load.trace)), Scaling(scale, scale, Fraction(1)), spread=True, seed=0)
+    plan = make_plan(
+        read_trace(Path(load.trace)), TraceScaling(scale, scale, Fraction(1)), spread=True, seed=0
+    )
     requests = [request for request in of_plan(plan) if _is_kept(request, load.keep)]
     if len(requests) < 2:
         raise SetupError(

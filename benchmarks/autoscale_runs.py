@@ -10,7 +10,7 @@ import msgspec
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.messages import Role
-from benchmarks.autoscale_loads import Load, drawn, of_trace
+from benchmarks.autoscale_loads import AutoscaleLoad, drawn, of_trace
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
 from simulator.fleet.fleet import Fleet
@@ -31,10 +31,10 @@ STEADY_WARM_S = 900.0
 """Reversals under steady load are counted from here on, because the rule still learns before."""
 
 
-class Case(msgspec.Struct, frozen=True):
+class AutoscaleCase(msgspec.Struct, frozen=True):
     """A load, and the cluster under it."""
 
-    load: Load
+    load: AutoscaleLoad
     model: str = "llama-3-70b"
     gpu: str = "h20"
     tensor: int = 4
@@ -45,7 +45,7 @@ class Case(msgspec.Struct, frozen=True):
     """Prefill and decode workers at the start; None means the size for the load's first ten minutes."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class AutoscaleRun(msgspec.Struct, frozen=True):
     """The result of one rule under one load."""
 
     load: str
@@ -69,10 +69,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PreparedCase:
     """A case that is ready to run."""
 
-    case: Case
+    case: AutoscaleCase
     demands: list[FleetRequest]
     trace_block_tokens: float
     cached: list[int]
@@ -111,12 +111,12 @@ class Stage:
             switch_s=20.0 if can_switch else math.inf,
         )
 
-    def run(self, rule: RuleName, pools: PoolSizes, *, goal: float = 0.0, **more: Any) -> Run:
+    def run(self, rule: RuleName, pools: PoolSizes, *, goal: float = 0.0, **more: Any) -> AutoscaleRun:
         """Run a rule by its name."""
         made = make_rule(rule, self.settings(**more), target=HPA_TARGET)
         return self.run_rule(made, rule, pools, goal=goal)
 
-    def run_rule(self, rule: Rule, name: str, pools: PoolSizes, *, goal: float = 0.0) -> Run:
+    def run_rule(self, rule: Rule, name: str, pools: PoolSizes, *, goal: float = 0.0) -> AutoscaleRun:
         """Run a rule, and stop as soon as `goal` is out of reach; then only the misses are meaningful."""
         fleet = Fleet(self.spec(pools), trace_block_tokens=self.trace_block_tokens)
         spec = ScalingSpec(start_s=self.case.load.start_s, gpus_per_worker=self.case.tensor)
@@ -126,7 +126,7 @@ class Stage:
         fleet.run(iter(self.demands), observer=lambda f: len(f.stats) - f.met <= missed_max)
         return self._summarised(fleet, scaling, name, pools)
 
-    def _summarised(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: PoolSizes) -> Run:
+    def _summarised(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: PoolSizes) -> AutoscaleRun:
         case = self.case
         ttft_missed = tpot_missed = refused = 0
         for record in fleet.stats:
@@ -135,7 +135,7 @@ class Stage:
             tpot_missed += record.tpot_s is not None and record.tpot_s > case.tpot_slo_s
         count = max(1, len(self.demands) if not fleet.is_stopped else len(fleet.stats))
         journal = scaling.rule.journal
-        return Run(
+        return AutoscaleRun(
             load=case.load.name,
             rule=rule,
             met=fleet.met / count,
@@ -159,14 +159,14 @@ class Stage:
         return {role.value: count / hours for role, count in late.items()}
 
 
-def stage(case: Case) -> Stage:
+def stage(case: AutoscaleCase) -> PreparedCase:
     """Raises SetupError for a trace that cannot be read."""
     if case.load.trace:
         demands, plan = of_trace(case.load)
         block_tokens = float(plan.block_tokens)
-        return Stage(case, demands, block_tokens, cached_tokens(demands, block_tokens))
+        return PreparedCase(case, demands, block_tokens, cached_tokens(demands, block_tokens))
     demands = list(drawn(case.load))
-    return Stage(case, demands, 0.0, [0] * len(demands))
+    return PreparedCase(case, demands, 0.0, [0] * len(demands))
 
 
 def cached_tokens(demands: list[FleetRequest], block_tokens: float) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from baton.core.demand import Traits
 from baton.core.messages import Role
 from benchmarks.autoscale_loads import profile_of
-from benchmarks.autoscale_runs import Run, Stage
+from benchmarks.autoscale_runs import AutoscaleRun, PreparedCase
 from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
 from control_plane.autoscaler.values import AutoscalerSettings, Observation
 from simulator.fleet.scaling import traits_of
@@ -23,7 +23,7 @@ def _at_s(demand: FleetRequest) -> float:
     return demand.at_s
 
 
-def sized_pools(ready: Stage, start_s: float, window_s: float, *, scale: float = 1.0) -> PoolSizes:
+def sized_pools(ready: PreparedCase, start_s: float, window_s: float, *, scale: float = 1.0) -> PoolSizes:
     """The pools that the sizing model computes for `scale` times the requests of a time window, without the
     prompt tokens that a perfect cache would hold."""
     case = ready.case
@@ -46,7 +46,7 @@ def sized_pools(ready: Stage, start_s: float, window_s: float, *, scale: float =
     return PoolSizes(max(1, prefill), max(1, decode_needed(decoding, kind)))
 
 
-def peak_pools(ready: Stage) -> PoolSizes:
+def peak_pools(ready: PreparedCase) -> PoolSizes:
     """The pools for the peak: the sizing model over the busiest five minutes."""
     starts = range(0, max(1, int(ready.case.load.duration_s)), int(PEAK_WINDOW_S / 2))
     sizes = [sized_pools(ready, float(start_s), PEAK_WINDOW_S) for start_s in starts]
@@ -58,9 +58,9 @@ class StaticSearch:
     TTFT and decode workers TPOT, so one pool is halved while the other is held, prefill first. Then each
     neighbour with one worker fewer is tried until none is enough."""
 
-    def __init__(self, ready: Stage, goal: float, *, progress: Callable[[str], None]) -> None:
+    def __init__(self, ready: PreparedCase, goal: float, *, progress: Callable[[str], None]) -> None:
         self._ready, self._goal, self._progress = ready, goal, progress
-        self.tried: dict[tuple[int, int], Run] = {}
+        self.tried: dict[tuple[int, int], AutoscaleRun] = {}
 
     @property
     def is_spent(self) -> bool:
@@ -72,7 +72,7 @@ class StaticSearch:
             self._progress(f"  static {at}: {run.met:.1%}")
         return self.tried[at].met >= self._goal
 
-    def best(self, first: PoolSizes) -> Run | None:
+    def best(self, first: PoolSizes) -> AutoscaleRun | None:
         at = (first.prefill, first.decode)
         while not self.suffices(at) and not self.is_spent:
             run = self.tried[at]
@@ -104,8 +104,8 @@ class StaticSearch:
 
 
 def best_static(
-    ready: Stage, goal: float, first: PoolSizes, *, progress: Callable[[str], None]
-) -> tuple[Run | None, list[Run]]:
+    ready: PreparedCase, goal: float, first: PoolSizes, *, progress: Callable[[str], None]
+) -> tuple[AutoscaleRun | None, list[AutoscaleRun]]:
     """See `StaticSearch`. A static cluster's GPU-hours also depend on when its last request ended."""
     search = StaticSearch(ready, goal, progress=progress)
     return search.best(first), list(search.tried.values())
@@ -122,7 +122,7 @@ class Clairvoyant(Counting):
     maximum from now until twice a start-up time from now, so that no worker is stopped that would be
     started again at once. Misses of other rules that this rule avoids are the cost of not knowing."""
 
-    def __init__(self, ready: Stage, settings: AutoscalerSettings) -> None:
+    def __init__(self, ready: PreparedCase, settings: AutoscalerSettings) -> None:
         super().__init__(settings)
         load = ready.case.load
         self._ahead_s = 2 * settings.start_s
@@ -139,7 +139,7 @@ def _steps(since_s: float, until_s: float) -> list[float]:
     return [since_s + FORESIGHT_STEP_S * n for n in range(int((until_s - since_s) / FORESIGHT_STEP_S))]
 
 
-def _needed_at(ready: Stage, at_s: float) -> PoolSizes:
+def _needed_at(ready: PreparedCase, at_s: float) -> PoolSizes:
     load = ready.case.load
     start_s = min(max(0.0, at_s - PEAK_WINDOW_S / 2), max(0.0, load.duration_s - PEAK_WINDOW_S))
     profile = profile_of(load.profile, load.duration_s)

@@ -14,15 +14,15 @@ import msgspec
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.client import Server, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 Dialect = Literal["vllm", "transformers"]
 """The fields of /v1/completions that make a server generate exactly `max_tokens` tokens; see
 `completion_body`."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class ClosedLoopLoad(msgspec.Struct, frozen=True):
     concurrency: int
     requests: int
     prompt_tokens: int
@@ -47,20 +47,20 @@ class LoadResult(msgspec.Struct, frozen=True):
     tpot_p99_s: float
 
 
-async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResult:
+async def run(server: ServerUrl, model: str, load: ClosedLoopLoad, *, seed: int) -> LoadResult:
     """Run the load. Raises SetupError if any request fails, because a comparison with failures is
     meaningless."""
     loop = asyncio.get_running_loop()
     numbers = iter(range(load.requests))
-    records: list[Record] = []
+    records: list[RequestRecord] = []
 
     async def client() -> None:
         for number in numbers:
             message = request_bytes(server, "/v1/completions", _body(model, load, seed, number))
-            record = Record(number, planned_s=loop.time())
+            record = RequestRecord(number, planned_s=loop.time())
             records.append(record)
             await send(server, message, record, timeout_s=load.timeout_s)
-            if record.outcome is not Outcome.COMPLETED:
+            if record.outcome is not RequestOutcome.COMPLETED:
                 raise SetupError(f"{server.origin}: request {number} failed: {record.error} {record.detail}")
 
     started_s = loop.time()
@@ -77,7 +77,7 @@ async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResul
     return _result(load, records, loop.time() - started_s)
 
 
-def _body(model: str, load: Load, seed: int, number: int) -> bytes:
+def _body(model: str, load: ClosedLoopLoad, seed: int, number: int) -> bytes:
     rng = random.Random(f"{seed}/{load.concurrency}/{number}")
     ids = [rng.randrange(load.first_token, load.end_token) for _ in range(load.prompt_tokens)]
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
@@ -98,7 +98,7 @@ def completion_body(model: str, ids: Sequence[int], max_tokens: int, dialect: Di
     return common | {"prompt": list(ids), "ignore_eos": True}
 
 
-def _result(load: Load, records: list[Record], duration_s: float) -> LoadResult:
+def _result(load: ClosedLoopLoad, records: list[RequestRecord], duration_s: float) -> LoadResult:
     ttfts = [r.ttft_s for r in records if r.ttft_s is not None]
     tpots = [r.tpot_s for r in records if r.tpot_s is not None]
     short = [r for r in records if r.tokens_out < load.output_tokens]

@@ -68,7 +68,7 @@ def measure(
     progress(f"loading {model.path} ({engine.threads} threads, {model.quantization})")
     executor = Executor.load(model, engine)
     try:
-        steps = _Steps(executor)
+        steps = _StepPlans(executor)
         reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
         prefill_s, bare_s = _in_turn(
@@ -95,7 +95,7 @@ def measure(
         executor.close()
 
 
-class _Steps:
+class _StepPlans:
     """Step plans with blocks of their own; their results are thrown away."""
 
     def __init__(self, executor: Executor) -> None:
@@ -146,7 +146,7 @@ def _in_turn(rounds: int, *calls: Callable[[], float]) -> tuple[float, ...]:
     return tuple(statistics.median(seen) for seen in times)
 
 
-def _decode(steps: _Steps, batch: int, sizes: Sizes) -> float:
+def _decode(steps: _StepPlans, batch: int, sizes: Sizes) -> float:
     return _in_turn(4 * sizes.rounds, lambda: steps.decode(batch, sizes.context_tokens))[0]
 
 
@@ -183,7 +183,7 @@ def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
     return int(sum(out * size for out, size, _ in shapes) * bits / 8)
 
 
-def _overhead(executor: Executor, steps: _Steps, batch: int, sizes: Sizes) -> float:
+def _overhead(executor: Executor, steps: _StepPlans, batch: int, sizes: Sizes) -> float:
     shares: list[float] = []
     with _timed(executor.kernels) as spent:
         for _ in range(2 * sizes.rounds):

@@ -25,7 +25,7 @@ SLOT_TOKENS = 1024
 PEERS = ("vllm", "llama-server", "transformers")
 
 
-class Report(msgspec.Struct, frozen=True):
+class EngineReport(msgspec.Struct, frozen=True):
     engine: list[EngineResult]
     servers: list[ServerResult]
 
@@ -81,7 +81,7 @@ def engine(
                 progress=notes.print,
             )
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(Report(engines, compared))).decode())
+        print(msgspec.json.format(msgspec.json.encode(EngineReport(engines, compared))).decode())
         return
     _show_engine(engines)
     _show_servers(compared)

@@ -26,7 +26,7 @@ from benchmarks.faults_parts import RayNodes, Redis, Serve
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import Directory, DirectoryLost
 from loadgen.files import read_records, read_run
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report import Report
 
 HEAL_S = 120.0
@@ -47,7 +47,7 @@ OF_CONTROL = (" control ", " serve ")
 
 
 @dataclass(frozen=True, slots=True)
-class Drill:
+class FaultsPlan:
     """The options of the bench."""
 
     model: str
@@ -69,7 +69,7 @@ class Drill:
     """File of the replay's page."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class InjectedFault(msgspec.Struct, frozen=True):
     name: str
     what: str
     at_s: float
@@ -80,7 +80,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 class FaultsResult(msgspec.Struct, frozen=True):
     report: Report
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     decisions: tuple[Decision, ...]
     placed_again: int
     """Requests that were placed more than once."""
@@ -90,7 +90,7 @@ class FaultsResult(msgspec.Struct, frozen=True):
     """Log lines of control plane and supervisor about their actions and reasons."""
 
 
-class Watch:
+class ClusterWatch:
     """The cluster's latest state, also across restarts of its control plane."""
 
     def __init__(self, address: str) -> None:
@@ -124,14 +124,14 @@ class Watch:
 
 
 @dataclass
-class _Cluster:
+class _FaultyCluster:
     """The parts that faults are applied to."""
 
     serve: Serve
     nodes: RayNodes
     redis: Redis
     directory: Directory
-    watch: Watch
+    watch: ClusterWatch
     counts: dict[Role, int]
     progress: Callable[[str], None]
     struck: list[tuple[str, str, float, float]] = field(default_factory=list[tuple[str, str, float, float]])
@@ -218,7 +218,7 @@ async def _members(directory: Directory) -> set[str]:
 
 
 async def run(
-    drill: Drill, *, folder: Path, nodes: RayNodes, progress: Callable[[str], None]
+    drill: FaultsPlan, *, folder: Path, nodes: RayNodes, progress: Callable[[str], None]
 ) -> FaultsResult:
     """Run the bench in `folder`, which must be empty, for sockets and records. Raises SetupError if something
     does not start, or a fault is not healed."""
@@ -236,16 +236,16 @@ async def run(
         await serve.start()
         directory = await connect(StoreConfig(directory=redis.url), control_address="")
         stack.push_async_callback(directory.close)
-        watch = Watch(serve.control_address)
+        watch = ClusterWatch(serve.control_address)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        cluster = _Cluster(serve, nodes, redis, directory, watch, drill.counts, progress)
+        cluster = _FaultyCluster(serve, nodes, redis, directory, watch, drill.counts, progress)
         records, report = await _disturbed(drill, cluster, folder, before)
         state = await watch.until(lambda now: now.is_settled, "all workers at the end")
     return _result(cluster, records, report, state)
 
 
-async def _undisturbed(drill: Drill, records: Path, progress: Callable[[str], None]) -> None:
+async def _undisturbed(drill: FaultsPlan, records: Path, progress: Callable[[str], None]) -> None:
     progress("the undisturbed run, on one worker without a store")
     sets = _sets([*drill.settings, "store.host_bytes=0"])
     serve = Serve("the undisturbed server", drill.model, ["--aggregated", "1", *sets])
@@ -261,8 +261,8 @@ async def _undisturbed(drill: Drill, records: Path, progress: Callable[[str], No
 
 
 async def _disturbed(
-    drill: Drill, cluster: _Cluster, folder: Path, before: Path
-) -> tuple[list[Record], Report]:
+    drill: FaultsPlan, cluster: _FaultyCluster, folder: Path, before: Path
+) -> tuple[list[RequestRecord], Report]:
     records, report = folder / "disturbed.jsonl", folder / "disturbed.json"
     files = ["--records", str(records), "--same-answers-as", str(before)]
     files += ["--html", str(drill.html)] if drill.html else []
@@ -312,9 +312,13 @@ async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
         raise SetupError(f"the replay failed: {said.decode(errors='replace')[-1000:]}")
 
 
-def _result(cluster: _Cluster, records: list[Record], report: Report, state: ClusterState) -> FaultsResult:
+def _result(
+    cluster: _FaultyCluster, records: list[RequestRecord], report: Report, state: ClusterState
+) -> FaultsResult:
     origin_s = report.began_at_s or 0.0
-    faults = tuple(Fault(n, what, at_s - origin_s, healed_s) for n, what, at_s, healed_s in cluster.struck)
+    faults = tuple(
+        InjectedFault(n, what, at_s - origin_s, healed_s) for n, what, at_s, healed_s in cluster.struck
+    )
     told = [line for line in cluster.serve.log if any(who in line for who in OF_CONTROL)]
     placed_again = sum((r.attempts or 1) > 1 for r in records)
     log = tuple(told[-LOG_LINES_MAX:])

@@ -16,7 +16,7 @@ from baton.core.messages import Role
 from baton.files.outputs import check_writable
 from baton.files.terminal import new_console
 from benchmarks import faults as faults_bench
-from benchmarks.faults import Drill, FaultsResult
+from benchmarks.faults import FaultsPlan, FaultsResult
 from benchmarks.faults_parts import ray_nodes
 from control_plane.desired import describe
 from loadgen.report import Report
@@ -72,7 +72,7 @@ def faults(
     count = max(1, round(seconds_ * rate))
     which = ["--limit", str(count), "--length-scale", length_scale, "--output-scale", output_scale]
     which += ["--first-token", str(first_token), "--ttft-slo", str(ttft_slo), "--tpot-slo", str(tpot_slo)]
-    drill = Drill(
+    drill = FaultsPlan(
         model=model,
         trace=trace,
         replay=(*which, "--rate", str(rate), *_waves(seconds_)),

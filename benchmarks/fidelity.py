@@ -24,12 +24,12 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from benchmarks import peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
-from loadgen.client import Server, request_bytes, send
-from loadgen.lengths import Plan, PlannedRequest, Scaling, make_plan, time_scale_for
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan, time_scale_for
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.records import Record
-from loadgen.report import Report, Settings, make_report
-from loadgen.runner import Observer, replay_plan
+from loadgen.records import RequestRecord
+from loadgen.report import Report, RunSettings, make_report
+from loadgen.runner import RequestObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace
 from simulator.fleet.setup import Machine, PoolSizes, fleet_spec
@@ -46,7 +46,7 @@ WARM_SEED, COUNTED_SEED = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FidelityLoad:
     trace: Trace
     warm_up: int
     """Requests before those that count, at half the rate."""
@@ -58,13 +58,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FidelityResult:
     live: Report
     simulated: Report
     costs: dict[str, StepCosts]
 
 
-def plans(load: Load) -> tuple[Plan, Plan]:
+def plans(load: FidelityLoad) -> tuple[ReplayPlan, ReplayPlan]:
     """(warm-up plan, counted plan). Raises SetupError if the trace is too short."""
     if len(load.trace.requests) < load.warm_up + 50:
         raise SetupError(
@@ -77,10 +77,10 @@ def plans(load: Load) -> tuple[Plan, Plan]:
     )
 
 
-def _plan(trace: Trace, load: Load, rate: float, seed: int) -> Plan:
+def _plan(trace: Trace, load: FidelityLoad, rate: float, seed: int) -> ReplayPlan:
     first_s = trace.requests[0].at_s
     trace = replace(trace, requests=tuple(replace(r, at_s=r.at_s - first_s) for r in trace.requests))
-    scaling = Scaling(
+    scaling = TraceScaling(
         load.input_scale,
         load.output_scale,
         time_scale_for(trace, rate),
@@ -91,14 +91,14 @@ def _plan(trace: Trace, load: Load, rate: float, seed: int) -> Plan:
 
 async def run(
     model: Path,
-    load: Load,
+    load: FidelityLoad,
     pools: PoolSizes,
     *,
     cores: Sequence[int],
     settings: Sequence[str],
     log: Path,
     progress: Callable[[str], None],
-) -> Outcome:
+) -> FidelityResult:
     """Run the comparison. `settings` are "section.field=value" texts for both. Raises SetupError for wrong
     settings, or if Baton does not start."""
     warm, counted = plans(load)
@@ -112,10 +112,14 @@ async def run(
         records = await _replay(server, counted, load.slo, seed=COUNTED_SEED)
         workers = await _workers(server)
     progress("simulated: the same requests")
-    shown = Settings(trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests))
+    shown = RunSettings(
+        trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests)
+    )
     live = make_report(records, shown)
     simulated = _simulate(counted, workers, pools, load.slo, shown, *configs)
-    return Outcome(live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each})
+    return FidelityResult(
+        live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each}
+    )
 
 
 def _peer(model: Path, pools: PoolSizes, settings: Sequence[str]) -> peers.Peer:
@@ -133,7 +137,7 @@ def _peer(model: Path, pools: PoolSizes, settings: Sequence[str]) -> peers.Peer:
     return replace(peer, command=tuple(part.replace("{threads}", "1") for part in command))
 
 
-async def _replay(server: Server, plan: Plan, slo: Slo, *, seed: int) -> list[Record]:
+async def _replay(server: ServerUrl, plan: ReplayPlan, slo: Slo, *, seed: int) -> list[RequestRecord]:
     prompts = PromptMaker(plan, TokenRange(FIRST_TOKEN, VOCAB), seed=seed)
     asked: dict[str, object] = {"timings": True}
     asked |= {} if slo.ttft_s is None else {"ttft_ms": slo.ttft_s * 1e3}
@@ -158,12 +162,12 @@ async def _replay(server: Server, plan: Plan, slo: Slo, *, seed: int) -> list[Re
         message,
         lambda message, record: send(server, message, record, timeout_s=TIMEOUT_S),
         connections_max=CONNECTIONS_MAX,
-        observer=Observer(lambda _: None, lambda _: None),
+        observer=RequestObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
 
 
-async def _workers(server: Server) -> dict[Role, list[dict[str, Any]]]:
+async def _workers(server: ServerUrl) -> dict[Role, list[dict[str, Any]]]:
     async with httpx.AsyncClient() as client:
         told = (await client.get(f"{server.origin}/health", timeout=10)).json()
     return {Role(role): workers for role, workers in told["workers"].items() if workers}
@@ -188,11 +192,11 @@ def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
 
 
 def _simulate(
-    plan: Plan,
+    plan: ReplayPlan,
     workers: dict[Role, list[dict[str, Any]]],
     pools: PoolSizes,
     slo: Slo,
-    shown: Settings,
+    shown: RunSettings,
     router: RouterConfig,
     engine: EngineConfig,
 ) -> Report:

@@ -17,7 +17,7 @@ from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
 from benchmarks import fidelity as bench
 from benchmarks.bench_model import make_bench_model
-from benchmarks.fidelity import Load, Outcome
+from benchmarks.fidelity import FidelityLoad, FidelityResult
 from loadgen.lengths import parse_factor
 from loadgen.report import Percentiles, Report
 from loadgen.slo import Slo
@@ -53,7 +53,7 @@ def fidelity(
     if (note := scheduling_note()) is not None:
         notes.print(f"note: {note}", markup=False)
     try:
-        load = Load(
+        load = FidelityLoad(
             cut(read_trace(trace), limit=warm_up + requests),
             warm_up,
             rate,
@@ -84,7 +84,7 @@ def fidelity(
     _show(outcome, pools, rate)
 
 
-def _show(outcome: Outcome, pools: PoolSizes, rate: float) -> None:
+def _show(outcome: FidelityResult, pools: PoolSizes, rate: float) -> None:
     live, simulated = outcome.live, outcome.simulated
     table = Table(title=f"{pools}, {live.offered} requests at {rate:g}/s", title_justify="left")
     for name in ("", "live", "simulated", "simulated / live"):

@@ -22,15 +22,15 @@ import orjson
 from baton.core.errors import SetupError
 from benchmarks import goodput_servers
 from benchmarks.bench_model import CONTEXT_TOKENS, FIRST_TOKEN, VOCAB
-from benchmarks.goodput_result import ANY_OBJECTIVES, Facts, Run, RunKey, attainment, make_point
-from benchmarks.goodput_variants import Variant
-from loadgen.client import Server, request_bytes, send
+from benchmarks.goodput_result import ANY_OBJECTIVES, Facts, GoodputRun, RunKey, attainment, make_point
+from benchmarks.goodput_variants import ServerVariant
+from loadgen.client import ServerUrl, request_bytes, send
 from loadgen.expected_cache import expected_cache
 from loadgen.files import parse_records, write_records
-from loadgen.lengths import Plan, PlannedRequest, Scaling, make_plan, parse_factor
+from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.report import Settings
-from loadgen.runner import Observer, replay_plan
+from loadgen.report import RunSettings
+from loadgen.runner import RequestObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace, TraceRequest, cut, read_trace
 
@@ -78,7 +78,7 @@ class Bench:
 class Offered:
     """A plan with its prompts and the facts that are shown of it."""
 
-    plan: Plan
+    plan: ReplayPlan
     prompts: PromptMaker
     facts: Facts
 
@@ -86,18 +86,18 @@ class Offered:
         return " ".join(f"w{token}" for token in self.prompts.tokens(request))
 
 
-async def run(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
+async def run(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
     """Do all missing runs and return all, those of earlier calls included. Raises SetupError if a variant
     does not start or fails outright."""
     bench.results.mkdir(parents=True, exist_ok=True)
-    runs: list[Run] = []
+    runs: list[GoodputRun] = []
     for number in range(bench.rounds):
         for variant in variants:
             runs += await _round(bench, variant, number)
     return runs
 
 
-async def _round(bench: Bench, variant: Variant, number: int) -> list[Run]:
+async def _round(bench: Bench, variant: ServerVariant, number: int) -> list[GoodputRun]:
     """Run one round. The variant is started only if a run is missing."""
     keys = _keys(bench, variant, number)
     known = {key: found for key in keys if (found := read_run(bench.results, key)) is not None}
@@ -115,7 +115,7 @@ async def _round(bench: Bench, variant: Variant, number: int) -> list[Run]:
     return [known[key] for key in keys if key in known]
 
 
-def _keys(bench: Bench, variant: Variant, number: int) -> list[RunKey]:
+def _keys(bench: Bench, variant: ServerVariant, number: int) -> list[RunKey]:
     told = list(bench.objectives) if variant.knows_objectives else [ANY_OBJECTIVES]
     return [
         RunKey(variant.name, trace.name, name, rate, number)
@@ -125,7 +125,7 @@ def _keys(bench: Bench, variant: Variant, number: int) -> list[RunKey]:
     ]
 
 
-def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, Run]) -> RunKey | None:
+def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, GoodputRun]) -> RunKey | None:
     """The next run, or None. Higher rates than a hopeless one are skipped."""
     hopeless: set[tuple[str, str]] = set()
     for key in keys:
@@ -139,7 +139,7 @@ def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, Run]) -> 
     return None
 
 
-async def _one(bench: Bench, variant: Variant, server: Server, key: RunKey) -> Run:
+async def _one(bench: Bench, variant: ServerVariant, server: ServerUrl, key: RunKey) -> GoodputRun:
     offered = _offered(bench, key)
     slo = bench.objectives.get(key.objectives)
     await goodput_servers.settle(server, variant.model_name, within_s=SETTLE_S)
@@ -148,17 +148,17 @@ async def _one(bench: Bench, variant: Variant, server: Server, key: RunKey) -> R
         lambda request: _message(server, variant, offered, request, slo),
         lambda message, record: send(server, message, record, timeout_s=bench.timeout_s),
         connections_max=CONNECTIONS_MAX,
-        observer=Observer(lambda _: None, lambda _: None),
+        observer=RequestObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
     write_records(bench.results / key.file_name, records, _settings(bench, key, offered, server))
-    return Run(key, records, offered.facts)
+    return GoodputRun(key, records, offered.facts)
 
 
-def _settings(bench: Bench, key: RunKey, offered: Offered, server: Server) -> Settings:
+def _settings(bench: Bench, key: RunKey, offered: Offered, server: ServerUrl) -> RunSettings:
     """The settings that `baton compare` reads. A server that does not know the objectives is shown with the
     tightest."""
-    return Settings(
+    return RunSettings(
         trace=key.trace,
         target=server.origin,
         model=bench.model.name,
@@ -173,7 +173,7 @@ def _settings(bench: Bench, key: RunKey, offered: Offered, server: Server) -> Se
 
 
 def _message(
-    server: Server, variant: Variant, offered: Offered, request: PlannedRequest, slo: Slo | None
+    server: ServerUrl, variant: ServerVariant, offered: Offered, request: PlannedRequest, slo: Slo | None
 ) -> bytes:
     body: dict[str, object] = {
         "model": variant.model_name,
@@ -219,7 +219,7 @@ def make_offered(use: TraceUse, *, rate: float, number: int, seconds: float, wor
     Raises SetupError if the trace cannot be read or is too short.
     """
     taken = _taken(trace_at(use.path), use, count=max(2, round(rate * seconds)), number=number)
-    scaling = Scaling(
+    scaling = TraceScaling(
         parse_factor(use.input_scale),
         parse_factor(use.output_scale),
         _time_scale(taken, rate),
@@ -276,7 +276,7 @@ def _time_scale(taken: Trace, rate: float) -> Fraction:
     return Fraction(len(taken.requests) / (span_s * rate)).limit_denominator(10**6)
 
 
-def _facts(use: TraceUse, plan: Plan, scaling: Scaling) -> Facts:
+def _facts(use: TraceUse, plan: ReplayPlan, scaling: TraceScaling) -> Facts:
     count = len(plan.requests)
     return {
         "trace": use.path.name,
@@ -294,18 +294,18 @@ def _facts(use: TraceUse, plan: Plan, scaling: Scaling) -> Facts:
     }
 
 
-def read_run(results: Path, key: RunKey) -> Run | None:
+def read_run(results: Path, key: RunKey) -> GoodputRun | None:
     """None if it has not been run yet. Raises SetupError if the file is not of this bench."""
     path = results / key.file_name
     if not path.exists():
         return None
     settings, records = parse_records(path.read_bytes(), name=str(path))
-    return Run(key, records, dict(settings.options))
+    return GoodputRun(key, records, dict(settings.options))
 
 
-def found(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
+def found(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
     """The runs of these variants in the results folder."""
-    runs: list[Run] = []
+    runs: list[GoodputRun] = []
     for number in range(bench.rounds):
         for variant in variants:
             read = (read_run(bench.results, key) for key in _keys(bench, variant, number))
@@ -313,7 +313,7 @@ def found(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
     return runs
 
 
-def line(run: Run, objectives: dict[str, Slo]) -> str:
+def line(run: GoodputRun, objectives: dict[str, Slo]) -> str:
     """One line of progress."""
     chosen = {n: s for n, s in objectives.items() if run.key.objectives in (n, ANY_OBJECTIVES)}
     shares = ", ".join(f"{name} {attainment(run, slo):.0%}" for name, slo in chosen.items())

@@ -17,9 +17,9 @@ from baton.telemetry.machine import scheduling_note
 from benchmarks import goodput as bench_runs
 from benchmarks.bench_model import make_bench_model
 from benchmarks.goodput import Bench, TraceUse, trace_at
-from benchmarks.goodput_result import Run, make_curves, make_ratios
+from benchmarks.goodput_result import GoodputRun, make_curves, make_ratios
 from benchmarks.goodput_show import Summary, show
-from benchmarks.goodput_variants import Variant, baton_variants, choose, read_peers
+from benchmarks.goodput_variants import ServerVariant, baton_variants, choose, read_peers
 from loadgen.options import as_command
 from loadgen.slo import Slo
 
@@ -103,7 +103,7 @@ def _goodput(asked: GoodputOptions) -> None:
 goodput = as_command(GoodputOptions, _goodput)
 
 
-def _summary(bench: Bench, chosen: list[Variant], runs: list[Run]) -> Summary:
+def _summary(bench: Bench, chosen: list[ServerVariant], runs: list[GoodputRun]) -> Summary:
     curves = make_curves(runs, bench.objectives)
     return Summary(
         objectives=bench.objectives,
@@ -142,7 +142,7 @@ def _bench(asked: GoodputOptions) -> Bench:
     )
 
 
-def _variants(asked: GoodputOptions) -> list[Variant]:
+def _variants(asked: GoodputOptions) -> list[ServerVariant]:
     programs: dict[str, str] = {}
     for text in asked.program:
         name, equals, path = text.partition("=")

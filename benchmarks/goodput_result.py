@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.slo import Slo
 
 Facts = dict[str, str | int | float | bool | None]
@@ -36,9 +36,9 @@ class RunKey(msgspec.Struct, frozen=True):
         return f"{self.trace}_{self.rate:g}_{self.round}_{self.variant}_{self.objectives}.jsonl"
 
 
-class Run(NamedTuple):
+class GoodputRun(NamedTuple):
     key: RunKey
-    records: list[Record]
+    records: list[RequestRecord]
     facts: Facts
     """Factors and facts of the plan, as they are shown."""
 
@@ -88,7 +88,7 @@ class Curve(msgspec.Struct, frozen=True):
     """The most requests per second that met their objectives, at any rate."""
 
 
-def attainment(run: Run, slo: Slo) -> float:
+def attainment(run: GoodputRun, slo: Slo) -> float:
     return sum(slo.is_met(r) for r in run.records) / len(run.records)
 
 
@@ -98,10 +98,10 @@ def quantile(values: Iterable[float | None], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def make_point(runs: Sequence[Run], slo: Slo) -> Point:
+def make_point(runs: Sequence[GoodputRun], slo: Slo) -> Point:
     """The figures of the runs of one variant, trace and rate."""
     shares = [attainment(run, slo) for run in runs]
-    done = [r for run in runs for r in run.records if r.outcome == Outcome.COMPLETED]
+    done = [r for run in runs for r in run.records if r.outcome == RequestOutcome.COMPLETED]
     every = [r for run in runs for r in run.records]
     return Point(
         rate=runs[0].key.rate,
@@ -115,8 +115,8 @@ def make_point(runs: Sequence[Run], slo: Slo) -> Point:
         ttft_p90_s=quantile((r.ttft_s for r in done), 0.9),
         tpot_p50_s=quantile((r.tpot_s for r in done), 0.5),
         tpot_p90_s=quantile((r.tpot_s for r in done), 0.9),
-        refused=sum(r.outcome == Outcome.REFUSED for r in every) / len(every),
-        failed=sum(r.outcome == Outcome.FAILED for r in every) / len(every),
+        refused=sum(r.outcome == RequestOutcome.REFUSED for r in every) / len(every),
+        failed=sum(r.outcome == RequestOutcome.FAILED for r in every) / len(every),
         rounds=len(runs),
     )
 
@@ -134,7 +134,7 @@ def goodput_of(points: Sequence[Point], *, attain: float = ATTAIN) -> Goodput:
     return Goodput(points[-1].rate, ">=")
 
 
-def make_curves(runs: Sequence[Run], objectives: dict[str, Slo]) -> list[Curve]:
+def make_curves(runs: Sequence[GoodputRun], objectives: dict[str, Slo]) -> list[Curve]:
     """One curve for each variant, trace and pair of objectives that was run, in the order of the runs."""
     curves: list[Curve] = []
     for variant, trace in dict.fromkeys((r.key.variant, r.key.trace) for r in runs):

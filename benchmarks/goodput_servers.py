@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 
 from baton.core.errors import SetupError
-from benchmarks.goodput_variants import Process, Variant, fill, python_program
-from loadgen.client import Server, parse_url
+from benchmarks.goodput_variants import Process, ServerVariant, fill, python_program
+from loadgen.client import ServerUrl, parse_url
 
 START_S = 600.0
 STOP_S = 40.0
@@ -43,8 +43,8 @@ class _Ports:
 
 @asynccontextmanager
 async def running(
-    variant: Variant, *, model: Path, cores: Sequence[int], logs: Path
-) -> AsyncGenerator[Server]:
+    variant: ServerVariant, *, model: Path, cores: Sequence[int], logs: Path
+) -> AsyncGenerator[ServerUrl]:
     """The variant, ready and warm. Raises SetupError with the end of a log if a process does not start."""
     ports = _Ports()
     started: list[_Started] = []
@@ -135,7 +135,13 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _answers(
-    client: httpx.AsyncClient, server: Server, model: str, *, words: int = 8, tokens: int = 1, number: int = 0
+    client: httpx.AsyncClient,
+    server: ServerUrl,
+    model: str,
+    *,
+    words: int = 8,
+    tokens: int = 1,
+    number: int = 0,
 ) -> bool:
     prompt = " ".join(f"w{200 + (number * 977 + i * 31) % 7000}" for i in range(words))
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
@@ -146,7 +152,7 @@ async def _answers(
     return answer.status_code == 200
 
 
-async def _warm_up(client: httpx.AsyncClient, server: Server, model: str) -> None:
+async def _warm_up(client: httpx.AsyncClient, server: ServerUrl, model: str) -> None:
     for words, tokens in WARM_UP:
         asked = [
             _answers(client, server, model, words=words, tokens=tokens, number=words + i)
@@ -156,7 +162,7 @@ async def _warm_up(client: httpx.AsyncClient, server: Server, model: str) -> Non
             raise SetupError(f"{server.origin} failed a warm-up request of {words} tokens")
 
 
-async def settle(server: Server, model: str, *, within_s: float) -> None:
+async def settle(server: ServerUrl, model: str, *, within_s: float) -> None:
     """Wait until a small request is answered at once, so that nothing of the earlier run remains."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + within_s

@@ -50,7 +50,7 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warm-up waits for it."""
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServerVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     processes: list[Process]
     front: str = ""
@@ -70,10 +70,10 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PeersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     programs: dict[str, str] = {}
     """Maps the name in `{program:NAME}` to a program on PATH, or to its path."""
-    variants: list[Variant] = []
+    variants: list[ServerVariant] = []
 
 
-def baton_variants(settings: Sequence[str] = ()) -> list[Variant]:
+def baton_variants(settings: Sequence[str] = ()) -> list[ServerVariant]:
     """The variants of Baton. `settings` are further SECTION.FIELD=VALUE texts."""
     split = ("--prefill", "1", "--decode", "1")
     both = ("--prefill", "0", "--decode", "0", "--aggregated", "2")
@@ -83,14 +83,14 @@ def baton_variants(settings: Sequence[str] = ()) -> list[Variant]:
     ]
 
 
-def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> Variant:
+def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> ServerVariant:
     sets = [part for value in (*BATON_SETTINGS, *settings) for part in ("--set", value)]
     command = ["{python}", "-m", "baton", "serve", "--model", "{model}", "--port", "{port:baton}", *workers]
     process = Process("baton", [*command, *sets], {"OMP_WAIT_POLICY": "PASSIVE"}, ready="/health")
-    return Variant(name, [process], about=about, knows_objectives=True, group="baton")
+    return ServerVariant(name, [process], about=about, knows_objectives=True, group="baton")
 
 
-def read_peers(path: Path, programs: Mapping[str, str]) -> list[Variant]:
+def read_peers(path: Path, programs: Mapping[str, str]) -> list[ServerVariant]:
     """The variants of the file with their programs' paths filled in. Raises SetupError for a malformed file
     or a missing program."""
     try:
@@ -110,7 +110,7 @@ def read_peers(path: Path, programs: Mapping[str, str]) -> list[Variant]:
     return [_with_programs(variant, known) for variant in described.variants]
 
 
-def _with_programs(variant: Variant, programs: Mapping[str, str]) -> Variant:
+def _with_programs(variant: ServerVariant, programs: Mapping[str, str]) -> ServerVariant:
     if not variant.processes or variant.front_name not in {p.name for p in variant.processes}:
         raise SetupError(f"variant {variant.name}: `front` must be the name of one of its processes")
 
@@ -138,7 +138,7 @@ def fill(text: str, value: Callable[[str, str], str]) -> str:
     return _PLACEHOLDER.sub(lambda m: value(m[1], m[2] or ""), text)
 
 
-def choose(variants: Sequence[Variant], wanted: str) -> list[Variant]:
+def choose(variants: Sequence[ServerVariant], wanted: str) -> list[ServerVariant]:
     """The variants of the comma-separated names, or all if it is empty. Raises SetupError for an unknown
     name."""
     if not wanted:

@@ -23,7 +23,7 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from loadgen.records import Outcome
+from loadgen.records import RequestOutcome
 from simulator.clock import VirtualClock
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.interface import FleetServices
@@ -138,7 +138,7 @@ class Case(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What became of one case."""
+    """The result of one case."""
 
     fault: Fault
     load: float
@@ -224,7 +224,9 @@ def run(case: Case) -> Run:
     fleet.run(demands(case.rate_per_s, case.requests, case.seed))
     fleet.check()
     records = list(fleet.stats)
-    ttfts = sorted(r.token_instants_s[0] - r.planned_s for r in records if r.outcome is Outcome.COMPLETED)
+    ttfts = sorted(
+        r.token_instants_s[0] - r.planned_s for r in records if r.outcome is RequestOutcome.COMPLETED
+    )
     prompts = sum(d.input_tokens for d in demands(case.rate_per_s, case.requests, case.seed))
     failures = [status.failure_handling for status in fleet.router_statuses()]
     return Run(

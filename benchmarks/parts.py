@@ -14,7 +14,7 @@ END_S = 10.0
 LOG_CHARS = 2000
 
 
-class Part:
+class BatonProcess:
     """A process `baton COMMAND …`, which prints `ready ADDRESS` when it serves."""
 
     def __init__(self, name: str, argv: Sequence[str], *, folder: Path, cores: Sequence[int] = ()) -> None:

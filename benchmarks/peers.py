@@ -19,7 +19,7 @@ import httpx
 
 from baton.core.errors import SetupError
 from benchmarks.closed_loop import Dialect, completion_body
-from loadgen.client import Server, parse_url
+from loadgen.client import ServerUrl, parse_url
 
 START_S = 420.0
 STOP_S = 20.0
@@ -96,7 +96,7 @@ def find_program(name: str, given: str | None) -> str | None:
 
 
 @asynccontextmanager
-async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[Server]:
+async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[ServerUrl]:
     """The peer, ready, on these cores only. Raises SetupError with the end of its log if it does not
     start."""
     port = _free_port()

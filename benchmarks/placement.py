@@ -17,8 +17,8 @@ import msgspec
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES
-from loadgen.lengths import Plan, Scaling, make_plan
-from loadgen.report import Settings, Slo
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan
+from loadgen.report import RunSettings, Slo
 from loadgen.traces import cut, read_trace
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.pools import anti_phase, wasted_share
@@ -97,7 +97,7 @@ class Stage:
     """A case made ready to run."""
 
     case: Case
-    plan: Plan
+    plan: ReplayPlan
 
     @property
     def own_rate(self) -> float:
@@ -128,9 +128,9 @@ class Stage:
             seed=case.seed,
         )
 
-    def settings(self, policy: str) -> Settings:
+    def settings(self, policy: str) -> RunSettings:
         case = self.case
-        return Settings(
+        return RunSettings(
             trace=case.trace.name,
             target=f"{case.pools} × {case.tensor} {case.gpu}",
             model=case.model,
@@ -144,7 +144,7 @@ class Stage:
 def stage(case: Case) -> Stage:
     """Raises SetupError for a trace that cannot be read."""
     trace = cut(read_trace(case.trace), limit=case.limit or None)
-    return Stage(case, make_plan(trace, Scaling(), spread=True, seed=case.seed))
+    return Stage(case, make_plan(trace, TraceScaling(), spread=True, seed=case.seed))
 
 
 def capacity(

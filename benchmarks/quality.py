@@ -49,7 +49,7 @@ class Quality(msgspec.Struct, frozen=True):
     """Number of predicted tokens."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class QualityPlan(msgspec.Struct, frozen=True):
     tokens_max: int = 4096
     context_tokens: int = 512
     """The text is cut into pieces of this many tokens, each predicted from its own beginning."""
@@ -62,7 +62,7 @@ def measure(
     variants: Sequence[tuple[str, ModelConfig]],
     engine: EngineConfig,
     tokens: Sequence[int],
-    plan: Plan,
+    plan: QualityPlan,
     progress: Callable[[str], None],
 ) -> list[Quality]:
     """Measure `variants`: (label, model). The base and one variant are in memory at a time.
@@ -127,7 +127,7 @@ def _conversations(tokenizer: Any) -> Iterator[list[int]]:
         yield list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _pieces(tokens: Sequence[int], plan: Plan) -> list[list[int]]:
+def _pieces(tokens: Sequence[int], plan: QualityPlan) -> list[list[int]]:
     used = list(tokens[: plan.tokens_max])
     pieces = [used[i : i + plan.context_tokens] for i in range(0, len(used), plan.context_tokens)]
     found = [piece for piece in pieces if len(piece) > 1]
@@ -137,7 +137,7 @@ def _pieces(tokens: Sequence[int], plan: Plan) -> list[list[int]]:
 
 
 def _compare(
-    label: str, base: Executor, variant: Executor, pieces: Sequence[list[int]], plan: Plan
+    label: str, base: Executor, variant: Executor, pieces: Sequence[list[int]], plan: QualityPlan
 ) -> Quality:
     losses: list[Tensor] = []
     agreements: list[Tensor] = []

@@ -12,7 +12,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks import quality as quality_bench
-from benchmarks.quality import BASE_DTYPES, VARIANTS, Plan, Quality
+from benchmarks.quality import BASE_DTYPES, VARIANTS, Quality, QualityPlan
 from engine.model_files.resolve import resolve_model
 
 
@@ -56,7 +56,7 @@ def quality(
     else:
         base, names = ModelConfig(path=against, device=device), variants or "as-is"
     chosen = [(name, quality_bench.variant_model(name, asked)) for name in names.split(",")]
-    plan = Plan(tokens_max=tokens, context_tokens=context)
+    plan = QualityPlan(tokens_max=tokens, context_tokens=context)
     engine = EngineConfig.model_validate({"kernels": kernels, "threads": threads})
     ids = quality_bench.text_tokens(resolve_model(base.path), text, tokens)
     results = quality_bench.measure(base, chosen, engine, ids, plan, notes.print)

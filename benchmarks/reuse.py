@@ -21,10 +21,10 @@ import orjson
 
 from baton.core.errors import SetupError
 from baton.wire.server import start_server
-from benchmarks.parts import Part
+from benchmarks.parts import BatonProcess
 from kv_store.directory.memory import MemoryDirectory
-from loadgen.client import Server, parse_url, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, parse_url, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 REQUEST_S = 600.0
 OUTPUT_TOKENS = 2
@@ -50,7 +50,7 @@ class ReuseResult(msgspec.Struct, frozen=True):
 class _Host:
     """A store node, its workers and a router that knows these workers only."""
 
-    def __init__(self, name: str, bench: "_Bench", roles: Sequence[str], cores: Sequence[int]) -> None:
+    def __init__(self, name: str, bench: "_ReuseBench", roles: Sequence[str], cores: Sequence[int]) -> None:
         self._bench = bench
         folder = bench.folder / name
         folder.mkdir()
@@ -77,7 +77,7 @@ class _Host:
         )
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerUrl:
         return parse_url(f"http://127.0.0.1:{self.router_port}")
 
     async def start(self) -> None:
@@ -115,7 +115,7 @@ class _Host:
             await part.kill()
 
 
-class _Bench:
+class _ReuseBench:
     """Two hosts and their directory."""
 
     def __init__(
@@ -144,11 +144,11 @@ class _Bench:
         settings: Sequence[str] = (),
         *,
         cores: Sequence[int] = (),
-    ) -> Part:
+    ) -> BatonProcess:
         sets = [argument for setting in (*self._settings, *settings) for argument in ("--set", setting)]
-        return Part(name, [*argv, *sets], folder=self.folder, cores=cores)
+        return BatonProcess(name, [*argv, *sets], folder=self.folder, cores=cores)
 
-    async def ask(self, host: _Host, seed: int) -> Record:
+    async def ask(self, host: _Host, seed: int) -> RequestRecord:
         """Send one request. Raises SetupError if it fails."""
         loop = asyncio.get_running_loop()
         rng = random.Random(f"reuse/{seed}")
@@ -162,9 +162,9 @@ class _Bench:
             "stream_options": {"include_usage": True},
         }
         message = request_bytes(host.server, "/v1/completions", orjson.dumps(body))
-        record = Record(seed, planned_s=loop.time())
+        record = RequestRecord(seed, planned_s=loop.time())
         await send(host.server, message, record, timeout_s=REQUEST_S)
-        if record.outcome is not Outcome.COMPLETED:
+        if record.outcome is not RequestOutcome.COMPLETED:
             raise SetupError(f"request {seed} failed: {record.error} {record.detail}")
         return record
 
@@ -197,7 +197,7 @@ async def run(
         stack.push_async_callback(directory.close)
         server, port = await start_server("127.0.0.1", 0, store_directory=directory)
         stack.push_async_callback(server.stop, None)
-        bench = _Bench(
+        bench = _ReuseBench(
             folder,
             model,
             prompt_tokens=prompt_tokens,
@@ -214,7 +214,7 @@ async def run(
         return await _measure_all(bench, range(prompts))
 
 
-async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]:
+async def _measure_all(bench: _ReuseBench, seeds: Sequence[int]) -> list[ReuseResult]:
     near, far = bench.near, bench.far
     await bench.ask(near, -1)  # the first request of a process includes one-time costs
     cold = await bench.measure("cold", near, seeds, 0.0)
@@ -230,7 +230,7 @@ async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]
     return results
 
 
-async def _settle(bench: _Bench) -> None:
+async def _settle(bench: _ReuseBench) -> None:
     """Wait until new blocks are written through, also to SSD, and a killed node's lease has ended."""
     await asyncio.sleep(WRITTEN_S)
 

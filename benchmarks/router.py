@@ -27,8 +27,8 @@ import psutil
 from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from benchmarks.router_free import Plan, Ports
-from benchmarks.router_load import Client, LoadSeen, closed_loop, open_loop
+from benchmarks.router_free import FreeWorkerPlan, Ports
+from benchmarks.router_load import LoadSeen, StreamClient, closed_loop, open_loop
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 
 START_S = 120.0
@@ -40,7 +40,7 @@ WARM_UP = 60
 END_S = 10.0
 
 
-class Target(msgspec.Struct, frozen=True):
+class RouterTarget(msgspec.Struct, frozen=True):
     name: str
     command: str
     """The command that starts the router, with {urls} for the free HTTP workers' (separated by blanks) and
@@ -67,7 +67,7 @@ class RouterSeen(msgspec.Struct, frozen=True):
         return 1.0 / self.cpu_s_per_request if self.cpu_s_per_request else 0.0
 
 
-class Load(msgspec.Struct, frozen=True):
+class RouterLoad(msgspec.Struct, frozen=True):
     prompt_tokens: int = 512
     output_tokens: int = 64
     clients: int = 64
@@ -77,10 +77,10 @@ class Load(msgspec.Struct, frozen=True):
 
 
 async def measure(
-    targets: Sequence[Target],
+    targets: Sequence[RouterTarget],
     *,
     model: str,
-    load: Load,
+    load: RouterLoad,
     pairs: bool,
     workers: int,
     step_s: float,
@@ -93,16 +93,16 @@ async def measure(
 
 
 async def _measure_all(
-    targets: Sequence[Target],
+    targets: Sequence[RouterTarget],
     model: str,
-    load: Load,
+    load: RouterLoad,
     shape: tuple[bool, int, float],
     progress: Callable[[str], None],
 ) -> list[RouterSeen]:
     pairs, workers, step_s = shape
     texts = _Texts(model)
     roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.AGGREGATED] * workers
-    plan = Plan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
+    plan = FreeWorkerPlan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
     seen: list[RouterSeen] = []
     with garbage.spared():  # a pause of ours would look like the router's
         async with _free_workers(plan) as ports:
@@ -119,11 +119,11 @@ async def _measure(
     process: psutil.Process,
     ports: Ports,
     texts: "_Texts",
-    load: Load,
+    load: RouterLoad,
     progress: Callable[[str], None],
 ) -> RouterSeen:
     prompts = texts.prompts(PROMPTS, load.prompt_tokens)
-    client = Client(url, "bench", max_tokens=load.output_tokens)
+    client = StreamClient(url, "bench", max_tokens=load.output_tokens)
     with contextlib.closing(client):
         await closed_loop(client, prompts, clients=4, requests=WARM_UP)
         before_s = _cpu_s(process)
@@ -140,7 +140,7 @@ async def _measure(
             before_s = _cpu_s(process)
             long = await closed_loop(client, texts.prompts(LONG_PROMPTS, LONG_TOKENS), clients=1, requests=40)
             long_s = (_cpu_s(process) - before_s) / max(1, long.completed)
-    bare = Client(f"http://127.0.0.1:{ports.http[0]}", "bench", max_tokens=load.output_tokens)
+    bare = StreamClient(f"http://127.0.0.1:{ports.http[0]}", "bench", max_tokens=load.output_tokens)
     with contextlib.closing(bare):
         direct = await open_loop(bare, prompts, rate=rate, seconds=load.half_s / 2)
     return RouterSeen(name, cpu_s, full, half, rate, direct, long, long_s)
@@ -185,7 +185,7 @@ class _Texts:
 
 
 @contextlib.asynccontextmanager
-async def _free_workers(plan: Plan) -> AsyncGenerator[Ports]:
+async def _free_workers(plan: FreeWorkerPlan) -> AsyncGenerator[Ports]:
     command = [sys.executable, "-m", "benchmarks.router_free", msgspec.json.encode(plan).decode()]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -199,7 +199,9 @@ async def _free_workers(plan: Plan) -> AsyncGenerator[Ports]:
 
 
 @contextlib.asynccontextmanager
-async def _running(target: Target, model: str, ports: Ports) -> AsyncGenerator[tuple[str, psutil.Process]]:
+async def _running(
+    target: RouterTarget, model: str, ports: Ports
+) -> AsyncGenerator[tuple[str, psutil.Process]]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         log = Path(folder) / "log"
@@ -226,7 +228,7 @@ async def _running(target: Target, model: str, ports: Ports) -> AsyncGenerator[t
                 await process.wait()
 
 
-def _command(target: Target, model: str, ports: Ports, port: int) -> list[str]:
+def _command(target: RouterTarget, model: str, ports: Ports, port: int) -> list[str]:
     if target.command:
         urls = " ".join(f"http://127.0.0.1:{one}" for one in ports.http)
         return shlex.split(target.command.replace("{urls}", urls).replace("{port}", str(port)))
@@ -238,7 +240,7 @@ def _command(target: Target, model: str, ports: Ports, port: int) -> list[str]:
 
 
 async def _until_it_answers(
-    url: str, workers: int, process: asyncio.subprocess.Process, log: Path, target: Target
+    url: str, workers: int, process: asyncio.subprocess.Process, log: Path, target: RouterTarget
 ) -> None:
     deadline_s = asyncio.get_running_loop().time() + START_S
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:

@@ -11,7 +11,7 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
-from benchmarks.router import Load, RouterSeen, Target, measure
+from benchmarks.router import RouterLoad, RouterSeen, RouterTarget, measure
 from benchmarks.router_index import IndexSeen
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -62,7 +62,7 @@ def router(
     if (note := scheduling_note()) is not None:
         notes.print(f"note: {note}", markup=False)
     targets = _targets(peer)
-    load = Load(prompt_tokens, output_tokens, clients, requests, seconds)
+    load = RouterLoad(prompt_tokens, output_tokens, clients, requests, seconds)
     seen: list[RouterSeen] = []
     if http:
         running = measure(
@@ -88,14 +88,14 @@ def router(
         new_console().print(_index(index))
 
 
-def _targets(peers: list[str]) -> list[Target]:
+def _targets(peers: list[str]) -> list[RouterTarget]:
     """Raises SetupError."""
-    targets = [Target("baton", "")]
+    targets = [RouterTarget("baton", "")]
     for one in peers:
         name, _, command = one.partition("=")
         if not command:
             raise SetupError(f"--peer {one}: write NAME=COMMAND")
-        targets.append(Target(name, command))
+        targets.append(RouterTarget(name, command))
     return targets
 
 

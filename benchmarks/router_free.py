@@ -42,7 +42,7 @@ BLOCKS = 4_000_000
 CONTEXT_TOKENS = 1_000_000
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FreeWorkerPlan(msgspec.Struct, frozen=True):
     """The command line of the process, as JSON."""
 
     model: str
@@ -73,7 +73,7 @@ class _Sequence:
 class FreeWorker:
     """Implements `baton.wire.server.WorkerHandler`."""
 
-    def __init__(self, plan: Plan, role: Role, number: int) -> None:
+    def __init__(self, plan: FreeWorkerPlan, role: Role, number: int) -> None:
         self._plan, self._role = plan, role
         self._hello = WorkerHello(
             WorkerId(f"free-{number}"),
@@ -153,7 +153,7 @@ class FreeWorker:
         return WorkerStatusReply(self._hello.worker_id, self._role, False, FINGERPRINT, {})
 
 
-class _Steps:
+class _StepTimer:
     """One step timer for all streams of an HTTP worker."""
 
     def __init__(self, step_s: float) -> None:
@@ -176,7 +176,7 @@ class _Steps:
 class FreeHttp(asyncio.Protocol):
     """One connection of an OpenAI server that generates at no cost."""
 
-    def __init__(self, plan: Plan, steps: _Steps, chunk: bytes) -> None:
+    def __init__(self, plan: FreeWorkerPlan, steps: _StepTimer, chunk: bytes) -> None:
         self._plan, self._steps, self._chunk = plan, steps, chunk
         self._buffer = b""
 
@@ -219,7 +219,7 @@ def _chunked(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-async def _serve(plan: Plan) -> None:
+async def _serve(plan: FreeWorkerPlan) -> None:
     loop = asyncio.get_running_loop()
     workers: list[int] = []
     servers: list[object] = []
@@ -240,7 +240,7 @@ async def _serve(plan: Plan) -> None:
     http: list[int] = []
     beats: list[asyncio.Task[None]] = []
     for _ in range(plan.http_count):
-        steps = _Steps(plan.step_s)
+        steps = _StepTimer(plan.step_s)
         beats.append(asyncio.create_task(steps.run(chunk, end)))
         listening = await loop.create_server(lambda s=steps: FreeHttp(plan, s, chunk), "127.0.0.1", 0)
         servers.append(listening)
@@ -253,4 +253,4 @@ async def _serve(plan: Plan) -> None:
 if __name__ == "__main__":
     config = Config()  # reads the environment, like the router under test
     secure(config.tls, config.access)
-    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=Plan)))
+    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=FreeWorkerPlan)))

@@ -47,7 +47,7 @@ class _Connection(asyncio.Protocol):
             self.done.set_result(False)
 
 
-class Client:
+class StreamClient:
     """Keeps as many connections as were ever needed at once."""
 
     def __init__(self, url: str, model: str, *, max_tokens: int) -> None:
@@ -95,7 +95,7 @@ class Client:
                 connection.transport.close()
 
 
-async def open_loop(client: Client, prompts: Sequence[str], *, rate: float, seconds: float) -> LoadSeen:
+async def open_loop(client: StreamClient, prompts: Sequence[str], *, rate: float, seconds: float) -> LoadSeen:
     """Send requests at fixed intervals, whether or not earlier ones have ended."""
     requests = [client.request(prompt) for prompt in prompts]
     start_s = time.perf_counter()
@@ -108,7 +108,9 @@ async def open_loop(client: Client, prompts: Sequence[str], *, rate: float, seco
     return _seen(await asyncio.gather(*tasks), time.perf_counter() - start_s)
 
 
-async def closed_loop(client: Client, prompts: Sequence[str], *, clients: int, requests: int) -> LoadSeen:
+async def closed_loop(
+    client: StreamClient, prompts: Sequence[str], *, clients: int, requests: int
+) -> LoadSeen:
     """Keep this many requests in flight; each client asks again when it was answered."""
     encoded = [client.request(prompt) for prompt in prompts]
     numbers = iter(range(requests))

@@ -56,7 +56,7 @@ class TokensDiffer(BatonError):
     """Speculation changed the tokens, which must never happen."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class SpeculationLoad(msgspec.Struct, frozen=True):
     batch: int = 1
     """Sequences that run at once."""
     tokens: int = 128
@@ -81,7 +81,7 @@ class TextResult(msgspec.Struct, frozen=True):
     accepted: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class SpeculationRun(msgspec.Struct, frozen=True):
     """One batch of a text."""
 
     seconds: float
@@ -91,7 +91,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def measure(
-    model: ModelConfig, engine: EngineConfig, load: Load, *, progress: Callable[[str], None]
+    model: ModelConfig, engine: EngineConfig, load: SpeculationLoad, *, progress: Callable[[str], None]
 ) -> list[TextResult]:
     """Measure all modes; the draft model runs if `engine.draft_model` names one.
 
@@ -110,8 +110,8 @@ def measure(
         try:
             _check_fits(executor, load)
             thread.submit(executor.warm_up).result()
-            workers: dict[Mode, Worker] = {
-                mode: Worker(executor, engine.model_copy(update={"speculation": mode}), thread)
+            workers: dict[Mode, BenchWorker] = {
+                mode: BenchWorker(executor, engine.model_copy(update={"speculation": mode}), thread)
                 for mode in modes
             }
             return [r for text in TEXTS for r in _compare(text, workers, load, progress)]
@@ -119,7 +119,7 @@ def measure(
             executor.close()
 
 
-def _check_fits(executor: Executor, load: Load) -> None:
+def _check_fits(executor: Executor, load: SpeculationLoad) -> None:
     tokens = PROMPT_TOKENS + load.tokens
     if tokens > executor.max_model_tokens:
         reason = f"a prompt of {PROMPT_TOKENS} and {load.tokens} new tokens exceed the model's context of"
@@ -132,10 +132,10 @@ def _check_fits(executor: Executor, load: Load) -> None:
 
 
 def _compare(
-    text: str, workers: dict[Mode, "Worker"], load: Load, progress: Callable[[str], None]
+    text: str, workers: dict[Mode, "BenchWorker"], load: SpeculationLoad, progress: Callable[[str], None]
 ) -> list[TextResult]:
     modes = list(workers)
-    runs: dict[Mode, list[Run]] = {mode: [] for mode in modes}
+    runs: dict[Mode, list[SpeculationRun]] = {mode: [] for mode in modes}
     expected: list[list[int]] | None = None
     for number in range(load.rounds + 1):
         progress(f"{text}: round {number} of {load.rounds}" + ("" if number else " (does not count)"))
@@ -162,7 +162,9 @@ def check_same(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]], 
         )
 
 
-def _result(text: str, mode: Mode, runs: list[Run], off: list[Run], load: Load) -> TextResult:
+def _result(
+    text: str, mode: Mode, runs: list[SpeculationRun], off: list[SpeculationRun], load: SpeculationLoad
+) -> TextResult:
     ratios = [b.seconds / run.seconds for run, b in zip(runs, off, strict=True)]
     return TextResult(
         text=text,
@@ -191,7 +193,7 @@ def passages(text: str, token_count: int) -> list[Passage]:
     return [Passage(bool(number % 2), size) for number, size in enumerate(sizes)]
 
 
-class _Text:
+class _TextSequence:
     """One sequence of the batch, across its requests."""
 
     def __init__(self, number: int, todo: list[Passage], vocab: int) -> None:
@@ -227,7 +229,7 @@ class _Text:
         )
 
 
-class Worker:
+class BenchWorker:
     """A core and the executor, joined by function calls. Several may share the executor in turn, because no
     cached block is looked up again after another one wrote there."""
 
@@ -255,17 +257,17 @@ class Worker:
         )
         self._handle(e.RouterJoined(ROUTER))
 
-    def generate(self, text: str, load: Load) -> Run:
+    def generate(self, text: str, load: SpeculationLoad) -> SpeculationRun:
         """Generate all sequences of the batch at once. Raises SetupError if the worker refuses one."""
         run = f"{text}/{next(self._run_numbers)}"
         root = root_hash(self._executor.fingerprint, run.encode())
         vocab = self._executor.vocab_size
-        texts = [_Text(i, passages(text, load.tokens), vocab) for i in range(load.batch)]
-        running: dict[SequenceId, _Text] = {}
+        texts = [_TextSequence(i, passages(text, load.tokens), vocab) for i in range(load.batch)]
+        running: dict[SequenceId, _TextSequence] = {}
         before = self._core.status()
         ids = count()
 
-        def go_on(one: _Text) -> None:
+        def go_on(one: _TextSequence) -> None:
             request = one.next_request(SequenceId(f"{run}/{next(ids)}"), root)
             if request is not None:
                 running[request.seq_id] = one
@@ -284,7 +286,7 @@ class Worker:
         after = self._core.status()
         drafted = after.drafted_count - before.drafted_count
         accepted = after.accepted_count - before.accepted_count
-        return Run(seconds, [one.output for one in texts], drafted, accepted)
+        return SpeculationRun(seconds, [one.output for one in texts], drafted, accepted)
 
     def _next_output(self) -> SequenceOutput:
         while not self._outputs:

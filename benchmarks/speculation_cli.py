@@ -12,15 +12,15 @@ from rich.table import Table
 from baton.config import EngineConfig, ModelConfig
 from baton.files.terminal import new_console
 from benchmarks.bench_model import make_bench_model
-from benchmarks.speculation import PROMPT_TOKENS, TEXTS, Load, TextResult, TokensDiffer, measure
+from benchmarks.speculation import PROMPT_TOKENS, TEXTS, SpeculationLoad, TextResult, TokensDiffer, measure
 
 
-class Report(msgspec.Struct, frozen=True):
+class SpeculationReport(msgspec.Struct, frozen=True):
     model: str
     draft_model: str
     threads: int
     prompt_tokens: int
-    load: Load
+    load: SpeculationLoad
     results: list[TextResult]
 
 
@@ -43,7 +43,7 @@ def speculation(
     Example: baton bench speculation --batch 4 --rounds 3
     """
     notes = Console(stderr=True, highlight=False)
-    load = Load(batch=batch, tokens=tokens, rounds=rounds)
+    load = SpeculationLoad(batch=batch, tokens=tokens, rounds=rounds)
     settings = EngineConfig(threads=threads, draft_model=draft_model)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         path = str(Path(model).expanduser() if model else make_bench_model(Path(temporary) / "bench-82m"))
@@ -52,14 +52,14 @@ def speculation(
         except TokensDiffer as error:
             notes.print(f"speculation changes the output: {error}")
             raise typer.Exit(1) from None
-    report = Report(model or "bench-82m", draft_model, threads, PROMPT_TOKENS, load, results)
+    report = SpeculationReport(model or "bench-82m", draft_model, threads, PROMPT_TOKENS, load, results)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _show(report)
 
 
-def _show(report: Report) -> None:
+def _show(report: SpeculationReport) -> None:
     load = report.load
     table = Table(
         title=f"{report.model}, {report.threads} thread(s), {load.batch} x {load.tokens} tokens, "

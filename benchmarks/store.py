@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class MeasuredRate:
     """Medians over the rounds, in bytes per second of wall time."""
 
     path: str
@@ -64,7 +64,7 @@ def make_pool(block_bytes: int, block_count: int) -> KVPool:
 
 def bench_copies(
     block_bytes: int, block_count: int, *, rounds: int, threads: int, progress: Progress
-) -> tuple[list[Rate], tuple[str, ...]]:
+) -> tuple[list[MeasuredRate], tuple[str, ...]]:
     """Copy scattered blocks between a worker's pool and the arena, both ways, and write the arena's notes."""
     slot_bytes = slot_bytes_for(block_bytes)
     pool, other = (make_pool(block_bytes, block_count) for _ in range(2))
@@ -85,8 +85,8 @@ def bench_copies(
         arena.close()
     limit = max(("memcpy, one call", "memcpy, block by block"), key=lambda name: found[name])
     ours = [name for name in found if not name.startswith("memcpy")]
-    rates = [Rate(name, found[name], limit, found[limit]) for name in ours]
-    return rates + [Rate(name, found[name], "") for name in found if name not in ours], arena.notes
+    rates = [MeasuredRate(name, found[name], limit, found[limit]) for name in ours]
+    return rates + [MeasuredRate(name, found[name], "") for name in found if name not in ours], arena.notes
 
 
 def _copy_calls(

@@ -12,7 +12,7 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks import store as copies
-from benchmarks.store import Rate
+from benchmarks.store import MeasuredRate
 from benchmarks.store_disk import DiskBench, DiskPlan, DiskRates
 
 IO_CHOICES = ("auto", "direct", "buffered")
@@ -61,13 +61,13 @@ def store(
         _print_table(block_bytes, rates, disk)
 
 
-def _as_json(block_bytes: int, rates: list[Rate], disk: DiskRates | None) -> dict[str, object]:
+def _as_json(block_bytes: int, rates: list[MeasuredRate], disk: DiskRates | None) -> dict[str, object]:
     listed = [{**asdict(rate), "ratio": rate.ratio} for rate in (*rates, *(disk.rates if disk else ()))]
     scan = {} if disk is None else {"recovery_labels_per_s": disk.labels_per_s}
     return {"block_bytes": block_bytes, "rates": listed, **scan}
 
 
-def _print_table(block_bytes: int, rates: list[Rate], disk: DiskRates | None) -> None:
+def _print_table(block_bytes: int, rates: list[MeasuredRate], disk: DiskRates | None) -> None:
     table = Table(title=f"Store, blocks of {block_bytes} bytes, medians of one run")
     table.add_column("path", no_wrap=True)
     table.add_column("GB/s", justify="right")

@@ -22,7 +22,7 @@ from pathlib import Path
 from baton.core.errors import SetupError
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
-from benchmarks.store import Progress, Rate
+from benchmarks.store import MeasuredRate, Progress
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.checksum import checksum
 from kv_store.ssd.block_file import BlockFile, IoChoice
@@ -49,7 +49,7 @@ class DiskPlan:
 
 @dataclass(frozen=True, slots=True)
 class DiskRates:
-    rates: list[Rate]
+    rates: list[MeasuredRate]
     labels_per_s: float
     """Slots per second of the recovery scan."""
     notes: tuple[str, ...]
@@ -208,14 +208,14 @@ class _Samples:
     def add(self, what: str, value: float, *, rival: str = "") -> None:
         self._values.setdefault(what, {}).setdefault(rival, []).append(value)
 
-    def rates(self) -> list[Rate]:
+    def rates(self) -> list[MeasuredRate]:
         """Our median speeds, with the best of the others'."""
-        found: list[Rate] = []
+        found: list[MeasuredRate] = []
         for what, by_whom in self._values.items():
             medians = {name: statistics.median(values) for name, values in by_whom.items()}
             ours = medians.pop("")
             best = max(medians, key=lambda name: medians[name])
-            found.append(Rate(f"SSD {what}", ours, best, medians[best]))
+            found.append(MeasuredRate(f"SSD {what}", ours, best, medians[best]))
         return found
 
 

@@ -113,7 +113,7 @@ def run(*, block_bytes: int, block_count: int, seconds: float) -> TransferBenchR
             raise SetupError("the bench's source process did not start")
         offers: dict[str, bytes] = ours.recv()
         raw_offer: RawSourceOffer = ours.recv()
-        return asyncio.run(_Bench(offers, raw_offer, block_bytes, block_count).run(seconds))
+        return asyncio.run(_TransferBench(offers, raw_offer, block_bytes, block_count).run(seconds))
     except EOFError:
         raise SetupError("the bench's source process ended at once") from None
     finally:
@@ -147,7 +147,7 @@ def _serve(conn: Connection, block_bytes: int, block_count: int) -> None:
     asyncio.run(serve())
 
 
-class _Bench:
+class _TransferBench:
     def __init__(
         self, offers: dict[str, bytes], raw_offer: RawSourceOffer, block_bytes: int, block_count: int
     ) -> None:

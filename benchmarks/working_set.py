@@ -19,8 +19,8 @@ from baton.core.errors import SetupError
 from benchmarks import peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
 from benchmarks.peers import MODEL_NAME, Peer
-from loadgen.client import Server, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 REQUEST_S = 300.0
 
@@ -71,7 +71,7 @@ async def compare(
     return results
 
 
-async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetResult:
+async def _measure(name: str, server: ServerUrl, load: WorkingSet) -> WorkingSetResult:
     rng = random.Random("arrivals")
     turns = [(session, turn) for turn in range(1, load.turns + 1) for session in range(load.sessions)]
     delays: list[float] = []
@@ -82,7 +82,7 @@ async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetRes
     records = await asyncio.gather(
         *(_ask(server, load, *turn, delay_s) for turn, delay_s in zip(turns, delays, strict=True))
     )
-    completed = [record for record in records if record.outcome is Outcome.COMPLETED]
+    completed = [record for record in records if record.outcome is RequestOutcome.COMPLETED]
     if not completed:
         raise SetupError(f"{name}: no request was completed: {records[0].error} {records[0].detail}")
     prompt_count = sum(record.prompt_tokens or 0 for record in completed)
@@ -97,14 +97,14 @@ async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetRes
     )
 
 
-def _is_good(record: Record, load: WorkingSet) -> bool:
+def _is_good(record: RequestRecord, load: WorkingSet) -> bool:
     ttft_s, tpot_s = record.ttft_s, record.tpot_s
     return ttft_s is not None and ttft_s <= load.ttft_slo_s and (tpot_s or 0.0) <= load.tpot_slo_s
 
 
-async def _ask(server: Server, load: WorkingSet, session: int, turn: int, delay_s: float) -> Record:
+async def _ask(server: ServerUrl, load: WorkingSet, session: int, turn: int, delay_s: float) -> RequestRecord:
     loop = asyncio.get_running_loop()
-    record = Record(session, planned_s=loop.time() + delay_s)
+    record = RequestRecord(session, planned_s=loop.time() + delay_s)
     body = orjson.dumps(
         {
             "model": MODEL_NAME,

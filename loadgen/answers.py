@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Sequence
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
-from loadgen.report.model import AnswerCheck, Settings
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report.model import AnswerCheck, RunSettings
 from loadgen.sse import Answer
 
 DIGEST_BYTES = 8
@@ -24,7 +24,7 @@ def digest(answer: Answer) -> str:
     return hashlib.blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def check_answers(records: Sequence[Record], before: Sequence[Record]) -> AnswerCheck:
+def check_answers(records: Sequence[RequestRecord], before: Sequence[RequestRecord]) -> AnswerCheck:
     """Compare the completed requests of both runs by their place in the plan. Raises SetupError if there are
     none, or if the prompts differ."""
     earlier = {r.index: r for r in before if _tells(r)}
@@ -39,7 +39,7 @@ def check_answers(records: Sequence[Record], before: Sequence[Record]) -> Answer
     return AnswerCheck(len(pairs), len(differing), tuple(differing[:NAMED_MAX]))
 
 
-def check_same_requests(now: Settings, before: Settings) -> list[str]:
+def check_same_requests(now: RunSettings, before: RunSettings) -> list[str]:
     """Other differences between the runs, which may or may not matter. A setting that one of the runs does
     not record is not compared.
 
@@ -56,5 +56,5 @@ def check_same_requests(now: Settings, before: Settings) -> list[str]:
     return [f"{name} {then} there, {here} here" for name, here, then in pairs if here != then]
 
 
-def _tells(record: Record) -> bool:
-    return record.outcome is Outcome.COMPLETED and bool(record.answer)
+def _tells(record: RequestRecord) -> bool:
+    return record.outcome is RequestOutcome.COMPLETED and bool(record.answer)

@@ -18,8 +18,8 @@ import httptools
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.disconnects import HangUp
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.disconnects import Disconnect
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.sse import Answer, OpenAIStream, StreamFault, error_text
 
 ERROR_BODY_BYTES_MAX = 16_384
@@ -27,7 +27,7 @@ _REFUSALS = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerUrl:
     """The server that requests go to; made by `parse_url`."""
 
     host: str
@@ -47,7 +47,7 @@ class Server:
         return f"{scheme}://{host}:{self.port}{self.prefix}"
 
 
-def parse_url(url: str, *, api_key: str = "") -> Server:
+def parse_url(url: str, *, api_key: str = "") -> ServerUrl:
     """Parse `http://host:port`, with or without `/v1`. Raises SetupError."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -61,11 +61,11 @@ def parse_url(url: str, *, api_key: str = "") -> Server:
     secure = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     tls = ssl.create_default_context() if secure else None
-    return Server(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
+    return ServerUrl(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
 
 
 def request_bytes(
-    server: Server,
+    server: ServerUrl,
     path: str,
     body: bytes,
     *,
@@ -87,7 +87,7 @@ def request_bytes(
 class _Response:
     """The callbacks of httptools; the parser calls them from `feed`."""
 
-    def __init__(self, record: Record, *, says_done: bool, answer: Answer | None) -> None:
+    def __init__(self, record: RequestRecord, *, says_done: bool, answer: Answer | None) -> None:
         self._stream = OpenAIStream(record, says_done=says_done, answer=answer)
         self._parser = httptools.HttpResponseParser(self)
         self._error_body = b""
@@ -125,7 +125,7 @@ class _Response:
     def on_message_complete(self) -> None:
         self.is_complete = True
 
-    def end(self, record: Record, *, now_s: float) -> None:
+    def end(self, record: RequestRecord, *, now_s: float) -> None:
         """The stream has ended: set the outcome, or raise StreamFault."""
         if self.status is None:
             raise StreamFault(ErrorKind.CONNECT, "the connection ended before an answer")
@@ -134,7 +134,7 @@ class _Response:
             return
         detail = f"{self.status}: {self._error_detail()}"
         if self.status in _REFUSALS:
-            record.outcome, record.error, record.detail = Outcome.REFUSED, ErrorKind.OVERLOADED, detail
+            record.outcome, record.error, record.detail = RequestOutcome.REFUSED, ErrorKind.OVERLOADED, detail
             return
         raise StreamFault(ErrorKind.HTTP, detail)
 
@@ -152,12 +152,12 @@ class _Response:
 
 
 async def send(
-    server: Server,
+    server: ServerUrl,
     message: bytes,
-    record: Record,
+    record: RequestRecord,
     *,
     timeout_s: float,
-    hang_up: HangUp | None = None,
+    disconnect: Disconnect | None = None,
     answer: Answer | None = None,
 ) -> None:
     """Send one request, from connect to the end of the answer. Fills the record, and raises nothing but
@@ -167,16 +167,16 @@ async def send(
     answer.
     """
     record.sent_s = time.monotonic()
-    exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), hang_up)
+    exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), disconnect)
     try:
-        async with asyncio.timeout(timeout_s), _patience(exchange, record, hang_up):
+        async with asyncio.timeout(timeout_s), _patience(exchange, record, disconnect):
             await asyncio.get_running_loop().create_connection(
                 lambda: exchange, server.host, server.port, ssl=server.tls
             )
             await exchange.over
             exchange.end(record)
-    except _HungUp as reason:
-        record.outcome, record.detail = Outcome.CANCELLED, str(reason)
+    except _Disconnected as reason:
+        record.outcome, record.detail = RequestOutcome.CANCELLED, str(reason)
     except TimeoutError:
         _fail(record, ErrorKind.TIMEOUT, f"no end within {timeout_s:g} s")
     except StreamFault as fault:
@@ -192,37 +192,39 @@ async def send(
         record.ended_s = time.monotonic()
 
 
-def _fail(record: Record, kind: ErrorKind, detail: str) -> None:
-    record.outcome, record.error, record.detail = Outcome.FAILED, kind, detail[:200]
+def _fail(record: RequestRecord, kind: ErrorKind, detail: str) -> None:
+    record.outcome, record.error, record.detail = RequestOutcome.FAILED, kind, detail[:200]
 
 
-class _HungUp(Exception):
+class _Disconnected(Exception):
     """The user gave up."""
 
 
 @asynccontextmanager
-async def _patience(exchange: "_Exchange", record: Record, hang_up: HangUp | None) -> AsyncGenerator[None]:
+async def _patience(
+    exchange: "_Exchange", record: RequestRecord, disconnect: Disconnect | None
+) -> AsyncGenerator[None]:
     """End the body with _Disconnected when `after_s` has passed since the planned instant."""
-    if hang_up is None or hang_up.after_s is None:
+    if disconnect is None or disconnect.after_s is None:
         yield
         return
-    patience = asyncio.timeout(max(0.0, record.planned_s + hang_up.after_s - time.monotonic()))
+    patience = asyncio.timeout(max(0.0, record.planned_s + disconnect.after_s - time.monotonic()))
     try:
         async with patience:
             yield
     except TimeoutError:
         if not patience.expired() or exchange.response.is_complete:
             raise
-        raise _HungUp(f"hung up after {hang_up.after_s:.3f} s") from None
+        raise _Disconnected(f"disconnected after {disconnect.after_s:.3f} s") from None
 
 
 class _Exchange(asyncio.Protocol):
     """Writes the message and feeds the response; `over` is done when nothing more will come."""
 
-    def __init__(self, message: bytes, response: _Response, hang_up: HangUp | None) -> None:
+    def __init__(self, message: bytes, response: _Response, disconnect: Disconnect | None) -> None:
         self._message = message
         self.response = response
-        self._tokens_max = hang_up.after_tokens if hang_up else None
+        self._tokens_max = disconnect.after_tokens if disconnect else None
         self._transport: asyncio.Transport | None = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -241,7 +243,7 @@ class _Exchange(asyncio.Protocol):
         if self.response.is_complete:
             self.over.set_result(None)
         elif self._tokens_max is not None and self.response.tokens_seen >= self._tokens_max:
-            self.over.set_exception(_HungUp(f"hung up after {self.response.tokens_seen} tokens"))
+            self.over.set_exception(_Disconnected(f"disconnected after {self.response.tokens_seen} tokens"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.over.done():
@@ -251,7 +253,7 @@ class _Exchange(asyncio.Protocol):
         else:
             self.over.set_exception(exc)
 
-    def end(self, record: Record) -> None:
+    def end(self, record: RequestRecord) -> None:
         """The connection has ended: set the outcome, or raise StreamFault."""
         self.response.end(record, now_s=time.monotonic())
 

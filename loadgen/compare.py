@@ -15,7 +15,7 @@ from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
 from loadgen.outputs import ObjectiveOptions, check_outputs, write_to
-from loadgen.report import Objectives, Report
+from loadgen.report import ClassObjectives, Report
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.show import show_comparison
 
@@ -56,7 +56,7 @@ def _compare_command(asked: CompareOptions) -> None:
         if not 0 < len(reports) <= RUNS_MAX:
             raise SetupError(f"{len(reports)} runs given: give 1 to {RUNS_MAX}")
         known = {group.name for report in reports for group in report.classes}
-        Objectives(by_class=asked.class_slos()).check_classes(known)
+        ClassObjectives(by_class=asked.class_slos()).check_classes(known)
         console = new_console(stderr=is_stdout(asked.json_to) or is_stdout(asked.html_to))
         in_turn(
             (

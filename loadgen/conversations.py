@@ -11,13 +11,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker
 from loadgen.sse import Answer
 from loadgen.target import Api
 
 
-def continues(plan: Plan, before: PlannedRequest, turn: PlannedRequest) -> bool:
+def continues(plan: ReplayPlan, before: PlannedRequest, turn: PlannedRequest) -> bool:
     """True if the turn's prompt begins with the whole earlier prompt, as far as the trace shows."""
     if turn.input_tokens <= before.input_tokens:
         return False
@@ -30,7 +30,7 @@ def continues(plan: Plan, before: PlannedRequest, turn: PlannedRequest) -> bool:
 class Conversations:
     """Makes prompts, and remembers only what later turns need."""
 
-    def __init__(self, plan: Plan, prompts: PromptMaker, api: Api, *, remembers: bool) -> None:
+    def __init__(self, plan: ReplayPlan, prompts: PromptMaker, api: Api, *, remembers: bool) -> None:
         self._plan = plan
         self._prompts = prompts
         self._api = api

@@ -8,7 +8,7 @@ from baton.core.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp:
+class Disconnect:
     """The client closes the connection at whichever limit comes first."""
 
     after_tokens: int | None = None
@@ -17,7 +17,7 @@ class HangUp:
 
 
 @dataclass(frozen=True, slots=True)
-class HangUps:
+class Disconnects:
     """A share of all requests, drawn by their row in the trace, so that a seed always cuts off the same ones.
 
     With `mean_s` the user's patience is exponential with that mean. Without it, the user disconnects after a
@@ -35,7 +35,7 @@ class HangUps:
         if self.mean_s is not None and self.mean_s <= 0:
             raise SetupError(f"--cancel-after {self.mean_s:g}: must be above 0")
 
-    def of(self, row: int, output_tokens: int) -> HangUp | None:
+    def of(self, row: int, output_tokens: int) -> Disconnect | None:
         """None if the client waits for this request."""
         if not self.share:
             return None
@@ -43,5 +43,5 @@ class HangUps:
         if rng.random() >= self.share:
             return None
         if self.mean_s is not None:
-            return HangUp(after_s=rng.expovariate(1 / self.mean_s))
-        return HangUp(after_tokens=rng.randint(1, max(1, output_tokens - 1)))
+            return Disconnect(after_s=rng.expovariate(1 / self.mean_s))
+        return Disconnect(after_tokens=rng.randint(1, max(1, output_tokens - 1)))

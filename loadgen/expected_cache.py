@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ def block_hit_ratio(requests: Iterable[Sequence[Hashable]], *, capacity_blocks: 
     return hits / asked if asked else 0.0
 
 
-def expected_cache(plan: Plan, *, server_block_tokens: int, cache_blocks: int | None = None) -> ExpectedCache:
+def expected_cache(
+    plan: ReplayPlan, *, server_block_tokens: int, cache_blocks: int | None = None
+) -> ExpectedCache:
     """Prompt tokens that an LRU prefix cache of `cache_blocks` blocks would save.
 
     Only full blocks are cached. A fully cached prompt still computes its last token, so at most (length - 1)

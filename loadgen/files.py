@@ -15,8 +15,8 @@ import orjson
 
 from baton.core.errors import SetupError
 from baton.files.outputs import opened
-from loadgen.records import Record
-from loadgen.report import Report, Settings, judged
+from loadgen.records import RequestRecord
+from loadgen.report import Report, RunSettings, judged
 from loadgen.report.model import SCHEMA
 
 RECORDS_SCHEMA = "baton-records/1"
@@ -27,7 +27,7 @@ class _Head(msgspec.Struct):
     """The first line of a file of records."""
 
     schema: str
-    settings: Settings
+    settings: RunSettings
 
 
 class _Schema(msgspec.Struct):
@@ -43,7 +43,7 @@ def write_file(to: Path | str, content: bytes) -> None:
     _write(to, (content,))
 
 
-def write_records(to: Path | str, records: Sequence[Record], settings: Settings) -> None:
+def write_records(to: Path | str, records: Sequence[RequestRecord], settings: RunSettings) -> None:
     """Raises CannotWrite."""
     _write(to, _record_lines(records, settings))
 
@@ -57,7 +57,7 @@ def _write(to: Path | str, chunks: Iterable[bytes]) -> None:
             plain.writelines(chunks)
 
 
-def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[bytes]:
+def _record_lines(records: Sequence[RequestRecord], settings: RunSettings) -> Iterator[bytes]:
     yield orjson.dumps({"schema": RECORDS_SCHEMA, "settings": settings}, option=orjson.OPT_APPEND_NEWLINE)
     origin_s = min((r.planned_s for r in records), default=0.0)
     for record in records:
@@ -71,7 +71,8 @@ def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[byt
 
 
 _DEFAULTS: dict[str, object] = {
-    f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Record)
+    f.name: f.default_factory() if f.default_factory is not MISSING else f.default
+    for f in fields(RequestRecord)
 }
 
 
@@ -94,12 +95,12 @@ def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Seq
     return report
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[RequestRecord]:
     """Raises SetupError."""
     return read_settings_and_records(path)[1]
 
 
-def read_settings_and_records(path: Path) -> tuple[Settings, list[Record]]:
+def read_settings_and_records(path: Path) -> tuple[RunSettings, list[RequestRecord]]:
     """Raises SetupError."""
     return parse_records(_read(path), name=str(path))
 
@@ -124,12 +125,12 @@ def _parse_report(content: bytes, *, name: str) -> Report:
         raise SetupError(f"{name} is no report of `baton replay` or `baton simulate`: {error}") from None
 
 
-def parse_records(content: bytes, *, name: str) -> tuple[Settings, list[Record]]:
+def parse_records(content: bytes, *, name: str) -> tuple[RunSettings, list[RequestRecord]]:
     """Raises SetupError."""
     lines = content.splitlines()
     try:
         head = msgspec.json.decode(lines[0], type=_Head)
-        decoder = msgspec.json.Decoder(Record)
+        decoder = msgspec.json.Decoder(RequestRecord)
         records = [decoder.decode(line) for line in lines[1:]]
     except (msgspec.MsgspecError, IndexError) as error:
         raise SetupError(f"{name} holds no records of a run: {error}") from None

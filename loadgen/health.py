@@ -14,7 +14,7 @@ from types import TracebackType
 
 import numpy as np
 
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 
 LOOK_EVERY_S = 0.05
 CPU_WINDOW_S = 1.0
@@ -101,7 +101,7 @@ def _share_since(began: tuple[float, float]) -> float:
     return (time.process_time() - began[1]) / wall_s if wall_s > 0 else 0.0
 
 
-def worst_of(healths: Iterable[ClientHealth], records: Sequence[Record]) -> ClientHealth:
+def worst_of(healths: Iterable[ClientHealth], records: Sequence[RequestRecord]) -> ClientHealth:
     """The worst health of all sender processes, with the lateness of their records."""
     several = list(healths)
     lateness_s = [r.lateness_s for r in records if r.lateness_s is not None]

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import RateShape, spread_ticks
-from loadgen.disconnects import HangUp, HangUps
+from loadgen.disconnects import Disconnect, Disconnects
 from loadgen.formats.base import TOKENS_MAX, TRACE_BLOCK_TOKENS
 from loadgen.traces import Trace, TraceRequest
 from loadgen.users import Users
@@ -38,7 +38,7 @@ ASSUMED_TPOT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class TraceScaling:
     input_scale: Fraction = Fraction(1)
     output_scale: Fraction = Fraction(1)
     time_scale: Fraction = Fraction(1)
@@ -70,11 +70,11 @@ class PlannedRequest:
     """Seconds from the end of the earlier turn, if turns wait for it."""
     slo_class: str = ""
     tenant: str = ""
-    hang_up: HangUp | None = None
+    disconnect: Disconnect | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     requests: tuple[PlannedRequest, ...]
     block_tokens: Fraction
     """Prompt tokens per hash_id; 0 if the trace has no prefixes."""
@@ -132,18 +132,18 @@ def time_scale_for(trace: Trace, requests_per_s: float) -> Fraction:
 
 def make_plan(
     trace: Trace,
-    scaling: Scaling,
+    scaling: TraceScaling,
     *,
     spread: bool,
     seed: int,
     shape: RateShape | None = None,
     users: Users | None = None,
-    hang_ups: HangUps | None = None,
-) -> Plan:
+    disconnects: Disconnects | None = None,
+) -> ReplayPlan:
     """The plan. Raises SetupError if an instant cannot be represented."""
     instants_s = _instants_s(trace, scaling, spread=spread, seed=seed, shape=shape or RateShape())
-    blocks = _Blocks(trace, scaling)
-    users, hang_ups = users or Users(), hang_ups or HangUps()
+    blocks = _PlanBlocks(trace, scaling)
+    users, disconnects = users or Users(), disconnects or Disconnects()
     indices = {r.row: i for i, r in enumerate(trace.requests)}
     requests: list[PlannedRequest] = []
     inputs_cut = outputs_cut = 0
@@ -172,13 +172,15 @@ def make_plan(
                 think_s=_think_s(r, before) * float(scaling.time_scale),
                 slo_class=r.slo_class or users.slo_class,
                 tenant=r.tenant or users.tenant_of(r.session or str(r.row)),
-                hang_up=hang_ups.of(r.row, outputs),
+                disconnect=disconnects.of(r.row, outputs),
             )
         )
-    return Plan(tuple(requests), blocks.tokens, inputs_cut, outputs_cut, blocks.grouped)
+    return ReplayPlan(tuple(requests), blocks.tokens, inputs_cut, outputs_cut, blocks.grouped)
 
 
-def _instants_s(trace: Trace, scaling: Scaling, *, spread: bool, seed: int, shape: RateShape) -> list[float]:
+def _instants_s(
+    trace: Trace, scaling: TraceScaling, *, spread: bool, seed: int, shape: RateShape
+) -> list[float]:
     spread_s = spread_ticks(
         [r.at_s for r in trace.requests], tick_s=trace.tick_s if spread else 0.0, seed=seed
     )
@@ -186,10 +188,10 @@ def _instants_s(trace: Trace, scaling: Scaling, *, spread: bool, seed: int, shap
     return shape.warp([at_s * time_scale for at_s in spread_s])
 
 
-class _Blocks:
+class _PlanBlocks:
     """The trace's hash_ids as the plan uses them, grouped if a block would become too short."""
 
-    def __init__(self, trace: Trace, scaling: Scaling) -> None:
+    def __init__(self, trace: Trace, scaling: TraceScaling) -> None:
         one = scaling.block_tokens(trace.hash_block_tokens)
         self.grouped = max(1, math.ceil(BLOCK_TOKENS_MIN / one)) if one else 1
         self.tokens = one * self.grouped
@@ -215,7 +217,7 @@ class _Blocks:
         return tuple(ids)
 
 
-def _size(request: TraceRequest, scaling: Scaling) -> tuple[int, int]:
+def _size(request: TraceRequest, scaling: TraceScaling) -> tuple[int, int]:
     # Rounding up keeps ceil(tokens / block) as it was in the trace.
     inputs = -((-request.input_tokens * scaling.input_scale) // 1)
     outputs = round(request.output_tokens * scaling.output_scale)

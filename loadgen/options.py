@@ -30,7 +30,7 @@ def target(text: str | float) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-class Sessions(StrEnum):
+class SessionMode(StrEnum):
     OPEN = "open"
     """Every turn is sent at its instant in the trace."""
     WAIT = "wait"
@@ -81,9 +81,9 @@ class TrafficOptions:
         bool, typer.Option(help="Spread arrivals inside the ticks of a trace with coarse timestamps.")
     ] = True
     sessions: Annotated[
-        Sessions,
+        SessionMode,
         typer.Option(help="wait: each turn waits for the earlier turn and sends its real answer back."),
-    ] = Sessions.OPEN
+    ] = SessionMode.OPEN
     cancel: Annotated[
         float, typer.Option(min=0, max=1, help="Share of requests that the client cancels by disconnecting.")
     ] = 0.0

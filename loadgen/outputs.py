@@ -14,7 +14,7 @@ from baton.files.terminal import new_console
 from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.options import target
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report import Report
 from loadgen.show import show_report
 from loadgen.slo import Slo, parse_class_slo, slo_of
@@ -99,7 +99,7 @@ def check_outputs(places: Mapping[str, Path | str | None]) -> None:
     check_writable(*places.values())
 
 
-def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -> None:
+def publish(report: Report, records: Sequence[RequestRecord], outputs: OutputOptions) -> None:
     """Print the tables on standard output, or on standard error if an output uses standard output. Then write
     the files; a failed one does not keep the others from being written.
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.records import Outcome, Record
-from loadgen.runner import Observer
-from loadgen.slo import Objectives
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.runner import RequestObserver
+from loadgen.slo import ClassObjectives
 from loadgen.units import share
 
 LINE_EVERY_S = 5.0
@@ -22,22 +22,22 @@ CLASSES_MAX = 4
 
 
 @dataclass(slots=True)
-class Tally:
+class ProgressStats:
     """Counts of requests so far, and of those that met their objectives. The caller has the clock."""
 
-    objectives: Objectives
+    objectives: ClassObjectives
     planned: int
     sent: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+    outcomes: Counter[RequestOutcome] = field(default_factory=Counter[RequestOutcome])
     judged: Counter[str] = field(default_factory=Counter[str])
     """Judged requests by class, without those that the client cancelled as planned."""
     met: Counter[str] = field(default_factory=Counter[str])
     _recent: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
-    def ended(self, record: Record, *, now_s: float) -> None:
-        outcome = record.outcome or Outcome.FAILED
+    def ended(self, record: RequestRecord, *, now_s: float) -> None:
+        outcome = record.outcome or RequestOutcome.FAILED
         self.outcomes[outcome] += 1
-        if outcome is Outcome.CANCELLED:
+        if outcome is RequestOutcome.CANCELLED:
             return
         is_met = self.objectives.is_met(record)
         self.judged[record.slo_class] += 1
@@ -74,7 +74,13 @@ class Tally:
 
     def counts_text(self) -> str:
         done, refused, failed, cancelled = (
-            self.outcomes[o] for o in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.FAILED, Outcome.CANCELLED)
+            self.outcomes[o]
+            for o in (
+                RequestOutcome.COMPLETED,
+                RequestOutcome.REFUSED,
+                RequestOutcome.FAILED,
+                RequestOutcome.CANCELLED,
+            )
         )
         text = f"{self.running} running, {done} done, {refused} refused, {failed} failed"
         return f"{text}, {cancelled} given up" if cancelled else text
@@ -85,31 +91,31 @@ def live_progress(
     console: Console,
     *,
     planned: int,
-    objectives: Objectives,
+    objectives: ClassObjectives,
     name: str = "replay",
     now: Callable[[], float] = time.monotonic,
-) -> Generator[Observer]:
+) -> Generator[RequestObserver]:
     """Show counts and goodput; the yielded observer keeps them up to date."""
-    tally = Tally(objectives, planned)
+    stats = ProgressStats(objectives, planned)
     if console.is_terminal:
         with _bar(console, name) as bar:
-            yield _observer(tally, _redraw(bar, bar.add_task(name, total=planned, text=""), tally, now), now)
+            yield _observer(stats, _redraw(bar, bar.add_task(name, total=planned, text=""), stats, now), now)
         return
-    lines = _Lines(console, tally, name, now)
-    yield _observer(tally, lines.tell_if_due, now)
+    lines = _LineProgress(console, stats, name, now)
+    yield _observer(stats, lines.print_if_due, now)
     lines.print_line()
 
 
-def _observer(tally: Tally, changed: Callable[[], None], now: Callable[[], float]) -> Observer:
-    def on_sent(record: Record) -> None:
-        tally.sent += 1
+def _observer(stats: ProgressStats, changed: Callable[[], None], now: Callable[[], float]) -> RequestObserver:
+    def on_sent(record: RequestRecord) -> None:
+        stats.sent += 1
         changed()
 
-    def on_ended(record: Record) -> None:
-        tally.ended(record, now_s=now())
+    def on_ended(record: RequestRecord) -> None:
+        stats.ended(record, now_s=now())
         changed()
 
-    return Observer(on_sent, on_ended)
+    return RequestObserver(on_sent, on_ended)
 
 
 def _bar(console: Console, name: str) -> Progress:
@@ -122,25 +128,27 @@ def _bar(console: Console, name: str) -> Progress:
     return Progress(*columns, console=console, refresh_per_second=4)
 
 
-def _redraw(bar: Progress, task: TaskID, tally: Tally, now: Callable[[], float]) -> Callable[[], None]:
+def _redraw(
+    bar: Progress, task: TaskID, stats: ProgressStats, now: Callable[[], float]
+) -> Callable[[], None]:
     drawn_s = 0.0
 
     def redraw() -> None:
         # The text is made when it is drawn, not for every event.
         nonlocal drawn_s
         now_s = now()
-        if now_s - drawn_s >= 0.2 or tally.ended_count == tally.planned:
+        if now_s - drawn_s >= 0.2 or stats.ended_count == stats.planned:
             drawn_s = now_s
-            text = f"{tally.counts_text()}; {tally.goodput_text(now_s=now_s)}"
-            bar.update(task, completed=tally.ended_count, text=escape(text))
+            text = f"{stats.counts_text()}; {stats.goodput_text(now_s=now_s)}"
+            bar.update(task, completed=stats.ended_count, text=escape(text))
 
     return redraw
 
 
 @dataclass(slots=True)
-class _Lines:
+class _LineProgress:
     console: Console
-    tally: Tally
+    stats: ProgressStats
     name: str
     now: Callable[[], float]
     began_s: float = field(init=False)
@@ -149,15 +157,15 @@ class _Lines:
     def __post_init__(self) -> None:
         self.began_s = self.printed_s = self.now()
 
-    def tell_if_due(self) -> None:
+    def print_if_due(self) -> None:
         if self.now() - self.printed_s >= LINE_EVERY_S:
             self.print_line()
 
     def print_line(self) -> None:
         now_s = self.printed_s = self.now()
         self.console.print(
-            f"{self.name} {now_s - self.began_s:.0f} s: {self.tally.ended_count}/{self.tally.planned}: "
-            f"{self.tally.counts_text()}; {self.tally.goodput_text(now_s=now_s)}",
+            f"{self.name} {now_s - self.began_s:.0f} s: {self.stats.ended_count}/{self.stats.planned}: "
+            f"{self.stats.counts_text()}; {self.stats.goodput_text(now_s=now_s)}",
             soft_wrap=True,
             highlight=False,
             markup=False,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.core.errors import SetupError
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 
 _ID_BITS = 32
 """Bits of a hash_id that a long enough block can spell."""
@@ -46,7 +46,7 @@ class TokenRange:
 class PromptMaker:
     """Makes prompts. Raises SetupError if the plan's blocks are too short to tell its hash_ids apart."""
 
-    def __init__(self, plan: Plan, tokens: TokenRange, *, seed: int) -> None:
+    def __init__(self, plan: ReplayPlan, tokens: TokenRange, *, seed: int) -> None:
         self._plan = plan
         self._range = tokens
         self._seed = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     COMPLETED = auto()
     """The stream ended as OpenAI's protocol requires."""
     REFUSED = auto()
     """The server answered 429 or 503: it has no room."""
     FAILED = auto()
-    """Any other end; `Record.error` gives the kind."""
+    """Any other end; `RequestRecord.error` gives the kind."""
     CANCELLED = auto()
     """The client disconnected as planned while all went well. Goodput leaves it out on both sides, because
     nobody knows whether it would have met its objectives. A request that was refused or failed before that
@@ -38,7 +38,7 @@ class ErrorKind(StrEnum):
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request. All instants are seconds on one monotonic clock; latencies count from `planned_s`.
 
     `planned_s` is when the user meant to send it: the scaled instant of the trace or, for a turn that had to
@@ -53,7 +53,7 @@ class Record:
     token_instants_s: list[float] = field(default_factory=list[float])
     """Arrival of every event that carried text or token ids."""
     ended_s: float | None = None
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
     error: ErrorKind | None = None
     detail: str = ""
     finish_reason: str | None = None
@@ -79,7 +79,7 @@ class Record:
     """The workers that served it, prefill first; one name if one worker served both phases. Empty if not
     reported."""
     attempts: int | None = None
-    """How often the server placed it; None if not reported."""
+    """Number of times that the server placed it; None if not reported."""
     answer: str = ""
     """Digest of the answer; empty if it was not kept."""
 

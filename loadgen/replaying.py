@@ -12,29 +12,29 @@ from rich.console import Console
 from baton.core.errors import SetupError
 from loadgen.answers import check_answers, check_same_requests
 from loadgen.client import parse_url
+from loadgen.early_stop import GoalWatch
 from loadgen.expected_cache import expected_cache
 from loadgen.files import read_settings_and_records
 from loadgen.first_answers import FirstAnswers
-from loadgen.lengths import Plan, PlannedRequest, factor_text, time_scale_for
+from loadgen.lengths import PlannedRequest, ReplayPlan, factor_text, time_scale_for
 from loadgen.options import SendingOptions, TrafficOptions
-from loadgen.outlook import Outlook
 from loadgen.outputs import ObjectiveOptions, OutputOptions
 from loadgen.progress import live_progress
 from loadgen.prompts import TokenRange
-from loadgen.records import Outcome, Record
-from loadgen.report import Report, Settings, judged
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report import Report, RunSettings, judged
 from loadgen.report.model import Probe, SearchResult
-from loadgen.runner import Observer
+from loadgen.runner import RequestObserver
 from loadgen.search import (
-    Attempt,
+    ScaledRun,
     SearchSettings,
     StopSearch,
     attempt_of,
     search,
     search_scales,
 )
-from loadgen.senders import Limits, Sending, Sent, send_plan, sending
-from loadgen.slo import Objectives
+from loadgen.senders import Sending, SendLimits, Sent, send_plan, sending
+from loadgen.slo import ClassObjectives
 from loadgen.sources import SYNTH
 from loadgen.target import Api, probe
 from loadgen.traffic import Traffic, traffic_of
@@ -77,7 +77,7 @@ class ReplayOptions(OutputOptions, SearchOptions, ObjectiveOptions, SendingOptio
     def check(self) -> None:
         """Check what can be checked before the trace is read. Raises SetupError."""
         super().check()
-        objectives = Objectives(self.slo, self.class_slos())
+        objectives = ClassObjectives(self.slo, self.class_slos())
         if self.search:
             objectives.check_search()
         if self.search and self.cancel == 1:
@@ -85,10 +85,10 @@ class ReplayOptions(OutputOptions, SearchOptions, ObjectiveOptions, SendingOptio
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class JudgedRun:
     """The judged part of a run, without warm-up."""
 
-    records: list[Record]
+    records: list[RequestRecord]
     report: Report
     was_stopped: bool
     """True if Ctrl-C stopped the run."""
@@ -102,7 +102,7 @@ class Replayer:
 
     def __init__(self, asked: ReplayOptions, console: Console) -> None:
         self.asked = asked
-        self.objectives = Objectives(asked.slo, asked.class_slos())
+        self.objectives = ClassObjectives(asked.slo, asked.class_slos())
         self.scales = asked.scales()
         if asked.search and asked.same_answers_as is not None:
             raise SetupError("--search sends other prompts in each run: leave --same-answers-as out")
@@ -121,7 +121,7 @@ class Replayer:
             for other in check_same_requests(self._settings(self.traffic, self.plan, warm_up=0), earlier[0]):
                 self.print(f"answers are compared with a run that differs: {other}")
 
-    def run_once(self) -> Ran:
+    def run_once(self) -> JudgedRun:
         """Replay once, at the requested rate."""
         warm_up = self.asked.warm_up or 0
         sent = self._send(self.plan, name="replay", objectives=self.objectives, warm_up=warm_up)
@@ -133,22 +133,22 @@ class Replayer:
         return replace(ran, report=replace(ran.report, answers=answers))
 
     def run_at(
-        self, rate_per_s: float, *, number: int, objectives: Objectives, warm_up: int
-    ) -> tuple[Ran, bool]:
+        self, rate_per_s: float, *, number: int, objectives: ClassObjectives, warm_up: int
+    ) -> tuple[JudgedRun, bool]:
         """Run once for a search, with prompts of its own, so that nothing of it is cached. Returns the run,
         and whether it was stopped early. Raises StopSearch on Ctrl-C."""
         scaling = replace(self.traffic.scaling, time_scale=time_scale_for(self.traffic.trace, rate_per_s))
         traffic = replace(self.traffic, scaling=scaling, seed=self.asked.seed + number)
         plan = traffic.plan()
-        outlook = Outlook(
+        goal_watch = GoalWatch(
             objectives, len(plan.requests), self.asked.goal, warm_up, sees_tokens=self.asked.clients == 1
         )
         name = f"probe {number} at {per_second(rate_per_s)}"
         sent = self._send(
-            plan, name=name, objectives=objectives, warm_up=warm_up, outlook=outlook, number=number
+            plan, name=name, objectives=objectives, warm_up=warm_up, goal_watch=goal_watch, number=number
         )
         # The stop reason is read here, because requests that Ctrl-C cut short look like misses.
-        if sent.was_stopped and not outlook.gave_up:
+        if sent.was_stopped and not goal_watch.gave_up:
             raise StopSearch
         ran = self._ran(sent, self._settings(traffic, plan, warm_up=warm_up), warm_up)
         return ran, sent.was_stopped
@@ -159,30 +159,30 @@ class Replayer:
         Raises StopSearch on Ctrl-C.
         """
         request = PlannedRequest(0, 0.0, IDLE_PROMPT_TOKENS, IDLE_OUTPUT_TOKENS, ())
-        plan = Plan((request,), Fraction(0), 0, 0)
+        plan = ReplayPlan((request,), Fraction(0), 0, 0)
         sent = send_plan(self._job(plan, seed=self.asked.seed + 7_919 * number), _SILENT)
         if sent.was_stopped:
             raise StopSearch
         record = sent.records[0]
-        return record.e2e_s if record.outcome is Outcome.COMPLETED else None
+        return record.e2e_s if record.outcome is RequestOutcome.COMPLETED else None
 
     def print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _send(
         self,
-        plan: Plan,
+        plan: ReplayPlan,
         *,
         name: str,
-        objectives: Objectives,
+        objectives: ClassObjectives,
         warm_up: int,
-        outlook: Outlook | None = None,
+        goal_watch: GoalWatch | None = None,
         number: int = 0,
     ) -> Sent:
         planned = len(plan.requests)
         first = FirstAnswers()
         with live_progress(self._console, planned=planned, objectives=objectives, name=name) as progress:
-            observer = progress if outlook is None else _watched(progress, outlook)
+            observer = progress if goal_watch is None else _watched(progress, goal_watch)
             sent = send_plan(
                 self._job(plan, seed=self.asked.seed + number),
                 _stopped_by(observer, first),
@@ -195,9 +195,9 @@ class Replayer:
         self._warn(sent)
         return sent
 
-    def _job(self, plan: Plan, *, seed: int) -> Sending:
+    def _job(self, plan: ReplayPlan, *, seed: int) -> Sending:
         asked, target = self.asked, self.target
-        limits = Limits(asked.timeout, asked.connections_max)
+        limits = SendLimits(asked.timeout, asked.connections_max)
         job = sending(plan, target, TokenRange(asked.first_token, self._vocab_size), seed=seed, limits=limits)
         return replace(
             job,
@@ -218,7 +218,7 @@ class Replayer:
                 f"it: use more --clients (now {sent.health.clients}), a lower rate, or another machine."
             )
 
-    def _ran(self, sent: Sent, settings: Settings, warm_up: int) -> Ran:
+    def _ran(self, sent: Sent, settings: RunSettings, warm_up: int) -> JudgedRun:
         records = [r for r in sent.records if r.index >= warm_up]
         options = {
             **settings.options,
@@ -230,11 +230,11 @@ class Replayer:
         report = judged(records, replace(settings, options=options), scales=self.scales)
         report = replace(report, began_at_s=_began_at_s(records))
         disturbed = bool(sent.health.warnings())
-        return Ran(records, _with_warnings(report, sent), sent.was_stopped, disturbed)
+        return JudgedRun(records, _with_warnings(report, sent), sent.was_stopped, disturbed)
 
     def _settings(
-        self, traffic: Traffic, plan: Plan, *, warm_up: int, with_expected_hits: bool = False
-    ) -> Settings:
+        self, traffic: Traffic, plan: ReplayPlan, *, warm_up: int, with_expected_hits: bool = False
+    ) -> RunSettings:
         asked = self.asked
         expected: float | None = None
         waits = traffic.wait_for_turns and traffic.trace.has_sessions
@@ -242,7 +242,7 @@ class Replayer:
             expected = expected_cache(
                 plan, server_block_tokens=asked.server_block_tokens, cache_blocks=asked.server_cache_blocks
             ).hit_ratio
-        return Settings(
+        return RunSettings(
             trace=traffic.name,
             target=self.target.server.origin,
             model=self.target.model,
@@ -267,34 +267,34 @@ class Replayer:
         )
 
 
-def _began_at_s(records: list[Record]) -> float | None:
+def _began_at_s(records: list[RequestRecord]) -> float | None:
     """Unix time of the first planned instant."""
     if not records:
         return None
     return time.time() - (time.monotonic() - min(r.planned_s for r in records))
 
 
-_SILENT = Observer(lambda record: None, lambda record: None)
+_SILENT = RequestObserver(lambda record: None, lambda record: None)
 
 
-def _stopped_by(observer: Observer, first: FirstAnswers) -> Observer:
-    def on_ended(record: Record) -> None:
+def _stopped_by(observer: RequestObserver, first: FirstAnswers) -> RequestObserver:
+    def on_ended(record: RequestRecord) -> None:
         first.ended(record)
         observer.on_ended(record)
 
-    return Observer(observer.on_sent, on_ended, lambda: bool(first.complaint) or observer.wants_stop())
+    return RequestObserver(observer.on_sent, on_ended, lambda: bool(first.complaint) or observer.wants_stop())
 
 
-def _watched(progress: Observer, outlook: Outlook) -> Observer:
-    def on_sent(record: Record) -> None:
-        outlook.sent(record)
+def _watched(progress: RequestObserver, goal_watch: GoalWatch) -> RequestObserver:
+    def on_sent(record: RequestRecord) -> None:
+        goal_watch.sent(record)
         progress.on_sent(record)
 
-    def on_ended(record: Record) -> None:
-        outlook.ended(record)
+    def on_ended(record: RequestRecord) -> None:
+        goal_watch.ended(record)
         progress.on_ended(record)
 
-    return Observer(on_sent, on_ended, lambda: outlook.wants_stop(now_s=time.monotonic()))
+    return RequestObserver(on_sent, on_ended, lambda: goal_watch.wants_stop(now_s=time.monotonic()))
 
 
 def _with_warnings(report: Report, sent: Sent) -> Report:
@@ -325,10 +325,10 @@ class LiveSearch:
         self._number = 0
         self._was_stopped = False
         self._idle_s: float | None = None
-        self._kept: dict[float, Ran] = {}
+        self._kept: dict[float, JudgedRun] = {}
         """The latest run by rate; only the best one so far keeps its records."""
 
-    def find(self) -> Ran:
+    def find(self) -> JudgedRun:
         """The run at the rate found, with the search in its report; if none was found, the run at the lowest
         rate."""
         scales = self._replayer.scales
@@ -342,7 +342,7 @@ class LiveSearch:
         report = replace(ran.report, search=result, slo_scales=swept)
         return replace(ran, report=report, was_stopped=self._was_stopped)
 
-    def _run_of(self, result: SearchResult) -> Ran:
+    def _run_of(self, result: SearchResult) -> JudgedRun:
         if not self._kept:
             raise SetupError("the search was stopped before its first run ended")
         rate_per_s = min(self._kept) if result.rate_per_s is None else result.rate_per_s
@@ -352,12 +352,12 @@ class LiveSearch:
         ran, hopeless = self._run(rate_per_s, self._replayer.objectives)
         return replace(ran.report, interrupted=hopeless)
 
-    def _attempt(self, rate_per_s: float, scale: float) -> Attempt:
+    def _attempt(self, rate_per_s: float, scale: float) -> ScaledRun:
         objectives = self._replayer.objectives.scaled(scale)
         ran, hopeless = self._run(rate_per_s, objectives)
         return attempt_of(ran.records, self._replayer.objectives, interrupted=hopeless)
 
-    def _run(self, rate_per_s: float, objectives: Objectives) -> tuple[Ran, bool]:
+    def _run(self, rate_per_s: float, objectives: ClassObjectives) -> tuple[JudgedRun, bool]:
         """Run again if the load generator itself was late, because such a run says nothing about the
         server."""
         ran, hopeless = self._run_once(rate_per_s, objectives)
@@ -369,7 +369,7 @@ class LiveSearch:
         self._keep(rate_per_s, ran)
         return ran, hopeless
 
-    def _run_once(self, rate_per_s: float, objectives: Objectives) -> tuple[Ran, bool]:
+    def _run_once(self, rate_per_s: float, objectives: ClassObjectives) -> tuple[JudgedRun, bool]:
         try:
             self._wait_until_idle()
             self._number += 1
@@ -380,7 +380,7 @@ class LiveSearch:
             self._was_stopped = True
             raise
 
-    def _keep(self, rate_per_s: float, ran: Ran) -> None:
+    def _keep(self, rate_per_s: float, ran: JudgedRun) -> None:
         """Records are large. Those of a rate below one that attained the goal will not be needed."""
         self._kept[rate_per_s] = ran
         passed = [r for r, kept in self._kept.items() if kept.report.goodput_share >= self._settings.attain]

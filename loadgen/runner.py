@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from loadgen.lengths import PlannedRequest
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 
 START_AFTER_S = 0.1
 """Seconds from the call to instant 0 of the plan, which leave time to make the first request."""
@@ -31,16 +31,16 @@ AHEAD_SPARE_S = 0.01
 """Another request is made ahead only while the next instant is at least this far off."""
 
 MakeMessage = Callable[[PlannedRequest], bytes]
-Send = Callable[[bytes, Record], Awaitable[None]]
+Send = Callable[[bytes, RequestRecord], Awaitable[None]]
 """A sender fills the record's outcome and raises nothing but cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observer:
+class RequestObserver:
     """Is called for every request when it is sent and when it ends."""
 
-    on_sent: Callable[[Record], None]
-    on_ended: Callable[[Record], None]
+    on_sent: Callable[[RequestRecord], None]
+    on_ended: Callable[[RequestRecord], None]
     wants_stop: Callable[[], bool] = lambda: False
     """Is asked a few times per second whether the run can stop."""
 
@@ -51,11 +51,11 @@ async def replay_plan(
     send: Send,
     *,
     connections_max: int,
-    observer: Observer,
+    observer: RequestObserver,
     stop: asyncio.Event,
     wait_for_turns: bool = False,
     origin_s: float | None = None,
-) -> list[Record]:
+) -> list[RequestRecord]:
     """Records of all requests whose instant came before `stop` was set, in the order in which they were sent;
     each has an outcome.
 
@@ -68,7 +68,7 @@ async def replay_plan(
     await _drain(run.running, stop)
     for record in run.records:
         if record.outcome is None:  # cancelled before its task ran
-            record.outcome, record.error = Outcome.FAILED, ErrorKind.INTERRUPTED
+            record.outcome, record.error = RequestOutcome.FAILED, ErrorKind.INTERRUPTED
             record.ended_s = time.monotonic()
             observer.on_ended(record)
     return run.records
@@ -81,11 +81,11 @@ class _Run:
         make_message: MakeMessage,
         send: Send,
         connections_max: int,
-        observer: Observer,
+        observer: RequestObserver,
         wait_for_turns: bool,
     ) -> None:
         self.origin_s = 0.0
-        self.records: list[Record] = []
+        self.records: list[RequestRecord] = []
         self.running: set[asyncio.Task[None]] = set()
         self._send = send
         self._connections_max = connections_max
@@ -141,7 +141,7 @@ class _Run:
         return had
 
     def _leave(self, request: PlannedRequest, at_s: float) -> None:
-        record = Record(
+        record = RequestRecord(
             request.index,
             planned_s=self.origin_s + at_s,
             slo_class=request.slo_class,
@@ -162,14 +162,14 @@ class _Run:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
-    async def _one(self, message: bytes, record: Record) -> None:
+    async def _one(self, message: bytes, record: RequestRecord) -> None:
         try:
             await self._send(message, record)
         finally:
             if record.outcome is not None:
                 self._ended(record)
 
-    def _ended(self, record: Record) -> None:
+    def _ended(self, record: RequestRecord) -> None:
         self._observer.on_ended(record)
         ended_s = (time.monotonic() if record.ended_s is None else record.ended_s) - self.origin_s
         for turn in self._later.pop(record.index, ()):
@@ -221,7 +221,7 @@ async def _drain(running: set[asyncio.Task[None]], stop: asyncio.Event) -> None:
         await asyncio.gather(stopped, ended, *left, return_exceptions=True)
 
 
-def _refuse_to_send(record: Record, *, now_s: float) -> None:
-    record.outcome, record.error = Outcome.FAILED, ErrorKind.CONNECTION_LIMIT
+def _refuse_to_send(record: RequestRecord, *, now_s: float) -> None:
+    record.outcome, record.error = RequestOutcome.FAILED, ErrorKind.CONNECTION_LIMIT
     record.detail = "all connections were in use"
     record.ended_s = now_s

@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.report.model import Probe, ScalePoint, SearchResult, Share
 from loadgen.report.sample import Floats, share_of
 from loadgen.report.scales import attained_at
-from loadgen.slo import Objectives
+from loadgen.slo import ClassObjectives
 
 HOPELESS_SIGMAS = 3.0
 SAME_SIDE_RUNS = 2
@@ -28,7 +28,7 @@ SAME_SIDE_RUNS = 2
 differ less from each other than from another part of the trace."""
 
 
-class Trial(Protocol):
+class RateResult(Protocol):
     """One run at one rate. `Report` is one."""
 
     @property
@@ -40,7 +40,7 @@ class Trial(Protocol):
         ...
 
 
-RunAtRate = Callable[[float], Trial]
+RunAtRate = Callable[[float], RateResult]
 """Offers this many requests per second. A repeated call with the same rate must draw anew."""
 
 
@@ -104,7 +104,7 @@ def search(
     begin: int = 0,
 ) -> SearchResult:
     """Search; `begin` is the step of the grid to begin at. A run that raises StopSearch ends the search."""
-    book = _Book(run_at_rate, settings, on_probe or (lambda probe: None))
+    book = _Runs(run_at_rate, settings, on_probe or (lambda probe: None))
     try:
         return _result(book, *_between(book, begin))
     except (_OutOfProbes, StopSearch):
@@ -115,7 +115,7 @@ def search(
         return _result(book, passed, min(above, default=None), reason=reason)
 
 
-def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
+def _between(book: "_Runs", begin: int) -> tuple[int | None, int | None]:
     """The highest step that attains the goal, confirmed, and the lowest one above it that does not."""
     low, high = _bracket(book, begin)
     while low is not None:
@@ -134,7 +134,7 @@ def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
     return None, high
 
 
-def _bracket(book: "_Book", begin: int) -> tuple[int | None, int | None]:
+def _bracket(book: "_Runs", begin: int) -> tuple[int | None, int | None]:
     s = book.settings
     step = min(max(begin, s.step_min), s.step_max)
     if not book.attains(step):
@@ -148,7 +148,7 @@ def _bracket(book: "_Book", begin: int) -> tuple[int | None, int | None]:
     return low, None
 
 
-def _descend(book: "_Book", failed: int) -> int | None:
+def _descend(book: "_Runs", failed: int) -> int | None:
     """A step below that attains the goal, twice as far away each time. None if there is none."""
     s, stride = book.settings, 1 if len(book.verdicts) > 1 else book.settings.octave
     step = failed
@@ -160,7 +160,7 @@ def _descend(book: "_Book", failed: int) -> int | None:
     return None
 
 
-def _result(book: "_Book", low: int | None, high: int | None, *, reason: str = "") -> SearchResult:
+def _result(book: "_Runs", low: int | None, high: int | None, *, reason: str = "") -> SearchResult:
     s = book.settings
     text = reason
     if not text and low is None:
@@ -187,7 +187,7 @@ class _OutOfProbes(Exception):
 
 
 @dataclass(slots=True)
-class _Book:
+class _Runs:
     """All runs so far, by step of the grid."""
 
     run_at_rate: RunAtRate
@@ -269,7 +269,7 @@ def is_hopeless(missed: int, planned: int, *, attain: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ScaledRun:
     """One run at one rate, usable for any SLO scale."""
 
     needed: Floats
@@ -287,14 +287,18 @@ class ScaledTrial:
     interrupted: bool
 
 
-def attempt_of(records: Sequence[Record], objectives: Objectives, *, interrupted: bool) -> Attempt:
-    judged = [r for r in sorted(records, key=lambda r: r.planned_s) if r.outcome is not Outcome.CANCELLED]
+def attempt_of(
+    records: Sequence[RequestRecord], objectives: ClassObjectives, *, interrupted: bool
+) -> ScaledRun:
+    judged = [
+        r for r in sorted(records, key=lambda r: r.planned_s) if r.outcome is not RequestOutcome.CANCELLED
+    ]
     needs = [objectives.of(r).needed_scale(r) for r in judged]
-    return Attempt(np.array(needs, dtype=np.float64), interrupted)
+    return ScaledRun(np.array(needs, dtype=np.float64), interrupted)
 
 
 def search_scales(
-    run_at_rate: Callable[[float, float], Attempt],
+    run_at_rate: Callable[[float, float], ScaledRun],
     scales: Sequence[float],
     settings: SearchSettings,
     *,
@@ -305,13 +309,13 @@ def search_scales(
     The search goes from the loosest scale to the most stringent one, so that runs are reused. `share` of a
     point is that of the run at the rate found for scale 1, or for the loosest scale.
     """
-    attempts: dict[float, list[Attempt]] = {}
+    attempts: dict[float, list[ScaledRun]] = {}
     results: dict[float, SearchResult] = {}
     begin, stopped = 0, False
     for scale in sorted(scales, reverse=True):
         used: dict[float, int] = {}
 
-        def run(rate_per_s: float, scale: float = scale, used: dict[float, int] = used) -> Trial:
+        def run(rate_per_s: float, scale: float = scale, used: dict[float, int] = used) -> RateResult:
             nonlocal stopped
             known = attempts.setdefault(rate_per_s, [])
             turn = used.get(rate_per_s, 0)
@@ -333,7 +337,7 @@ def search_scales(
 
 
 def _points(
-    results: dict[float, SearchResult], attempts: dict[float, list[Attempt]]
+    results: dict[float, SearchResult], attempts: dict[float, list[ScaledRun]]
 ) -> tuple[ScalePoint, ...]:
     reference = results.get(1.0) or results[max(results)]
     known = attempts.get(reference.rate_per_s or 0.0, [])

@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerShare
+from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerWork
 from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.slo import Slo
@@ -189,7 +189,7 @@ def _balance(report: Report) -> Table | None:
     return table
 
 
-def _work(w: WorkerShare) -> tuple[int, ...]:
+def _work(w: WorkerWork) -> tuple[int, ...]:
     return w.prefill_requests, w.prompt_tokens, w.computed_tokens, w.decode_requests, w.output_tokens
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 
 NO_TARGET_S = math.inf
 """The value for "no target" of an option whose absence means something else."""
@@ -23,26 +23,26 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
-    def meets_ttft(self, record: Record) -> bool:
+    def meets_ttft(self, record: RequestRecord) -> bool:
         """True if it completed and its first token came in time."""
-        if record.outcome is not Outcome.COMPLETED:
+        if record.outcome is not RequestOutcome.COMPLETED:
             return False
         return self.ttft_s is None or (record.ttft_s is not None and record.ttft_s <= self.ttft_s)
 
-    def meets_tpot(self, record: Record) -> bool:
+    def meets_tpot(self, record: RequestRecord) -> bool:
         """True if it completed and its later tokens came in time. An answer of less than two tokens has no
         TPOT and meets any target."""
-        if record.outcome is not Outcome.COMPLETED:
+        if record.outcome is not RequestOutcome.COMPLETED:
             return False
         return self.tpot_s is None or record.tpot_s is None or record.tpot_s <= self.tpot_s
 
-    def is_met(self, record: Record) -> bool:
+    def is_met(self, record: RequestRecord) -> bool:
         return self.meets_ttft(record) and self.meets_tpot(record)
 
     def scaled(self, factor: float) -> "Slo":
         return Slo(_times(self.ttft_s, factor), _times(self.tpot_s, factor))
 
-    def needed_scale(self, record: Record) -> float:
+    def needed_scale(self, record: RequestRecord) -> float:
         """The least factor on both targets that lets the record meet them; infinite if none does."""
         if not self._without_bounds().is_met(record):
             return math.inf
@@ -64,16 +64,16 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class ClassObjectives:
     """Targets by service class. A class that is not named has the default."""
 
     default: Slo = Slo()
     by_class: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
 
-    def of(self, record: Record) -> Slo:
+    def of(self, record: RequestRecord) -> Slo:
         return self.by_class.get(record.slo_class, self.default)
 
-    def is_met(self, record: Record) -> bool:
+    def is_met(self, record: RequestRecord) -> bool:
         return self.of(record).is_met(record)
 
     @property
@@ -93,9 +93,9 @@ class Objectives:
                 here = f"they have {', '.join(found)}" if found else "they have none"
                 raise SetupError(f"--class-slo {name}: none of the requests is of this class; {here}")
 
-    def scaled(self, factor: float) -> "Objectives":
+    def scaled(self, factor: float) -> "ClassObjectives":
         by_class = {name: slo.scaled(factor) for name, slo in self.by_class.items()}
-        return Objectives(self.default.scaled(factor), by_class)
+        return ClassObjectives(self.default.scaled(factor), by_class)
 
 
 def parse_class_slo(text: str) -> tuple[str, Slo]:

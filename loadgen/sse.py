@@ -1,11 +1,11 @@
-"""Reads the server-sent events of OpenAI's streaming API into a `Record`. Pure: bytes and instants go in."""
+"""Reads the server-sent events of OpenAI's streams into a `RequestRecord`. Pure: bytes and instants go in."""
 
 from dataclasses import dataclass, field
 from typing import cast
 
 import orjson
 
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 
 EVENT_BYTES_MAX = 4 * 2**20
 _PREDICTIONS = ("predicted_ttft_s", "predicted_tpot_s")
@@ -35,7 +35,9 @@ class Answer:
 class OpenAIStream:
     """Parses the body of a response; `is_done` is true after `[DONE]`. Raises StreamFault."""
 
-    def __init__(self, record: Record, *, says_done: bool = True, answer: Answer | None = None) -> None:
+    def __init__(
+        self, record: RequestRecord, *, says_done: bool = True, answer: Answer | None = None
+    ) -> None:
         """`answer` collects the text, without reasoning, which clients do not send back."""
         self._record = record
         self._answer = answer
@@ -107,10 +109,10 @@ class OpenAIStream:
             # Some tokens never become text (half a character). The last instant is then the end that the
             # client saw.
             record.token_instants_s.append(now_s)
-        record.outcome = Outcome.COMPLETED
+        record.outcome = RequestOutcome.COMPLETED
 
 
-def read_usage(record: Record, usage: dict[str, object]) -> None:
+def read_usage(record: RequestRecord, usage: dict[str, object]) -> None:
     record.prompt_tokens = _count(usage.get("prompt_tokens"))
     record.completion_tokens = _count(usage.get("completion_tokens"))
     details = usage.get("prompt_tokens_details")
@@ -118,7 +120,7 @@ def read_usage(record: Record, usage: dict[str, object]) -> None:
         record.cached_tokens = _count(cast("dict[str, object]", details).get("cached_tokens"))
 
 
-def read_timings(record: Record, baton: dict[str, object]) -> None:
+def read_timings(record: RequestRecord, baton: dict[str, object]) -> None:
     """Read Baton's object: phases and predictions into `timings`, workers into `served_by`. Unknown entries
     are ignored."""
     phases = baton.get("timings")

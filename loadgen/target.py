@@ -8,7 +8,7 @@ import httpx
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.client import Server, request_bytes
+from loadgen.client import ServerUrl, request_bytes
 from loadgen.lengths import PlannedRequest
 
 PROBE_TIMEOUT_S = 10.0
@@ -21,10 +21,10 @@ class Api(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """A server that answered, and the name of its model."""
 
-    server: Server
+    server: ServerUrl
     model: str
     api: Api
     vocab_size: int | None
@@ -60,7 +60,7 @@ class Target:
         return request_bytes(self.server, path, packed, api_key=api_key, headers=headers)
 
 
-def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) -> Target:
+def probe(server: ServerUrl, *, model: str, api: Api, openai_only: bool = False) -> ReplayTarget:
     """Ask the server for its model. Raises SetupError if the server is unreachable, names no model, or is a
     Baton without this one."""
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
@@ -80,7 +80,7 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     if model and model not in names and any(m.get("owned_by") == "baton" for m in listed):
         raise SetupError(f"{server.origin} has no model {model}; choose one with --model: {', '.join(names)}")
     vocab_size = chosen.get("vocab_size")
-    return Target(
+    return ReplayTarget(
         server,
         model or name,
         api,

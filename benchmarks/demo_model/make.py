@@ -360,7 +360,7 @@ def _silent(share: float, steps: int, loss: float) -> None:
     """Show no progress."""
 
 
-class _Lines:
+class _ProgressLines:
     """Progress for a log: one line every LINE_S seconds."""
 
     def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -381,7 +381,7 @@ def make_with_progress(out: Path, *, budget_s: float = BUDGET_S, seed: int = 0) 
     if console.is_terminal:
         _make_with_bar(out, console, budget_s=budget_s, seed=seed)
     else:
-        lines = _Lines(lambda line: print(line, file=sys.stderr, flush=True))
+        lines = _ProgressLines(lambda line: print(line, file=sys.stderr, flush=True))
         make_demo_model(out, budget_s=budget_s, seed=seed, progress=lines.show)
     console.print(f"demo model written to {out}")
 

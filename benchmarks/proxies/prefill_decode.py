@@ -46,7 +46,7 @@ class ProxyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProxyRequest:
     method: str
     path: str
     body: bytes
@@ -69,7 +69,7 @@ def decode_body(body: dict[str, object], prefilled: bytes) -> bytes:
     return orjson.dumps(body | {"kv_transfer_params": params})
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request:
+async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Raises ProxyError for anything but a request with a body of known length."""
     try:
         async with asyncio.timeout(HEAD_S):
@@ -80,12 +80,12 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
             length = int(fields.get("content-length", "0"))
             if not 0 <= length <= BODY_BYTES_MAX:
                 raise ProxyError(413, "the body is too large")
-            return Request(method, path, await reader.readexactly(length))
+            return ProxyRequest(method, path, await reader.readexactly(length))
     except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError) as error:
         raise ProxyError(400, f"not a request: {error}") from None
 
 
-def head_of(request: Request, server: Address, body: bytes) -> bytes:
+def head_of(request: ProxyRequest, server: Address, body: bytes) -> bytes:
     return (
         f"{request.method} {request.path} HTTP/1.1\r\nHost: {server[0]}:{server[1]}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"
@@ -107,7 +107,7 @@ class _Answer:
         self.is_complete = True
 
 
-async def ask(server: Address, request: Request, body: bytes) -> bytes:
+async def ask(server: Address, request: ProxyRequest, body: bytes) -> bytes:
     """The body of the answer. Raises ProxyError without an answer, or for any status but 200."""
     answer = _Answer()
     parser = httptools.HttpResponseParser(answer)
@@ -128,7 +128,7 @@ async def ask(server: Address, request: Request, body: bytes) -> bytes:
     return answer.body
 
 
-async def pass_on(server: Address, request: Request, body: bytes, writer: asyncio.StreamWriter) -> None:
+async def pass_on(server: Address, request: ProxyRequest, body: bytes, writer: asyncio.StreamWriter) -> None:
     """Pass on the server's answer, byte by byte. Raises ProxyError before its first byte."""
     try:
         reader, upstream = await asyncio.open_connection(*server)

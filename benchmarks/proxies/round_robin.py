@@ -59,7 +59,7 @@ class Half(asyncio.Protocol):
             self.other.transport.close()
 
 
-class Client(Half):
+class ProxiedClient(Half):
     """The client's side; it chooses a server when it is made."""
 
     def __init__(self, turns: Iterator[Address], dialling: set[asyncio.Task[None]]) -> None:
@@ -103,7 +103,9 @@ async def serve(host: str, port: int, servers: list[Address]) -> None:
     """Serve until cancelled."""
     turns = itertools.cycle(servers)
     dialling: set[asyncio.Task[None]] = set()
-    server = await asyncio.get_running_loop().create_server(lambda: Client(turns, dialling), host, port)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ProxiedClient(turns, dialling), host, port
+    )
     async with server:
         await server.serve_forever()
 

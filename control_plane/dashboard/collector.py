@@ -1,7 +1,6 @@
-"""The dashboard's eyes: follows the control plane, scrapes at every process's metrics, remembers what it saw.
+"""The collector follows the control plane, scrapes the metrics of every process, and keeps their history.
 
-Nothing here is on the way of a request, and nothing waits for it: a process that does not answer is shown as
-such.
+No request depends on it and nothing waits for it. A process that does not answer is shown as such.
 """
 
 import asyncio
@@ -35,16 +34,17 @@ from kv_store.directory.interface import Directory, DirectoryLost
 log = logging.getLogger(__name__)
 
 SCRAPE_S = 2.0
-"""One look at one process, at most."""
+"""Longest time of one scrape of one process."""
 
 SCRAPES_AT_ONCE = 32
 RETRY_S = 1.0
 STORES_EVERY_S = 10.0
 LATE_S = 3.0
-"""The control plane speaks once a second; silence for longer is said."""
+"""Silence of the control plane, which reports once a second, after which the dashboard says so."""
 
 PROCESSES_PER_S = 64
-"""With more of them, scrapes are rarer: a large cluster must not make its dashboard busy."""
+"""Most processes scraped per second. A larger cluster is scraped more rarely, so that it does not make its
+dashboard busy."""
 
 RECENT_REQUESTS_MAX = 300
 
@@ -52,26 +52,29 @@ Kind = Literal["router", "worker", "store node"]
 
 
 class ScrapeTarget(msgspec.Struct, frozen=True):
+    """A process whose metrics are scraped."""
+
     kind: Kind
     name: str
-    """Of one life of a process."""
+    """Name of one life of a process."""
     address: str
     """host:port of its metrics."""
 
 
 class TargetState(msgspec.Struct):
-    """What is known of a target."""
+    """The last scrape of a target."""
 
     target: ScrapeTarget
     is_new: bool
-    """It came while we looked: its counters began at zero."""
+    """It started while the dashboard ran, so its counters began at zero."""
     table: Table | None = None
     trouble: str = ""
-    """Of the last look; empty: it answered."""
+    """Error of the last scrape; empty: it answered."""
 
 
 class ClusterCollector:
-    """`run` until cancelled. Everything else may be read at any time, in the same loop."""
+    """The collector of one cluster. `run` ends when it is cancelled. All else may be read at any time in the
+    same loop."""
 
     def __init__(
         self,
@@ -86,10 +89,10 @@ class ClusterCollector:
         self.experts = ExpertHistory()
         self.state: ClusterState | None = None
         self.trouble = "not connected yet"
-        """With the control plane; empty: it answers."""
+        """Error of the connection to the control plane; empty: it answers."""
         self.seen: dict[str, TargetState] = {}
         self.ticked = asyncio.Event()
-        """Set, and replaced, whenever there is something new."""
+        """Event that is set, and replaced, whenever there is new data."""
         self._unix_s, self._now_s = unix_s, now_s
         self._control = OperateClient(control_address)
         self._control_address = control_address
@@ -103,12 +106,12 @@ class ClusterCollector:
 
     @property
     def silent_s(self) -> float:
-        """Since the control plane was heard last."""
+        """Seconds since the last report of the control plane."""
         return self._now_s() - self._updated_s
 
     @property
     def is_lost(self) -> bool:
-        """What is shown of the control plane is of the past."""
+        """The shown state of the control plane is out of date."""
         return bool(self.trouble) or self.silent_s > LATE_S
 
     async def run(self) -> None:
@@ -133,7 +136,7 @@ class ClusterCollector:
             except LinkBroken as error:
                 self.trouble = str(error)
             else:
-                self.trouble = "the control plane hung up"
+                self.trouble = "the control plane closed the connection"
             await asyncio.sleep(RETRY_S)
 
     async def _follow_stores(self) -> None:
@@ -144,7 +147,7 @@ class ClusterCollector:
                 await asyncio.sleep(STORES_EVERY_S)
 
     async def order(self, order: Order) -> Decision:
-        """Raises LinkBroken."""
+        """Give an order. Raises LinkBroken."""
         return await self._control.order(order)
 
     # --- metrics ----------------------------------------------------------------------------------
@@ -196,10 +199,10 @@ class ClusterCollector:
         seen.trouble = ""
         return self._reader.read(text)
 
-    # --- when somebody asks -----------------------------------------------------------------------
+    # --- requests of pages -----------------------------------------------------------------------
 
     async def recent_requests(self, request_id: str = "") -> tuple[list[RecentRequest], list[str]]:
-        """Newest first, and which routers did not answer."""
+        """Return the recent requests, newest first, and an error for each router that did not answer."""
         routers = self.state.routers if self.state is not None else ()
         wanted = RecentRequestsQuery(request_id, RECENT_REQUESTS_MAX)
         answers = await asyncio.gather(
@@ -218,7 +221,7 @@ class ClusterCollector:
         return recent_requests[:RECENT_REQUESTS_MAX], troubles
 
     async def worker(self, address: str) -> WorkerStatusReply | None:
-        """None: it does not answer."""
+        """Return a worker's status, or None if it does not answer."""
         try:
             async with asyncio.timeout(SCRAPE_S):
                 return await worker_status(address)
@@ -227,7 +230,8 @@ class ClusterCollector:
 
 
 async def _text(http: httpx.AsyncClient, url: str) -> str:
-    """Raises ValueError for a page that no process of ours says."""
+    """Return the text of a metrics page. Raises ValueError for one that is larger than any of our processes
+    writes."""
     parts: list[bytes] = []
     size = 0
     async with http.stream("GET", url) as answer:
@@ -254,7 +258,7 @@ def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[
 
 
 def replica_levels(state: ClusterState | None) -> dict[str, dict[Labels, float]]:
-    """How many there are of each role and phase, as the control plane counts them itself."""
+    """Return the number of replicas by role and state, as the control plane counts them."""
     if state is None:
         return {}
     counts: dict[Labels, float] = {}

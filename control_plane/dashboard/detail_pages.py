@@ -1,4 +1,4 @@
-"""Pages of workers, requests and decisions, and of a single one."""
+"""Pages of workers, requests and decisions, and of a single worker or request."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from control_plane.dashboard.text import NOTHING, h, span
 from control_plane.dashboard.view import DashboardModel
 
 REQUESTS_EVERY = 2
-"""Ticks between two questions to the routers."""
+"""Number of ticks between two queries of the routers."""
 
 
 class PagePanel:
@@ -86,7 +86,7 @@ class WorkersPage:
 
 
 class WorkerPage:
-    """One replica, over its lives."""
+    """The page of one replica across its lives."""
 
     def __init__(self, dash: DashboardModel, request: Request, name: str) -> None:
         self._dash, self._name = dash, name
@@ -107,7 +107,7 @@ class WorkerPage:
             self._expert_panel, self._experts = experts.section, experts.html()
             self._expert_panel.set_visibility(False)
             self._accounts = PagePanel(
-                "What it says of itself", "its own accounts, those that are not zero"
+                "Status of the worker", "its own counters, without those that are zero"
             ).html()
         shell.on_tick(self._refresh)
         self._ask(request.query_params.get("ask", ""))
@@ -136,14 +136,14 @@ class WorkerPage:
         finally:
             self._asking = False
         if status is None:
-            self._shell.put(self._accounts, markup.empty("It does not answer."))
+            self._shell.put(self._accounts, markup.empty("The worker does not answer."))
         else:
             self._shell.put(self._accounts, tables.accounts(status.accounts, status.notes))
 
     def _refresh(self) -> None:
         replica, shell = self._replica(), self._shell
         if replica is None:
-            gone = "There is no such worker: it was scaled away, or its name is another."
+            gone = "There is no worker of this name; it may have been scaled away. See the list of workers."
             shell.put(self._facts, markup.empty(gone))
             return
         now = self._dash.collector.history.latest
@@ -179,7 +179,7 @@ def worker_facts(r: ReplicaStatus, now: MetricsFrame | None) -> str:
         ("metrics", f'<span class="mono">{h(r.metrics_address or NOTHING)}</span>'),
         ("KV blocks held", markup.share(held)),
         ("deaths in a row", str(r.deaths_in_a_row)),
-        ("last end", h(r.last_exit or NOTHING)),
+        ("last exit", h(r.last_exit or NOTHING)),
         ("reason", h(r.reason or NOTHING)),
     ]
     return tables.facts(items)
@@ -195,9 +195,7 @@ class RequestsPage:
         self._filter, self._ticks, self._recent_requests = "all", 0, list[RecentRequest]()
         self._asking = False
         with shell.page:
-            panel = PagePanel(
-                "Requests", "the latest of every router; there are no prompts and no answers in them"
-            )
+            panel = PagePanel("Requests", "the latest of every router, without prompts and answers")
             with panel.buttons:
                 self._find = ui.input(placeholder="Request id").props("outlined dense clearable")
                 self._find.on("keydown.enter", self._go)
@@ -254,7 +252,7 @@ def chosen(recent_requests: Sequence[RecentRequest], filter_key: str) -> list[Re
 
 
 class RequestPage:
-    """The story of one request."""
+    """The page of one request and its events."""
 
     def __init__(self, dash: DashboardModel, request: Request, request_id: str) -> None:
         self._dash, self._request_id = dash, request_id
@@ -263,8 +261,8 @@ class RequestPage:
         with shell.page:
             self._facts = PagePanel(f"Request {request_id}").html()
             with ui.element("div").classes("two"):
-                self._bars = PagePanel("Where the first token's time went").html()
-                self._moments = PagePanel("What happened").html()
+                self._bars = PagePanel("Latency breakdown").html()
+                self._moments = PagePanel("Events").html()
         shell.on_tick(self._refresh)
 
     def _refresh(self) -> None:
@@ -279,7 +277,10 @@ class RequestPage:
             self._asking = False
         shell = self._shell
         if not recent_requests:
-            said = "; ".join(troubles) or "No router remembers it: it is too long ago, or its router is gone."
+            said = (
+                "; ".join(troubles)
+                or "No router remembers this request: it is too old, or its router has ended."
+            )
             shell.put(self._facts, markup.empty(said))
             return
         record = recent_requests[0]
@@ -297,13 +298,13 @@ class DecisionsPage:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Decisions", has_window=True)
         with shell.page:
-            panel = PagePanel("Decisions", "of operators and of the autoscaler, the latest first")
+            panel = PagePanel("Decisions", "by operators and the autoscaler, the latest first")
             if shell.may_operate:
                 with panel.buttons:
                     button("Scale…", self._scale, kind="primary")
             self._table = panel.html()
             with ui.element("div").classes("two"):
-                self._pools = PagePanel("Wanted").html()
+                self._pools = PagePanel("Desired workers").html()
                 self._autoscaler = PagePanel("Autoscaler").html()
             with PagePanel("Workers and decisions").body.classes("tall"):
                 self._chart = ui.echart({}, renderer="svg").classes("chart")
@@ -330,7 +331,7 @@ class DecisionsPage:
 
 def pools(state: ClusterState | None) -> str:
     if state is None:
-        return markup.empty("The control plane was not heard yet.")
+        return markup.empty("The control plane has not answered yet.")
     items = [
         (
             pool.model,

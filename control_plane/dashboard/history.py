@@ -1,4 +1,5 @@
-"""What was seen, for as long as it is looked at: finely for minutes, coarsely for hours. Pure and bounded."""
+"""The history of metrics for all time windows: fine steps for minutes, coarse ones for hours. Pure and
+bounded."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from control_plane.dashboard.samples import MetricsFrame, merged, summed
 
 
 class TimeWindow(msgspec.Struct, frozen=True):
-    """Of time, as it can be chosen."""
+    """A time window that a page can choose."""
 
     key: str
     text: str
     step_s: float
-    """One point."""
+    """Seconds of one point."""
     count: int
 
     @property
@@ -39,26 +40,28 @@ class Ring:
         self._steps: deque[tuple[int, MetricsFrame]] = deque(maxlen=window.count + 1)
 
     def add(self, frame: MetricsFrame) -> None:
-        """Not older than those before."""
+        """Add a frame, which must not be older than those before."""
         index = int(frame.at_s // self.window.step_s)
         if self._steps and self._steps[-1][0] == index:
             frame = merged(self._steps.pop()[1], frame)
         self._steps.append((index, frame))
 
     def points(self, now_s: float) -> list[MetricsFrame | None]:
-        """As many as the window has, oldest first, up to the last whole step; None where nobody looked."""
+        """Return the points of the window, oldest first, up to the last whole step; None for steps without
+        data."""
         last = int(now_s // self.window.step_s) - 1
         found = dict(self._steps)
         return [found.get(index) for index in range(last - self.window.count + 1, last + 1)]
 
     def times(self, now_s: float) -> list[float]:
-        """Unix time of the end of each point."""
+        """Return the Unix time at the end of each point."""
         last = int(now_s // self.window.step_s) - 1
         step_s = self.window.step_s
         return [(index + 1) * step_s for index in range(last - self.window.count + 1, last + 1)]
 
     def begins_s(self, now_s: float) -> float | None:
-        """Unix time of the first look, if that is within the window; None: all of it was looked at."""
+        """Return the Unix time of the first data, if that is within the window. None: data covers all of
+        it."""
         if (
             not self._steps
             or (first_s := self._steps[0][0] * self.window.step_s) <= now_s - self.window.length_s
@@ -67,7 +70,7 @@ class Ring:
         return first_s
 
     def since(self, after_s: float) -> MetricsFrame | None:
-        """All that ended after this, in one, the step under way included; levels are the latest."""
+        """Sum all frames that ended after this instant, the current step included; levels are the latest."""
         return summed(frame for _, frame in self._steps if frame.at_s > after_s)
 
 
@@ -78,7 +81,7 @@ class History:
 
     def add(self, frame: MetricsFrame) -> None:
         if self.latest is not None and frame.at_s < self.latest.at_s:
-            return  # the clock was set back: until it has caught up there is nothing to draw
+            return  # the clock was set back; nothing is drawn until it has caught up
         self.latest = frame
         for ring in self.rings.values():
             ring.add(frame)

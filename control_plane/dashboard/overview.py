@@ -1,4 +1,4 @@
-"""What the overview shows, from what was seen. Pure: no browser, no clock."""
+"""The content of the overview page, from the history. Pure: no browser, no clock."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,8 @@ Points = Sequence[MetricsFrame | None]
 
 
 def objectives(config: Config, what: str) -> list[charts.ObjectiveLine]:
-    """`what`: ttft_s or tpot_s. Of classes that have the same one, one line."""
+    """Return the objective lines for `what`, which is ttft_s or tpot_s. Classes with the same objective share
+    one line."""
     names: dict[float, list[str]] = {}
     for name, slo in config.slo.classes.items():
         if value := getattr(slo, what):
@@ -72,7 +73,7 @@ def latency_chart(
 
 def replica_chart(times: Sequence[float], points: Points, decisions: Sequence[Decision]) -> charts.Options:
     def serving(role: Role) -> Series:
-        # What is told is a mean over a step; there is no half a worker.
+        # Levels are means over a step, and the number of workers is whole.
         return [
             None
             if point is None or c.REPLICAS.name not in point.levels
@@ -150,7 +151,7 @@ TOKEN_COLORS = {"prompt": "c-blue", "from caches": "c-green", "generated": "c-or
 
 
 def token_chart(times: Sequence[float], points: Points) -> charts.Options:
-    """Per second, of answered requests."""
+    """Return the chart of tokens per second, over answered requests."""
     metrics = (c.PROMPT_TOKENS, c.CACHED_TOKENS, c.GENERATED_TOKENS)
     lines = [
         charts.ChartLine(name, [rate(p, metric.name) for p in points], color)
@@ -160,17 +161,17 @@ def token_chart(times: Sequence[float], points: Points) -> charts.Options:
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A part of the latency breakdown; seconds."""
+    """A part of the latency breakdown, in seconds."""
 
     name: str
     begins_s: float
     length_s: float
     is_after: bool
-    """After the first token."""
+    """True if the part follows the first token."""
 
 
 def latency_breakdown(past: MetricsFrame | None) -> list[Bar]:
-    """Of the mean request. Empty: none told."""
+    """Return the latency breakdown of the mean request. Empty: no request reported one."""
     bars: list[Bar] = []
     at_s = 0.0
     for part, length_s in part_means(past).items():
@@ -180,13 +181,15 @@ def latency_breakdown(past: MetricsFrame | None) -> list[Bar]:
 
 
 class TierUsage(msgspec.Struct, frozen=True):
+    """The use of one tier of KV memory."""
+
     name: str
     used_bytes: float | None
     limit_bytes: float | None
     note: str
-    """What `used` is of."""
+    """Meaning of `used_bytes`."""
     hit_share: float | None
-    """Of the blocks or tokens that were asked for."""
+    """Share of the requested blocks or tokens that this tier had."""
 
 
 def _by_worker(frame: MetricsFrame, metric: Metric) -> dict[str, float]:
@@ -194,12 +197,12 @@ def _by_worker(frame: MetricsFrame, metric: Metric) -> dict[str, float]:
 
 
 def _bytes(blocks: Mapping[str, float], block_bytes: Mapping[str, float]) -> float:
-    """Of all workers. Models differ in their blocks, and pools in how many they have."""
+    """Sum the bytes over all workers. Models differ in their blocks, and pools in their number."""
     return sum(count * block_bytes.get(worker, 0.0) for worker, count in blocks.items())
 
 
 def tiers(now: MetricsFrame | None, past: MetricsFrame | None) -> list[TierUsage]:
-    """`now`: the latest frame; `past`: the window."""
+    """Return the use of each tier. `now` is the latest frame, `past` the window."""
     if now is None:
         return []
     found: list[TierUsage] = []
@@ -219,7 +222,7 @@ def tiers(now: MetricsFrame | None, past: MetricsFrame | None) -> list[TierUsage
 
 
 class TileValues(msgspec.Struct, frozen=True):
-    """The tiles. Rates and percentiles are of the last minute, attainment of the window."""
+    """The values of the tiles. Rates and percentiles cover the last minute, attainment the window."""
 
     rates: Outcomes
     attained: float | None
@@ -236,7 +239,7 @@ class TileValues(msgspec.Struct, frozen=True):
 
 
 def counts(state: ClusterState | None) -> tuple[int, int]:
-    """Replicas that serve, and that are wanted."""
+    """Return the number of replicas that serve, and of those that are wanted."""
     if state is None:
         return 0, 0
     serving = sum(r.state is ReplicaState.RUNNING for r in state.replicas)

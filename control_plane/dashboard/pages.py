@@ -1,4 +1,4 @@
-"""The pages. Each is built for one browser, and looks at what all share."""
+"""The pages. Each page object belongs to one browser and reads data that all pages share."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +30,7 @@ FAVICON = (
 
 
 def mount(app: FastAPI, collector: ClusterCollector, sessions: SessionStore) -> DashboardModel:
-    """Once per process: NiceGUI has one application."""
+    """Add the pages to the application, once per process, since NiceGUI has one application."""
     dash = DashboardModel(collector, sessions)
     nicegui_app.add_static_files(ASSETS, Path(str(files("control_plane.dashboard").joinpath("assets"))))
     ui.add_head_html(f'<link rel="stylesheet" href="{ASSETS}/dashboard.css">', shared=True)
@@ -96,7 +96,7 @@ class OverviewPage:
             "Time per output token", has_objectives=any(overview.objectives(config, "tpot_s"))
         )
         self._attainment = Card("SLO attainment", "by class and tenant", scrolls=True).html()
-        self._latency_breakdown = Card("Where the first token's time goes", "mean", scrolls=True).html()
+        self._latency_breakdown = Card("Latency breakdown", "mean", scrolls=True).html()
         self._build_replicas()
         queues = Card("Sequences")
         self._queues = queues.chart()
@@ -111,7 +111,7 @@ class OverviewPage:
         tokens = Card("Tokens")
         self._tokens = tokens.chart()
         _keys(tokens, [(name, color, "line") for name, color in overview.TOKEN_COLORS.items()])
-        self._checks = Card("Is it really on?", scrolls=True).html()
+        self._checks = Card("Features in use", scrolls=True).html()
         self._build_experts()
 
     def _latency(self, title: str, *, has_objectives: bool) -> ui.echart:

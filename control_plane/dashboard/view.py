@@ -1,4 +1,4 @@
-"""What all open pages share: computed once for everybody who looks, and only while somebody does."""
+"""The data that all open pages share, computed once for all of them, and only while a page is open."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,21 +32,21 @@ from control_plane.dashboard.text import clock
 from control_plane.dashboard.worker_charts import fleet_charts, shown_workers, worker_charts
 
 RECENT_S = 60.0
-"""What tiles say is of so long."""
+"""Time that the tiles cover."""
 
 PAST_S = 5.0
-"""Hours are added up anew after so long."""
+"""Longest age of sums over hours before they are computed again."""
 
 
 class WindowView(msgspec.Struct, frozen=True):
-    """Of one window, as of its last whole step."""
+    """The content for one time window, as of its last whole step."""
 
     charts: dict[str, charts.Options]
     attainment: list[AttainmentRow]
     latency_breakdown: list[overview.Bar]
     tiers: list[overview.TierUsage]
     is_empty: bool
-    """No request in this time."""
+    """True if there was no request in this time."""
 
 
 class DashboardModel:
@@ -62,12 +62,12 @@ class DashboardModel:
         self.attain = self.config.autoscale.attain
 
     def looked_at(self, window: TimeWindow) -> str:
-        """The time that figures of the window are of, in words."""
+        """Return the time that the figures of the window cover, in words."""
         begins_s = self.collector.history.rings[window.key].begins_s(self._unix_s())
         return f"last {window.text}" if begins_s is None else f"since {clock(begins_s)}"
 
     def step(self, window: TimeWindow) -> int:
-        """Changes whenever there is something new to draw."""
+        """Return a number that changes whenever there is something new to draw."""
         state = self.collector.state
         decisions = state.decisions if state else ()
         return hash((int(self._unix_s() // window.step_s), decisions[-1].number if decisions else 0))
@@ -111,7 +111,7 @@ class DashboardModel:
     def fleet_charts(
         self, window: TimeWindow
     ) -> tuple[dict[str, charts.Options], list[tuple[str, str, str]]]:
-        """And their legend, which is one for all."""
+        """Return the charts of all workers with the legend that they share."""
         now_s, ring = self._unix_s(), self.collector.history.rings[window.key]
         state = self.collector.state
         shown = shown_workers(state.replicas if state else ())
@@ -119,7 +119,7 @@ class DashboardModel:
         return drawn, [(name, color, "line") for name, _, color in shown]
 
     def _past(self, window: TimeWindow) -> MetricsFrame | None:
-        """All of it, as of a few seconds ago."""
+        """Sum the whole window, as of a few seconds ago."""
         step, known = int(self._unix_s() // min(window.step_s, PAST_S)), self._pasts.get(window.key)
         if known is None or known[0] != step:
             ring = self.collector.history.rings[window.key]
@@ -157,18 +157,18 @@ class DashboardModel:
         )
 
     def experts(self) -> list[ExpertGroup]:
-        """Empty: no model with experts is served, or they are not counted."""
+        """Return the expert groups. Empty: no served model has experts, or they are not counted."""
         collector = self.collector
         return expert_groups(collector.state, collector.experts.tokens(), collector.history.latest)
 
     def worker_experts(self, replica: ReplicaStatus) -> ExpertRow | None:
-        """None: its model has none, or they are not counted."""
+        """Return one worker's experts. None: its model has none, or they are not counted."""
         name = replica_name(replica.worker_id) if replica.worker_id else ""
         rows = (row for group in self.experts() for row in group.workers)
         return next((row for row in rows if row.name == name), None)
 
     def checks(self) -> list[Check]:
-        """Of all that is remembered."""
+        """Return the checks over everything that is remembered."""
         past = self._past(WINDOWS[-1])
         latest: MetricsFrame | None = self.collector.history.latest
         if past is not None and latest is not None:

@@ -1,4 +1,4 @@
-"""Charts of workers: of one, and of several beside one another. Pure."""
+"""Charts of one worker, and of several side by side. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,11 +10,11 @@ from control_plane.dashboard.derive import quantiles_over_time
 from control_plane.dashboard.samples import MetricsFrame
 
 COLORS = ("c-blue", "c-orange", "c-green", "c-purple", "c-sky", "c-red", "c-yellow", "c-ink")
-"""As many lines as can be told apart."""
+"""Colours of as many lines as can be told apart."""
 
 
 def shown_workers(replicas: Iterable[ReplicaStatus]) -> list[tuple[str, str, str]]:
-    """Name, process and colour of those that are drawn: the first ones."""
+    """Return name, process and colour of the workers that are drawn, which are the first ones."""
     there = [(r.name, r.worker_id) for r in replicas if r.worker_id]
     return [(name, worker_id, color) for (name, worker_id), color in zip(there, COLORS, strict=False)]
 
@@ -42,7 +42,7 @@ def fleet_charts(
 def worker_charts(
     times: Sequence[float], points: Sequence[MetricsFrame | None], worker_id: str
 ) -> dict[str, charts.Options]:
-    """Of one worker's life."""
+    """Return the charts of one life of a worker."""
 
     def gauge(name: str) -> list[float | None]:
         return [tables.of_worker(point, name, worker_id) for point in points]

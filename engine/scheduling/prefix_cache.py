@@ -16,7 +16,7 @@ class CacheChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class BlockReservation:
     """A block table in sequence order. The caller holds one reference to each block."""
 
     blocks: list[BlockId]
@@ -66,7 +66,7 @@ class PrefixCache:
         *,
         keep_free: int,
         tail: BlockHash | None = None,
-    ) -> Reservation:
+    ) -> BlockReservation:
         """Reserve `block_count` blocks: references to those that match `hashes`, and new blocks for the rest.
         `tail` is looked for when all hashes match.
 
@@ -90,7 +90,7 @@ class PrefixCache:
         self.pool.acquire(matched)  # first: taking must not reuse what was matched
         if source is not None:
             self.pool.acquire([source])
-        return Reservation(matched + self.pool.allocate(new_count), len(matched), source)
+        return BlockReservation(matched + self.pool.allocate(new_count), len(matched), source)
 
     def insert_tail(self, tail: BlockHash, block: BlockId) -> None:
         """The first positions of the held block hold this content, and will."""

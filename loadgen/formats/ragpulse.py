@@ -33,7 +33,7 @@ _Piece = tuple[int, int, int]
 """(component, first token, end) within a block."""
 
 
-class _Blocks:
+class _BlockNumbers:
     """Numbers for runs of pieces; equal runs get equal numbers."""
 
     def __init__(self, lengths: dict[int, int]) -> None:
@@ -67,7 +67,7 @@ def read_ragpulse(path: Path) -> Iterator[TraceRequest]:
     # check the format first, so that no file is reported missing that another format does not have
     if line := first_line(path):
         at_line(path, 1, _fields, line)
-    blocks = _Blocks(_component_lengths(path))
+    blocks = _BlockNumbers(_component_lengths(path))
     last: dict[str, tuple[int, int]] = {}
     times = Times()
     for row, (number, line) in enumerate(lines_of(path)):
@@ -109,7 +109,7 @@ def _component(line: str) -> tuple[int, int]:
 
 
 def _request(
-    line: str, row: int, blocks: _Blocks, last: dict[str, tuple[int, int]], times: Times
+    line: str, row: int, blocks: _BlockNumbers, last: dict[str, tuple[int, int]], times: Times
 ) -> TraceRequest:
     fields = _fields(line)
     input_tokens = tokens(fields["input_length"], "input_length", least=1)

@@ -99,7 +99,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChartFrame:
     """The plane of a chart, with its axes and labels."""
 
     x: Axis

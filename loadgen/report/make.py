@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.report.model import (
     QUANTILE_LEVELS,
     Distributions,
     Figures,
-    Generator,
+    GeneratorHealth,
     Group,
     Report,
-    Settings,
+    ReportWindow,
+    RunSettings,
     Share,
     ShortAnswers,
-    Window,
 )
 from loadgen.report.phases import balance, latency_breakdown, predictions
 from loadgen.report.sample import Floats, as_floats, percentiles, quantiles, share_of
 from loadgen.report.scales import slo_scales
-from loadgen.slo import Objectives, Slo
+from loadgen.slo import ClassObjectives, Slo
 
 LATE_S = 0.01
 LATE_SHARE_MAX = 0.01
@@ -36,12 +36,12 @@ _REASONS_MAX = 12
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
-def make_report(records: Sequence[Record], settings: Settings) -> Report:
+def make_report(records: Sequence[RequestRecord], settings: RunSettings) -> Report:
     """Make the report. Every record must have an outcome."""
     assert all(r.outcome is not None for r in records), "a request without an outcome"
     ordered = sorted(records, key=lambda r: r.planned_s)
     objectives = settings.objectives
-    done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
+    done = [r for r in ordered if r.outcome is RequestOutcome.COMPLETED]
     duration_s = _duration_s(ordered)
     arrivals_s = _arrivals_s(ordered, duration_s)
     spans = _Spans(arrivals_s, max(arrivals_s, duration_s))
@@ -55,8 +55,8 @@ def make_report(records: Sequence[Record], settings: Settings) -> Report:
         offered_per_s=_rate(len(ordered), arrivals_s),
         interrupted=len(ordered) < settings.planned,
         errors=dict(Counter(str(r.error) for r in ordered if r.error is not None)),
-        refusals=_reasons(r.detail for r in ordered if r.outcome is Outcome.REFUSED),
-        failures=_reasons(f"{r.error}, {r.detail}" for r in ordered if r.outcome is Outcome.FAILED),
+        refusals=_reasons(r.detail for r in ordered if r.outcome is RequestOutcome.REFUSED),
+        failures=_reasons(f"{r.error}, {r.detail}" for r in ordered if r.outcome is RequestOutcome.FAILED),
         lateness=lateness,
         generator=_generator(ordered, settings),
         classes=_groups(ordered, objectives, spans, key=lambda r: r.slo_class),
@@ -72,7 +72,9 @@ def make_report(records: Sequence[Record], settings: Settings) -> Report:
     )
 
 
-def judged(records: Sequence[Record], settings: Settings, *, scales: Sequence[float] = ()) -> Report:
+def judged(
+    records: Sequence[RequestRecord], settings: RunSettings, *, scales: Sequence[float] = ()
+) -> Report:
     """A report with these SLO scales, or with the usual ones if none are given."""
     report = make_report(records, settings)
     if not scales:
@@ -99,17 +101,17 @@ class _Spans:
     work_s: float
 
 
-def _figures(ordered: Sequence[Record], objectives: Objectives, spans: _Spans) -> Figures:
+def _figures(ordered: Sequence[RequestRecord], objectives: ClassObjectives, spans: _Spans) -> Figures:
     outcomes = Counter(r.outcome for r in ordered)
-    judged = [r for r in ordered if r.outcome is not Outcome.CANCELLED]
-    done = [r for r in ordered if r.outcome is Outcome.COMPLETED]
+    judged = [r for r in ordered if r.outcome is not RequestOutcome.CANCELLED]
+    done = [r for r in ordered if r.outcome is RequestOutcome.COMPLETED]
     goodput = _share(judged, objectives.is_met)
     return Figures(
         offered=len(ordered),
         completed=len(done),
-        refused=outcomes[Outcome.REFUSED],
-        failed=outcomes[Outcome.FAILED],
-        cancelled=outcomes[Outcome.CANCELLED],
+        refused=outcomes[RequestOutcome.REFUSED],
+        failed=outcomes[RequestOutcome.FAILED],
+        cancelled=outcomes[RequestOutcome.CANCELLED],
         goodput_share=goodput.share,
         goodput_per_s=_rate(goodput.met, spans.arrivals_s),
         goodput=goodput,
@@ -130,15 +132,19 @@ def _fields(figures: Figures) -> dict[str, Any]:
     return {f.name: getattr(figures, f.name) for f in fields(figures)}
 
 
-def _share(judged: Sequence[Record], is_met: Callable[[Record], bool]) -> Share:
+def _share(judged: Sequence[RequestRecord], is_met: Callable[[RequestRecord], bool]) -> Share:
     return share_of(np.array([is_met(r) for r in judged], dtype=np.bool_))
 
 
 def _groups(
-    ordered: Sequence[Record], objectives: Objectives, spans: _Spans, *, key: Callable[[Record], str]
+    ordered: Sequence[RequestRecord],
+    objectives: ClassObjectives,
+    spans: _Spans,
+    *,
+    key: Callable[[RequestRecord], str],
 ) -> tuple[Group, ...]:
     """Figures by name; empty if no request names one."""
-    members: dict[str, list[Record]] = defaultdict(list)
+    members: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in ordered:
         members[key(record)].append(record)
     if set(members) <= {""}:
@@ -149,17 +155,19 @@ def _groups(
     )
 
 
-def _common_slo(records: Sequence[Record], objectives: Objectives) -> Slo | None:
+def _common_slo(records: Sequence[RequestRecord], objectives: ClassObjectives) -> Slo | None:
     targets = {objectives.of(r) for r in records}
     return targets.pop() if len(targets) == 1 else None
 
 
-def _windows(ordered: Sequence[Record], objectives: Objectives, window_s: float) -> tuple[Window, ...]:
+def _windows(
+    ordered: Sequence[RequestRecord], objectives: ClassObjectives, window_s: float
+) -> tuple[ReportWindow, ...]:
     """Windows from the first planned instant to the last, without a gap."""
     if not ordered:
         return ()
     origin_s = ordered[0].planned_s
-    members: dict[int, list[Record]] = defaultdict(list)
+    members: dict[int, list[RequestRecord]] = defaultdict(list)
     for record in ordered:
         members[int((record.planned_s - origin_s) // window_s)].append(record)
     return tuple(
@@ -167,23 +175,23 @@ def _windows(ordered: Sequence[Record], objectives: Objectives, window_s: float)
     )
 
 
-def _window(start_s: float, members: Sequence[Record], objectives: Objectives) -> Window:
+def _window(start_s: float, members: Sequence[RequestRecord], objectives: ClassObjectives) -> ReportWindow:
     outcomes = Counter(r.outcome for r in members)
-    ttft = percentiles(r.ttft_s for r in members if r.outcome is Outcome.COMPLETED)
-    return Window(
+    ttft = percentiles(r.ttft_s for r in members if r.outcome is RequestOutcome.COMPLETED)
+    return ReportWindow(
         start_s=start_s,
         offered=len(members),
         met=sum(objectives.is_met(r) for r in members),
-        completed=outcomes[Outcome.COMPLETED],
-        refused=outcomes[Outcome.REFUSED],
-        failed=outcomes[Outcome.FAILED],
-        cancelled=outcomes[Outcome.CANCELLED],
+        completed=outcomes[RequestOutcome.COMPLETED],
+        refused=outcomes[RequestOutcome.REFUSED],
+        failed=outcomes[RequestOutcome.FAILED],
+        cancelled=outcomes[RequestOutcome.CANCELLED],
         ttft_p50=ttft.p50 if ttft else None,
         ttft_p99=ttft.p99 if ttft else None,
     )
 
 
-def _distributions(done: Sequence[Record]) -> Distributions:
+def _distributions(done: Sequence[RequestRecord]) -> Distributions:
     return Distributions(
         QUANTILE_LEVELS,
         quantiles(as_floats(r.ttft_s for r in done)),
@@ -193,7 +201,7 @@ def _distributions(done: Sequence[Record]) -> Distributions:
     )
 
 
-def _generator(ordered: Sequence[Record], settings: Settings) -> Generator:
+def _generator(ordered: Sequence[RequestRecord], settings: RunSettings) -> GeneratorHealth:
     lateness = as_floats(r.lateness_s for r in ordered)
     late = int(np.count_nonzero(lateness > LATE_S))
     limited = sum(r.error is ErrorKind.CONNECTION_LIMIT for r in ordered)
@@ -209,7 +217,7 @@ def _generator(ordered: Sequence[Record], settings: Settings) -> Generator:
             f"{limited} requests were not sent for want of a connection: raise --connections-max, or the "
             "server is far beyond its capacity"
         )
-    return Generator(percentiles(lateness), share, limited, "; ".join(complaints))
+    return GeneratorHealth(percentiles(lateness), share, limited, "; ".join(complaints))
 
 
 def _reasons(details: Iterable[str]) -> dict[str, int]:
@@ -231,20 +239,20 @@ def _reason(detail: str) -> str:
     return f"{status}{colon}{_DIGITS.sub('N', text)}" if colon else _DIGITS.sub("N", detail).rstrip(", ")
 
 
-def _duration_s(ordered: Sequence[Record]) -> float:
+def _duration_s(ordered: Sequence[RequestRecord]) -> float:
     if not ordered:
         return 0.0
     return max(r.planned_s if r.ended_s is None else r.ended_s for r in ordered) - ordered[0].planned_s
 
 
-def _arrivals_s(ordered: Sequence[Record], duration_s: float) -> float:
+def _arrivals_s(ordered: Sequence[RequestRecord], duration_s: float) -> float:
     """The time of the arrivals. n requests span n - 1 gaps; if all came at one instant, it is the whole
     run."""
     span_s = ordered[-1].planned_s - ordered[0].planned_s if ordered else 0.0
     return span_s * len(ordered) / (len(ordered) - 1) if span_s > 0 else duration_s
 
 
-def _short_answers(done: Sequence[Record]) -> ShortAnswers | None:
+def _short_answers(done: Sequence[RequestRecord]) -> ShortAnswers | None:
     """None if no request tells how long an answer of prescribed length was."""
     shares = [
         r.completion_tokens / r.asked_tokens
@@ -256,7 +264,7 @@ def _short_answers(done: Sequence[Record]) -> ShortAnswers | None:
     return ShortAnswers(len(shorter), len(shares), mean) if shares else None
 
 
-def _gaps(done: Sequence[Record]) -> Floats:
+def _gaps(done: Sequence[RequestRecord]) -> Floats:
     counted = [r for r in done if _has_gaps(r)]
     gap_count = sum(len(r.token_instants_s) - 1 for r in counted)
     stride = -(-gap_count // GAPS_MAX) or 1
@@ -264,7 +272,7 @@ def _gaps(done: Sequence[Record]) -> Floats:
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
-def _has_gaps(record: Record) -> bool:
+def _has_gaps(record: RequestRecord) -> bool:
     """A record with two instants for more than two tokens holds the first and the last, as the simulator
     keeps them."""
     count = len(record.token_instants_s)
@@ -275,7 +283,7 @@ def _rate(count: float, duration_s: float) -> float:
     return count / duration_s if duration_s > 0 else 0.0
 
 
-def _cache_hit_ratio(done: Sequence[Record]) -> float | None:
+def _cache_hit_ratio(done: Sequence[RequestRecord]) -> float | None:
     counted = [r for r in done if r.cached_tokens is not None and r.prompt_tokens]
     asked = sum(r.prompt_tokens or 0 for r in counted)
     return sum(r.cached_tokens or 0 for r in counted) / asked if asked else None

@@ -9,7 +9,7 @@ from typing import Literal
 
 import orjson
 
-from loadgen.slo import Objectives, Slo
+from loadgen.slo import ClassObjectives, Slo
 
 SCHEMA = "baton-report/2"
 QUANTILE_LEVELS = (
@@ -21,7 +21,7 @@ QUANTILE_LEVELS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """The settings of a run, as the report repeats them."""
 
     trace: str
@@ -50,8 +50,8 @@ class Settings:
     """Options of the command, shown as they are."""
 
     @property
-    def objectives(self) -> Objectives:
-        return Objectives(self.slo, self.class_slos)
+    def objectives(self) -> ClassObjectives:
+        return ClassObjectives(self.slo, self.class_slos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Distributions:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReportWindow:
     """The requests whose planned instant lies in one stretch of time."""
 
     start_s: float
@@ -162,8 +162,9 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyBreakdown:
-    """Where the time to the first and second token went, over completed requests whose server reports it."""
+class LatencyStages:
+    """The stages of the time to the first and second token, over completed requests whose server reports
+    it."""
 
     count: int
     stages: dict[str, Percentiles]
@@ -173,7 +174,7 @@ class LatencyBreakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerShare:
+class WorkerWork:
     """The work of one worker for completed requests. A worker that ran both phases has both counted."""
 
     name: str
@@ -190,7 +191,7 @@ class WorkerShare:
 class PoolBalance:
     """The balance over the workers that served something. Others are not known here."""
 
-    workers: tuple[WorkerShare, ...]
+    workers: tuple[WorkerWork, ...]
     prompt_tokens_max_to_mean: float | None
     """The most loaded worker by the mean, over workers that prefilled; 1 is even. None without such a
     worker."""
@@ -222,8 +223,8 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
-    """Whether the load generator kept up, in figures."""
+class GeneratorHealth:
+    """Figures that show whether the load generator kept up."""
 
     lateness: Percentiles | None
     """Lateness of our own sending; latencies include it."""
@@ -308,7 +309,7 @@ class ShortAnswers:
 class Report(Figures):
     """The report of one run."""
 
-    settings: Settings
+    settings: RunSettings
     duration_s: float
     """Seconds from the first planned instant to the last end."""
     offered_per_s: float
@@ -320,13 +321,13 @@ class Report(Figures):
     refusals: dict[str, int]
     """Refusals by the server's message, without numbers."""
     lateness: Percentiles | None
-    generator: Generator
+    generator: GeneratorHealth
     classes: tuple[Group, ...]
     tenants: tuple[Group, ...]
     window_s: float
-    windows: tuple[Window, ...]
+    windows: tuple[ReportWindow, ...]
     distributions: Distributions
-    latency_breakdown: LatencyBreakdown | None
+    latency_breakdown: LatencyStages | None
     balance: PoolBalance | None
     predictions: Predictions | None
     slo_scales: SloScales

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report.model import (
     Band,
-    LatencyBreakdown,
+    LatencyStages,
     PoolBalance,
     PredictionError,
     Predictions,
-    WorkerShare,
+    WorkerWork,
 )
 from loadgen.report.sample import Floats, as_floats, percentiles
 
@@ -25,7 +25,7 @@ _BANDS = (("p50", 40, 60), ("p90", 85, 95), ("p99", 98, 100))
 """A name and the percentiles of TTFT between which the requests of the band lie."""
 
 
-def latency_breakdown(done: Sequence[Record]) -> LatencyBreakdown | None:
+def latency_breakdown(done: Sequence[RequestRecord]) -> LatencyStages | None:
     """None if no request reports timings."""
     reported = [r for r in done if r.timings and r.ttft_s is not None]
     if not reported:
@@ -42,10 +42,10 @@ def latency_breakdown(done: Sequence[Record]) -> LatencyBreakdown | None:
         if chosen.any():  # few requests may have none near a percentile
             bands.append(_band(name, chosen, ttft, stages))
     figures = {name: percentiles(values) for name, values in stages.items()}
-    return LatencyBreakdown(len(reported), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
+    return LatencyStages(len(reported), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
 
 
-def _phase(reported: Sequence[Record], name: str) -> Floats:
+def _phase(reported: Sequence[RequestRecord], name: str) -> Floats:
     return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in reported)
 
 
@@ -54,7 +54,7 @@ def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]
     return Band(name, int(np.count_nonzero(chosen)), float(ttft[chosen].mean()), means)
 
 
-def balance(done: Sequence[Record]) -> PoolBalance | None:
+def balance(done: Sequence[RequestRecord]) -> PoolBalance | None:
     """None if no request reports its workers."""
     reported = [r for r in done if r.served_by]
     if not reported:
@@ -68,7 +68,7 @@ def balance(done: Sequence[Record]) -> PoolBalance | None:
         prefill[2] += prompt - (record.cached_tokens or 0)
         decode[3] += 1
         decode[4] += record.tokens_out
-    workers = tuple(WorkerShare(name, *counted) for name, counted in sorted(counts.items()))
+    workers = tuple(WorkerWork(name, *counted) for name, counted in sorted(counts.items()))
     return PoolBalance(
         workers,
         _max_to_mean([w.prompt_tokens for w in workers if w.prefill_requests]),
@@ -80,7 +80,7 @@ def _max_to_mean(loads: Sequence[int]) -> float | None:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
-def predictions(done: Sequence[Record]) -> Predictions | None:
+def predictions(done: Sequence[RequestRecord]) -> Predictions | None:
     """None if no request reports predictions."""
     ttft = _pairs(done, "predicted_ttft_s", [_sent_to_first(r) for r in done])
     tpot = _pairs(done, "predicted_tpot_s", [r.tpot_s for r in done])
@@ -89,13 +89,13 @@ def predictions(done: Sequence[Record]) -> Predictions | None:
     return Predictions(_error(ttft), _error(tpot), _error(ttft[SETTLED_AFTER:]), _error(tpot[SETTLED_AFTER:]))
 
 
-def _sent_to_first(record: Record) -> float | None:
+def _sent_to_first(record: RequestRecord) -> float | None:
     if record.ttft_s is None:
         return None
     return record.ttft_s - (record.lateness_s or 0.0)
 
 
-def _pairs(done: Sequence[Record], name: str, measured: Sequence[float | None]) -> Floats:
+def _pairs(done: Sequence[RequestRecord], name: str, measured: Sequence[float | None]) -> Floats:
     """[requests, 2]: predicted, measured."""
     rows = [
         (record.timings[name], took_s)

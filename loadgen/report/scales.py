@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.report.model import ScalePoint, SloScales
 from loadgen.report.sample import Floats
-from loadgen.slo import Objectives
+from loadgen.slo import ClassObjectives
 
 DEFAULT_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
-def needed_scales(records: Sequence[Record], objectives: Objectives) -> Floats:
+def needed_scales(records: Sequence[RequestRecord], objectives: ClassObjectives) -> Floats:
     """The least scale at which each judged request meets both targets, ascending; infinite if none does."""
-    needs = [objectives.of(r).needed_scale(r) for r in records if r.outcome is not Outcome.CANCELLED]
+    needs = [objectives.of(r).needed_scale(r) for r in records if r.outcome is not RequestOutcome.CANCELLED]
     return np.sort(np.array(needs, dtype=np.float64))
 
 
@@ -30,8 +30,8 @@ def attained_at(needed: Floats, scale: float) -> float:
 
 
 def slo_scales(
-    records: Sequence[Record],
-    objectives: Objectives,
+    records: Sequence[RequestRecord],
+    objectives: ClassObjectives,
     *,
     attain: float,
     scales: Sequence[float] = DEFAULT_SCALES,

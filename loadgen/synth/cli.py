@@ -17,7 +17,7 @@ from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize
 from loadgen.synth.goodness import Goodness, compare
 from loadgen.synth.library import names, params_of
-from loadgen.synth.params import Source, SynthParams, to_toml
+from loadgen.synth.params import FitSource, SynthParams, to_toml
 from loadgen.traces import read_trace
 
 _Source = Annotated[str, typer.Argument(help="Built-in name, parameter file (.toml), or a trace to fit.")]
@@ -128,7 +128,7 @@ def _params(
             f"{source} is neither a file nor a built-in name; built-in names are {', '.join(names())}"
         )
     trace = read_trace(Path(source), format=trace_format)
-    return fit(trace, source=Source(name=Path(source).name)), spread_trace(trace)
+    return fit(trace, source=FitSource(name=Path(source).name)), spread_trace(trace)
 
 
 def rows(made: Iterator[TraceRequest], block_tokens: int, *, plain: bool) -> Iterator[str]:

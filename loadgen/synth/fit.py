@@ -13,7 +13,7 @@ from loadgen.arrivals import spread_ticks
 from loadgen.formats.base import Trace
 from loadgen.synth.fit_arrivals import fit_arrivals
 from loadgen.synth.lineage import Descent, Kind, descents
-from loadgen.synth.params import Branches, Head, Lengths, Quantiles, Source, SynthParams, Turns
+from loadgen.synth.params import Branches, FitSource, Head, LengthModel, Quantiles, SynthParams, Turns
 
 REQUESTS_MIN = 50
 TURN_DEPTH = 6
@@ -28,14 +28,14 @@ def spread_trace(trace: Trace, *, seed: int = 0) -> Trace:
     return replace(trace, requests=tuple(requests))
 
 
-def fit(trace: Trace, *, source: Source | None = None) -> SynthParams:
+def fit(trace: Trace, *, source: FitSource | None = None) -> SynthParams:
     """Raises SetupError if the trace is too short to fit."""
     if len(trace.requests) < REQUESTS_MIN:
         raise SetupError(f"{len(trace.requests)} requests are too few to fit; at least {REQUESTS_MIN}")
     trace = spread_trace(trace)
     requests = trace.requests
     found, head_blocks = descents(trace)
-    made = source or Source()
+    made = source or FitSource()
     span_s = requests[-1].at_s - requests[0].at_s
     fresh = [i for i, d in enumerate(found) if d.kind is Kind.FRESH]
     return SynthParams(
@@ -60,8 +60,8 @@ def _heads(found: Sequence[Descent], head_blocks: Sequence[int]) -> tuple[Head, 
     )
 
 
-def _lengths(inputs: Sequence[float], outputs: Sequence[float]) -> Lengths:
-    return Lengths(Quantiles.of(inputs), Quantiles.of(outputs), _correlation(inputs, outputs))
+def _lengths(inputs: Sequence[float], outputs: Sequence[float]) -> LengthModel:
+    return LengthModel(Quantiles.of(inputs), Quantiles.of(outputs), _correlation(inputs, outputs))
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from baton.core.errors import SetupError
 from loadgen.formats.base import Trace, TraceFormat, TraceRequest
 from loadgen.lengths import ASSUMED_TPOT_S
 from loadgen.synth.arrive import instants_s, mean_factor
-from loadgen.synth.params import Lengths, Quantiles, SynthParams
+from loadgen.synth.params import LengthModel, Quantiles, SynthParams
 
 NEIGHBOURS = 24
 """Candidates around the instant that a lag points to."""
@@ -47,7 +47,7 @@ class _Past:
 class _Pair:
     """Draws (input, output) from a Gaussian copula."""
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: LengthModel) -> None:
         self._input, self._output = lengths.input.table(), lengths.output.table()
         self._keeps = lengths.correlation
         self._rest = math.sqrt(max(0.0, 1 - lengths.correlation**2))
@@ -61,7 +61,7 @@ def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-class Generator:
+class RequestGenerator:
     """Makes requests without end; `synthesize` and `stream` limit their number."""
 
     def __init__(self, params: SynthParams, *, seed: int, requests_per_s: float | None = None) -> None:
@@ -243,10 +243,10 @@ def stream(
             f"--duration {duration_s:g}: {rate:.3g} requests per second are more than {REQUESTS_MAX:,} in "
             "that time: make a shorter trace, or give --requests"
         )
-    return _cut(Generator(params, seed=seed, requests_per_s=requests_per_s), requests, duration_s)
+    return _cut(RequestGenerator(params, seed=seed, requests_per_s=requests_per_s), requests, duration_s)
 
 
-def _cut(made: Generator, requests: int | None, duration_s: float | None) -> Iterator[TraceRequest]:
+def _cut(made: RequestGenerator, requests: int | None, duration_s: float | None) -> Iterator[TraceRequest]:
     for request in islice(made, requests):
         if duration_s is not None and request.at_s >= duration_s:
             return

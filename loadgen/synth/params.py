@@ -70,7 +70,7 @@ class Inverse:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FitSource:
     """The trace that the numbers were fitted to."""
 
     name: str = ""
@@ -97,7 +97,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthModel:
     """Input and output tokens of one kind of request, and the correlation of their copula."""
 
     input: Quantiles
@@ -121,7 +121,7 @@ class Turns:
     share: float
     lag_s: Quantiles
     """Seconds since the request that is continued."""
-    growth: Lengths
+    growth: LengthModel
     """Its `input` is the growth beyond the earlier prompt."""
     repeat: float
     """Share of turns that add nothing and repeat the prompt."""
@@ -144,19 +144,19 @@ class Branches:
     lag_s: Quantiles
     kept: Quantiles
     """Share of the earlier prompt's blocks that is shared."""
-    lengths: Lengths
+    lengths: LengthModel
 
 
 @dataclass(frozen=True, slots=True)
 class SynthParams:
-    source: Source
+    source: FitSource
     arrivals: Arrivals
     block_tokens: int
     """Tokens per block; 0 if the trace has no prefixes."""
     input_tokens_max: int
     """No prompt grows beyond this."""
     heads: tuple[Head, ...]
-    fresh: Lengths
+    fresh: LengthModel
     """Lengths of requests that share at most a head."""
     turns: Turns | None
     branches: Branches | None
@@ -229,7 +229,7 @@ def _params(table: Mapping[str, Any]) -> SynthParams:
     arrivals = dict(table["arrivals"])
     arrivals["profile"] = tuple(_numbers(arrivals.get("profile", [1.0])))
     made = SynthParams(
-        source=Source(**table.get("source", {})),
+        source=FitSource(**table.get("source", {})),
         arrivals=Arrivals(**arrivals),
         block_tokens=int(table["block_tokens"]),
         input_tokens_max=int(table["input_tokens_max"]),
@@ -264,8 +264,8 @@ def _branches(table: Mapping[str, Any]) -> Branches:
     )
 
 
-def _lengths(table: Mapping[str, Any]) -> Lengths:
-    return Lengths(
+def _lengths(table: Mapping[str, Any]) -> LengthModel:
+    return LengthModel(
         _quantiles(table, "input"), _quantiles(table, "output"), float(table.get("correlation", 0.0))
     )
 
@@ -304,6 +304,18 @@ def _check(made: SynthParams) -> None:
 
 
 __all__ = [
-    "LEVELS", "SCHEMA", "Arrivals", "Branches", "Head", "Inverse", "Lengths", "Quantiles", "Source",
-    "SynthParams", "Turns", "from_toml", "read_params", "to_toml",
+    "LEVELS",
+    "SCHEMA",
+    "Arrivals",
+    "Branches",
+    "FitSource",
+    "Head",
+    "Inverse",
+    "LengthModel",
+    "Quantiles",
+    "SynthParams",
+    "Turns",
+    "from_toml",
+    "read_params",
+    "to_toml",
 ]  # fmt: skip

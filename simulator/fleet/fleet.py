@@ -11,7 +11,7 @@ import msgspec
 from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
 from baton.core.messages import Role, WorkerMessage
 from baton.core.sampling import SamplingParams
-from loadgen.records import ErrorKind, Outcome
+from loadgen.records import ErrorKind, RequestOutcome
 from router.decisions.core import RouterCore
 from router.decisions.events import (
     Deliver,
@@ -365,10 +365,10 @@ class Fleet:
                 live.generated = first_index + len(tokens)
             case Finished(seq_id):
                 live = self._live.pop(seq_id)
-                self._over(live, Outcome.COMPLETED, None, "", timings_of(action))
+                self._over(live, RequestOutcome.COMPLETED, None, "", timings_of(action))
             case Failed(seq_id, kind, message):
                 is_refusal = kind in REFUSALS
-                outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+                outcome = RequestOutcome.REFUSED if is_refusal else RequestOutcome.FAILED
                 error = ErrorKind.OVERLOADED if is_refusal else ErrorKind.HTTP
                 if kind is FailureKind.DEADLINE:
                     error = ErrorKind.TIMEOUT
@@ -382,12 +382,12 @@ class Fleet:
     def _over(
         self,
         live: LiveRequest,
-        outcome: Outcome,
+        outcome: RequestOutcome,
         error: ErrorKind | None,
         detail: str,
         timings: dict[str, float] | None = None,
     ) -> None:
-        self.met += outcome is Outcome.COMPLETED and self._meets(live)
+        self.met += outcome is RequestOutcome.COMPLETED and self._meets(live)
         if self.observed is not None:
             self.observed.over(live.request, live.first_s, live.last_s, live.generated)
         self.stats.add(

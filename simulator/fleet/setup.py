@@ -11,7 +11,7 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.hardware import Node
 
@@ -23,7 +23,7 @@ STEP_TOKENS = 2048
 BATCH_SEQUENCES = 256
 
 
-def block_tokens_of(plan: Plan) -> int:
+def block_tokens_of(plan: ReplayPlan) -> int:
     """Return the trace's own block size, if engines can have such blocks."""
     own = plan.block_tokens
     fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX

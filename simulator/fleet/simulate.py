@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from baton.core import garbage
-from loadgen.report import Report, Settings, make_report
+from loadgen.report import Report, RunSettings, make_report
 from simulator.fleet.fleet import Fleet, Observer
 from simulator.fleet.scaling import FleetScaling
 from simulator.fleet.spec import FleetSpec
@@ -34,7 +34,7 @@ class Simulated:
 def simulate(
     spec: FleetSpec,
     requests: Iterator[FleetRequest],
-    settings: Settings,
+    settings: RunSettings,
     *,
     trace_block_tokens: float,
     observer: Observer | None = None,

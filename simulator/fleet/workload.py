@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from baton.core.ids import BlockHash
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 
 OWN = 0x6F776E
 """Number with which blocks that only one request has are hashed."""
@@ -27,7 +27,7 @@ class FleetRequest(NamedTuple):
     tenant: str = ""
 
 
-def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequest]:
+def of_plan(plan: ReplayPlan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequest]:
     """Yield requests in order of arrival. Copy k of the trace begins k/copies of its length into it and wraps
     around, and its conversations are its own: the load of as many such clusters, not in step. One copy is in
     memory."""

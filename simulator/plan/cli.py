@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.core.errors import SetupError
 from baton.files.outputs import check_writable
 from loadgen.files import write_file
-from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.sources import open_trace
 from loadgen.traces import cut
 from simulator.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS, block_tokens_of
@@ -74,7 +74,7 @@ class PlanTask:
     """The load, the model and the objectives that are planned for."""
 
     model: ModelShape
-    plan: Plan
+    plan: ReplayPlan
     own_rate: float
     """Rate of `plan` in requests per second."""
     rate: float
@@ -146,13 +146,13 @@ def plan(
         raise typer.Exit(1)
 
 
-def _requests(trace: str, limit: int, length_scale: Fraction) -> Plan:
+def _requests(trace: str, limit: int, length_scale: Fraction) -> ReplayPlan:
     """Make the same plan of the trace as `baton simulate` does. Raises SetupError."""
     taken = cut(open_trace(trace, requests=limit), limit=limit)
-    return make_plan(taken, Scaling(length_scale, length_scale), spread=True, seed=0)
+    return make_plan(taken, TraceScaling(length_scale, length_scale), spread=True, seed=0)
 
 
-def _own_rate(asked: Plan, trace: str) -> float:
+def _own_rate(asked: ReplayPlan, trace: str) -> float:
     span_s = asked.requests[-1].at_s - asked.requests[0].at_s
     if span_s <= 0:
         raise SetupError(f"{trace}: all its requests come at one instant; a plan needs a trace with a rate")

@@ -8,7 +8,7 @@ from functools import cache
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from loadgen.expected_cache import LruPrefixCache
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 from simulator.hardware import ModelShape, Node, find_gpu
 from simulator.plan.bounds import ROUNDING, served_alone, work_needs
 from simulator.plan.clusters import ClusterKind, ReplicaShape
@@ -99,7 +99,7 @@ def worker_of(shape: ReplicaShape, role: Role, size: EngineSize) -> PhaseWorker:
     )
 
 
-def requests_of(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[PhaseRequest]:
+def requests_of(plan: ReplayPlan, *, factor: float, pool_tokens: int | None) -> list[PhaseRequest]:
     """Return the plan's requests at `factor` times its rate, with what an LRU pool of that size would have
     cached; None means one without bound."""
     block_tokens = float(plan.block_tokens)
@@ -117,7 +117,7 @@ def requests_of(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[P
 class PlannedLoad:
     """The load and the objectives of a planned cluster."""
 
-    plan: Plan
+    plan: ReplayPlan
     factor: float
     """Multiple of the plan's own rate."""
     rate: float

@@ -1,5 +1,5 @@
-"""A day's waves while a node, the control plane and Redis die and all workers are exchanged: nothing is lost,
-and every answer is that of an undisturbed run."""
+"""Two days of load during which a node, the control plane and Redis die and all workers are replaced: nothing
+is lost, and every answer is that of an undisturbed run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`baton bench overload`: what it sends, and what it says of a cluster that is asked for too much."""
+"""The requests of `baton bench overload`, and its figures for an overloaded cluster."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a server says of itself, and what is told before anything is sent to it."""
+"""The models that a server lists, and the checks before anything is sent to it."""
 
 import httpx
 import pytest
@@ -11,7 +11,7 @@ from loadgen.target import Api, probe
 
 @pytest.fixture
 def server(monkeypatch):
-    """Lists these models."""
+    """A server that lists these models."""
     models = []
     monkeypatch.setattr(target.httpx, "get", lambda *_, **__: httpx.Response(200, json={"data": models}))
     return models

@@ -5,8 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.core.messages import Role
-from benchmarks.autoscale_loads import Lengths, Load, drawn, of_trace, profile_of
-from benchmarks.autoscale_runs import Case, stage
+from benchmarks.autoscale_loads import AutoscaleLoad, MeanLengths, drawn, of_trace, profile_of
+from benchmarks.autoscale_runs import AutoscaleCase, stage
 from benchmarks.autoscale_static import best_static
 from commands.app import app
 from control_plane.autoscaler.record import Journal
@@ -19,14 +19,14 @@ from control_plane.autoscaler.values import (
     RoleSwitch,
     ScalingDecision,
 )
-from loadgen.records import Outcome
+from loadgen.records import RequestOutcome
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
 from simulator.fleet.scaling_report import figures_of, scaling_section
 from simulator.fleet.scaling_rules import HorizontalPodAutoscaler, QueueDepth, make_rule
 from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest, poisson
-from tests.unit.control_plane.autoscale_world import KIND, observed
+from tests.unit.control_plane.simulated_cluster import KIND, observed
 from tests.unit.simulator.test_fleet import assert_at_rest, spec_of
 
 P, D = Role.PREFILL, Role.DECODE
@@ -63,7 +63,7 @@ def some(count=200, rate=5.0, tokens=200, output=30):
 
 def assert_all_served(fleet, count):
     assert len(fleet.stats) == count
-    assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
+    assert all(record.outcome is RequestOutcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
@@ -229,7 +229,7 @@ def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
 
 
 def test_profiles_shape_the_rate():
-    load = Load("x", 1000.0, 10.0, "step", lengths=Lengths(100, 10))
+    load = AutoscaleLoad("x", 1000.0, 10.0, "step", lengths=MeanLengths(100, 10))
     requests = list(drawn(load))
     early = sum(d.at_s < 400 for d in requests) / 400
     high = sum(400 <= d.at_s < 650 for d in requests) / 250
@@ -243,7 +243,7 @@ def test_a_trace_begins_again_and_shares_nothing_with_before(tmp_path):
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:15:{i:02}.000000,{100 + i},{10 + i}" for i in range(30)]
     (tmp_path / "azure.csv").write_text("\n".join(lines))
-    load = Load("t", 120.0, 0.0, "steady", trace=str(tmp_path / "azure.csv"), length_scale=2.0)
+    load = AutoscaleLoad("t", 120.0, 0.0, "steady", trace=str(tmp_path / "azure.csv"), length_scale=2.0)
     requests, _ = of_trace(load)
     assert 100 < len(requests) < 125
     assert [requests[31].copy, requests[0].copy] == [1, 0]
@@ -252,7 +252,7 @@ def test_a_trace_begins_again_and_shares_nothing_with_before(tmp_path):
 
 
 def test_the_search_ends_at_a_cluster_that_no_smaller_neighbour_beats():
-    case = Case(Load("s", 90.0, 1.0, "steady", lengths=Lengths(4000, 200)))
+    case = AutoscaleCase(AutoscaleLoad("s", 90.0, 1.0, "steady", lengths=MeanLengths(4000, 200)))
     best, tried = best_static(stage(case), 0.9, PoolSizes(3, 2), progress=lambda _: None)
     assert best is not None
     assert best.met >= 0.9

@@ -11,8 +11,8 @@ from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
-from loadgen.lengths import Scaling, make_plan
-from loadgen.records import Outcome
+from loadgen.lengths import TraceScaling, make_plan
+from loadgen.records import RequestOutcome
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
@@ -121,12 +121,12 @@ def test_all_requests_end_and_nothing_is_held(pools: tuple[tuple[Role, int], ...
     fleet = ran(spec_of(*pools, block_count=40 if seed % 2 else 4000, policy="cached_prefix"), requests)
     assert sorted(record.index for record in fleet.stats) == list(range(300))
     for record in fleet.stats:
-        if record.outcome is Outcome.COMPLETED:
+        if record.outcome is RequestOutcome.COMPLETED:
             assert record.completion_tokens == requests[record.index].output_tokens
             assert record.ttft_s is not None
             assert record.ttft_s > 0
     if not seed % 2:
-        assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
+        assert all(record.outcome is RequestOutcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
@@ -159,7 +159,7 @@ def test_kv_that_is_not_there_yet_delays_the_second_token_only() -> None:
 
 def test_copies_of_a_trace_share_nothing_and_keep_its_load() -> None:
     requests = tuple(TraceRequest(float(i), 512, 5, (i,)) for i in range(100))
-    plan = make_plan(Trace(TraceFormat.MOONCAKE, requests), Scaling(), spread=False, seed=0)
+    plan = make_plan(Trace(TraceFormat.MOONCAKE, requests), TraceScaling(), spread=False, seed=0)
     requests = list(of_plan(plan, copies=5))
     assert len(requests) == 500
     assert [d.at_s for d in requests] == sorted(d.at_s for d in requests)

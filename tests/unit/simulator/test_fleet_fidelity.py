@@ -9,7 +9,7 @@ from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from simulator.fleet.fleet import Fleet, MakeWorker
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
@@ -71,11 +71,11 @@ def spec_of(*pools: tuple[Role, int], block_count: int, tpot_slo_s: float) -> Fl
     return FleetSpec(kinds, RouterConfig(policy="least_loaded", queue_wait_s=120.0))
 
 
-def records_of(spec: FleetSpec, requests: list[FleetRequest], make_worker: MakeWorker) -> list[Record]:
+def records_of(spec: FleetSpec, requests: list[FleetRequest], make_worker: MakeWorker) -> list[RequestRecord]:
     fleet = Fleet(spec, trace_block_tokens=BLOCK_TOKENS, make_worker=make_worker)
     fleet.run(iter(requests))
     records = sorted(fleet.stats, key=lambda record: record.index)
-    assert all(record.outcome is Outcome.COMPLETED for record in records)
+    assert all(record.outcome is RequestOutcome.COMPLETED for record in records)
     return records
 
 

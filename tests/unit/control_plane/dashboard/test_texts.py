@@ -1,4 +1,4 @@
-"""What is said: numbers with units, checks, troubles; and nothing that comes from elsewhere becomes HTML."""
+"""Texts of the dashboard: numbers with units, checks, problems; and no text from elsewhere becomes HTML."""
 
 import re
 
@@ -184,18 +184,18 @@ def test_lost_things_are_said():
         unreadable=["worker x"],
     )
     for words in (
-        "prefill-0 has no process",
+        "prefill-0 has had no process",
         "killed by signal 9",
         "decode-0 missed heartbeats",
-        "decode-1 is started",
+        "decode-1 has been restarting",
         "No router",
         "nnnnnnnnnnnn is lost",
-        "No metrics from worker x",
+        "worker x does not answer to scrapes",
     ):
         assert any(words in line for line in found), words
     silent = said(state(*lost), past(), control="gone", silent_s=9.0)
     assert len(silent) == 1
-    assert silent[0].startswith("The control plane does not answer (last heard 9.0 s ago).")
+    assert silent[0].startswith("The control plane does not answer (last report 9.0 s ago).")
 
 
 def test_many_troubles_do_not_fill_the_page():
@@ -229,16 +229,16 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     )
     cluster = state(evil, nodes=(NodeState(EVIL, EVIL),))
     moment = Moment(0.1, EVIL, EVIL, EVIL, (WorkerId(EVIL),), 1.0, 5)
-    told = record(
+    hostile = record(
         outcome=EVIL, verdict=EVIL, prefill_worker=EVIL, moments=(moment,), parts={EVIL: 1.0, "prefill": 1.0}
     )
     decision = Decision(1, 0.0, EVIL, EVIL, Drain(EVIL), Outcome.DONE, EVIL)
     pieces = [
         tables.workers(cluster, None, may_operate=True),
         tables.nodes(cluster.nodes, may_operate=True),
-        tables.requests([told]),
-        tables.record_facts(told),
-        tables.moments(told),
+        tables.requests([hostile]),
+        tables.record_facts(hostile),
+        tables.moments(hostile),
         tables.accounts({"pid": 1.0}, [EVIL]),
         markup.decisions([decision]),
         markup.decision_log([decision], 4),
@@ -251,7 +251,7 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     ]
     assert [piece for piece in pieces if SAFE.search(piece)] == []
     assert all("img" in piece for piece in pieces), "it is shown, as text"
-    assert "img" not in markup.latency_breakdown(tables.record_bars(told)), "an unknown part has no place"
+    assert "img" not in markup.latency_breakdown(tables.record_bars(hostile)), "an unknown part has no place"
 
 
 def test_an_action_is_offered_to_those_who_may():
@@ -262,13 +262,13 @@ def test_an_action_is_offered_to_those_who_may():
 
 
 def test_the_autoscaler_says_what_it_makes_of_the_load():
-    assert "Off" in tables.autoscaler(None)
+    assert "is off" in tables.autoscaler(None)
     outlook = RoleOutlook(Role.DECODE, 410.0, 520.0, "tokens/s", 1.1, 3, 2)
     said = tables.autoscaler(AutoscaleState("advise", EVIL, (outlook,), 41.0, 20.0, 2.0))
     assert "changes nothing" in said
     assert "<td class=n>520</td><td>tokens/s</td>" in said
     assert not SAFE.search(said)
-    assert "orders what it decides" in tables.autoscaler(AutoscaleState("on"))
+    assert "carries out its decisions" in tables.autoscaler(AutoscaleState("on"))
 
 
 def test_requests_in_trouble_are_told_apart():
@@ -286,13 +286,13 @@ def test_requests_in_trouble_are_told_apart():
 
 
 def test_empty_states_say_what_is_missing():
-    assert "not heard yet" in tables.workers(None, None, may_operate=True)
+    assert "not answered yet" in tables.workers(None, None, may_operate=True)
     assert "No request" in markup.attainment([], 0.9)
     assert "No decision yet" in markup.decisions([])
     assert "No decision yet" in markup.decision_log([], 4)
-    assert "Nothing was seen yet" in markup.checks([])
+    assert "No metrics were collected yet" in markup.checks([])
     assert latency_breakdown(None) == []
-    assert "No request told" in markup.latency_breakdown([])
+    assert "No request has reported" in markup.latency_breakdown([])
     now = TileValues(Outcomes(), None, None, None, None, None, None, None, None, None, 0, 0)
     assert "–" in markup.tiles(now, None, None, window="15 min", attain=0.9)
 

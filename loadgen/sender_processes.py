@@ -14,8 +14,8 @@ from typing import Any
 
 from baton.core.errors import SetupError
 from loadgen.health import ClientHealth
-from loadgen.records import Record
-from loadgen.runner import START_AFTER_S, Observer
+from loadgen.records import RequestRecord
+from loadgen.runner import START_AFTER_S, RequestObserver
 
 READY = "ready"
 STOP = "stop"
@@ -23,12 +23,12 @@ END_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class News:
+class SenderUpdate:
     """An update that a sender process sends a few times per second. After the last one it sends its
     health."""
 
-    sent: list[Record]
-    ended: list[Record]
+    sent: list[RequestRecord]
+    ended: list[RequestRecord]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Child:
     health: ClientHealth | None = None
 
 
-class Conductor:
+class SenderProcesses:
     """Sender processes. `run` ends when all of them have ended, `stop` makes that happen soon, and `close`
     leaves none behind."""
 
@@ -48,12 +48,12 @@ class Conductor:
         self,
         jobs: Sequence[object],
         child_main: Callable[[Any, "Connection[object, object]"], None],
-        observer: Observer,
+        observer: RequestObserver,
         *,
         timeout_s: float,
     ) -> None:
         """`timeout_s` is the time until the last process must be ready."""
-        self.records: list[Record] = []
+        self.records: list[RequestRecord] = []
         self.is_stopped = False
         self._observer = observer
         self._timeout_s = timeout_s
@@ -119,7 +119,7 @@ class Conductor:
             message = child.link.recv()
         except (EOFError, OSError):
             message = None
-        if isinstance(message, News):
+        if isinstance(message, SenderUpdate):
             for record in message.sent:
                 self._observer.on_sent(record)
             for record in message.ended:
