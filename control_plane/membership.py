@@ -34,14 +34,14 @@ class WorkerLeft(msgspec.Struct, frozen=True):
     worker_id: WorkerId
 
 
-class RouterJoined(msgspec.Struct, frozen=True):
+class RouterWatchStarted(msgspec.Struct, frozen=True):
     """A router began a watch. The number `watch` rises."""
 
     member: RouterMember
     watch: int
 
 
-class RouterLeft(msgspec.Struct, frozen=True):
+class RouterWatchEnded(msgspec.Struct, frozen=True):
     """The watch with this number has ended. A later one of the same router goes on."""
 
     router_id: RouterId
@@ -59,7 +59,9 @@ class DirectoryPaused(msgspec.Struct, frozen=True):
     for_s: float
 
 
-MembershipEvent = LeaseRenewed | WorkerLeft | RouterJoined | RouterLeft | MembershipTick | DirectoryPaused
+MembershipEvent = (
+    LeaseRenewed | WorkerLeft | RouterWatchStarted | RouterWatchEnded | MembershipTick | DirectoryPaused
+)
 
 
 class Appeared(msgspec.Struct, frozen=True):
@@ -106,7 +108,9 @@ class ClusterMembership:
     """Silence after which a worker is suspect."""
     version: int = 0
     _workers: MembershipBook[WorkerId, Member] = field(init=False)
-    _routers: dict[RouterId, RouterJoined] = field(init=False, default_factory=dict[RouterId, RouterJoined])
+    _routers: dict[RouterId, RouterWatchStarted] = field(
+        init=False, default_factory=dict[RouterId, RouterWatchStarted]
+    )
 
     def __post_init__(self) -> None:
         self._workers = MembershipBook(self.lease_s, GONE_LEASES * self.lease_s, self.suspect_s)
@@ -133,11 +137,11 @@ class ClusterMembership:
                 return self._renew(member, now_s)
             case WorkerLeft(worker_id):
                 return self._changed() if self._workers.leave(worker_id, now_s=now_s) else []
-            case RouterJoined(member):
+            case RouterWatchStarted(member):
                 before = self._routers.get(member.router_id)
                 self._routers[member.router_id] = event
                 return self._changed() if before is None or before.member != member else []
-            case RouterLeft(router_id, watch):
+            case RouterWatchEnded(router_id, watch):
                 known = self._routers.get(router_id)
                 if known is None or known.watch != watch:
                     return []

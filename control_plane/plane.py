@@ -165,7 +165,7 @@ class ControlPlane:
         if member.address:
             where = (member.router_id, member.metrics_address)
             log.info("router %s joined, metrics at http://%s/metrics", *where)
-            self._member_event(mb.RouterJoined(member, watch))
+            self._member_event(mb.RouterWatchStarted(member, watch))
         try:
             while True:
                 changed, view = self._changed, self.book.view
@@ -174,7 +174,7 @@ class ControlPlane:
                     async with asyncio.timeout(WATCH_KEEPALIVE_S):
                         await changed.wait()
         finally:
-            self._member_event(mb.RouterLeft(member.router_id, watch))
+            self._member_event(mb.RouterWatchEnded(member.router_id, watch))
 
     # --- replicas ---------------------------------------------------------------------------------
 
