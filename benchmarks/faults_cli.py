@@ -41,9 +41,7 @@ BY_ITSELF = (" starts: ", " drains: ", " being killed: ", " switches to ", "was 
 def faults(
     model: Annotated[str, typer.Option(help="Hugging Face folder or hub id.")],
     trace: Annotated[str, typer.Option(help="Trace as for `baton replay`.")] = "synth:mooncake-conversation",
-    seconds_: Annotated[
-        float, typer.Option("--seconds", min=20, help="Seconds of the replay of two days.")
-    ] = 120.0,
+    seconds_: Annotated[float, typer.Option("--seconds", min=20, help="Length of the replay.")] = 120.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Mean requests per second.")] = 2.0,
     length_scale: Annotated[str, typer.Option(help="Factor for the trace's prompts.")] = "1/64",
     output_scale: Annotated[str, typer.Option(help="Factor for the trace's answers.")] = "1/2",
