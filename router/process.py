@@ -31,18 +31,18 @@ from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
 from router.decisions.membership import Roster
 from router.http.app import make_app
-from router.http.authentication import Gate
-from router.http.observe import Observer
+from router.http.authentication import AccessControl
+from router.http.observe import RequestObserver
 from router.http.protocol import protocol_for
 from router.http.served_models import Models
 from router.http.service import Service
 from router.http.tls import PublicTls
+from router.live.demand_reporter import DemandReporter
 from router.live.driver import Driver
 from router.live.drivers import Drivers
-from router.live.peers.following import Following
-from router.live.peers.sharer import Sharer
+from router.live.peers.follower import PeerFollower
+from router.live.peers.publisher import PeerPublisher
 from router.live.recent_requests import RecentRequests
-from router.live.reporting import Reporting
 from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.live.store_lookup import StoreLookup
@@ -67,7 +67,7 @@ CLOSE_S = 2.0
 OnReady = Callable[[Sequence[str]], None]
 
 
-class Server(uvicorn.Server):
+class PublicServer(uvicorn.Server):
     """Without uvicorn's own signal handling: stopping means draining first."""
 
     @contextlib.contextmanager
@@ -209,7 +209,9 @@ class RouterProcess:
             Meter(),
             RecentRequests(RequestLog(config.telemetry.log_requests)),
         )
-        self._gate = Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id)
+        self._access = AccessControl(
+            keys, budgets_of(config, control_address, router_id), router_id=router_id
+        )
         self._configs = each_model(config)
         self.models = Models(
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
@@ -225,12 +227,12 @@ class RouterProcess:
         self._directory = DirectoryClient(control_address) if control_address else None
         self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
-        self._sharer = Sharer(self.drivers, router_id, self._recent_requests)
-        self._following = Following(self.drivers, router_id, addresses=config.router.peers)
+        self._publisher = PeerPublisher(self.drivers, router_id, self._recent_requests)
+        self._follower = PeerFollower(self.drivers, router_id, addresses=config.router.peers)
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
         """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
-        observer = Observer(self._meter, self._spans, self._recent_requests, model=name)
+        observer = RequestObserver(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         return Service(
@@ -253,7 +255,7 @@ class RouterProcess:
                 rank_max=config.engine.adapter_rank_max,
                 may_change=config.router.adapter_loading,
             ),
-            gate=self._gate,
+            access=self._access,
             store_lookup=self._store_lookup,
             may_sleep=config.autoscale.may_sleep,
         )
@@ -269,12 +271,12 @@ class RouterProcess:
         server = self._make_server()
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(driver.run()) for driver in self.drivers.all]
-            background.append(group.create_task(self._sharer.run()))
+            background.append(group.create_task(self._publisher.run()))
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
             if self._demand is not None:
-                background += [group.create_task(r.run()) for r in self._reportings(self._demand)]
+                background += [group.create_task(r.run()) for r in self._reporters(self._demand)]
             if self._tls is not None:
                 background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
@@ -287,10 +289,10 @@ class RouterProcess:
             for task in background:
                 task.cancel()
 
-    def _reportings(self, client: DemandClient) -> list[Reporting]:
-        return [Reporting(s.driver, client, self._router_id, model=s.model) for s in self.models]
+    def _reporters(self, client: DemandClient) -> list[DemandReporter]:
+        return [DemandReporter(s.driver, client, self._router_id, model=s.model) for s in self.models]
 
-    def _make_server(self) -> Server:
+    def _make_server(self) -> PublicServer:
         config = uvicorn.Config(
             make_app(self.models, directory_state=self._directory_state),
             http=protocol_for(self._config.router),
@@ -304,18 +306,18 @@ class RouterProcess:
         )
         config.load()  # which makes a context of its own, or none
         config.ssl = self._tls.context if self._tls is not None else None
-        return Server(config)
+        return PublicServer(config)
 
     def _on_view(self, view: MembershipView) -> None:
         self._sessions.on_view(view)
-        self._following.on_view(view)
+        self._follower.on_view(view)
 
     @contextlib.asynccontextmanager
     async def _peers(self) -> AsyncGenerator[RouterMember]:
         """Follow the other routers, and be followed."""
         config = self._config.router
         host = reachable_host(config.host)
-        server, port = await start_server(config.host, config.peer_port, router=self._sharer)
+        server, port = await start_server(config.host, config.peer_port, router=self._publisher)
         member = RouterMember(
             self._router_id,
             address=host_port(host, port),
@@ -324,7 +326,7 @@ class RouterProcess:
             pid=os.getpid(),
         )
         try:
-            async with self._following:
+            async with self._follower:
                 yield member
         finally:
             await server.stop(0)
@@ -344,7 +346,7 @@ class RouterProcess:
             await self._demand.close()
         if self._store_lookup is not None:
             await self._store_lookup.close()
-        await self._gate.close()
+        await self._access.close()
         for service in self.models:
             await service.tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)

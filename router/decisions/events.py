@@ -50,7 +50,7 @@ class Submit(msgspec.Struct, frozen=True):
     """When the request came in, on the router's clock; None: as it was submitted."""
     weight: float = 1.0
     """The tenant's share in relation to others'."""
-    likeness: str = ""
+    request_digest: str = ""
     """The same for a request that is sent again; "": not known."""
     fairness_key: str = ""
     group: str = ""

@@ -462,7 +462,7 @@ class Waiting:
 
     def _promise_key(self, flow: Flow) -> str:
         submit = flow.submit
-        return f"{submit.slo_class}\n{submit.likeness}" if submit.likeness else ""
+        return f"{submit.slo_class}\n{submit.request_digest}" if submit.request_digest else ""
 
     # --- audit ------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from starlette.routing import Route
 from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.asgi import App, Receive, RequestIds, Scope, Send
-from router.http.authentication import Gated
+from router.http.authentication import AuthenticationMiddleware
 from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
 from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
-from router.http.observe import Observer
-from router.http.request import Dispatch, Handler, RequestFrame, error_headers
+from router.http.observe import RequestObserver
+from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.bodies import decode_object, field_error
@@ -49,20 +49,22 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
     _add_adapters(app, models)
     _add_health(app, models, directory_state)
     _add_error_shape(app)
-    return RequestIds(ErrorMiddleware(Gated(_Directly(handlers, app), models.first.gate)))
+    return RequestIds(
+        ErrorMiddleware(AuthenticationMiddleware(_StreamingRoutes(handlers, app), models.first.access))
+    )
 
 
-def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
+def _handler(models: Models, kind: type[RequestHandler], id_prefix: str) -> App:
     """With one model nothing has to be read before its handler: that also knows what is wrong with a name."""
     first = models.first
     if len(models) == 1:
-        return Handler(first, kind, id_prefix)
+        return EndpointApp(first, kind, id_prefix)
     shared = first.observer
-    observer = Observer(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
-    return Dispatch(models, kind, id_prefix, observer=observer)
+    observer = RequestObserver(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
+    return ModelDispatch(models, kind, id_prefix, observer=observer)
 
 
-class _Directly:
+class _StreamingRoutes:
     """Requests that stream go past FastAPI, whose seven layers each see every chunk."""
 
     def __init__(self, handlers: dict[str, App], others: App) -> None:
@@ -171,7 +173,7 @@ def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]
     def facts() -> RouterFacts:
         first = models.first
         is_draining = first.driver.is_draining
-        return RouterFacts(is_draining, directory_state(), first.gate.state())
+        return RouterFacts(is_draining, directory_state(), first.access.state())
 
     @app.api_route("/health/live", methods=READ)
     async def live() -> Response:

@@ -52,7 +52,7 @@ LINGER_BYTES_MAX = 64 * 2**20
 _SANE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Before its request was complete. Nobody is left to be answered."""
 
 
@@ -92,7 +92,7 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
-    """Raises UnknownEncoding, BodyTooLarge as soon as it is clear, BodyTimeout, ClientGone."""
+    """Raises UnknownEncoding, BodyTooLarge as soon as it is clear, BodyTimeout, ClientDisconnected."""
     if (coding := (header(scope, b"content-encoding") or b"identity").strip().lower()) != b"identity":
         raise UnknownEncoding(
             f"content-encoding {coding.decode('latin-1')!r:.40} is not understood: send the body as it is"
@@ -107,7 +107,7 @@ async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnected
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > bytes_max:

@@ -5,7 +5,7 @@ import math
 from baton.core.budgets import Ask, Grant, Scarce, Settle, remaining
 from baton.core.errors import Forbidden, RateLimited, Unauthorized
 from router.http.asgi import JSON, App, Headers, Message, Receive, Scope, Send, header, respond
-from router.http.client import ANYBODY, CLIENT, Client
+from router.http.client import ANYBODY, CLIENT, AuthenticatedClient
 from router.openai.responses import error_of
 from router.tenants.budgets import Budgets
 from router.tenants.keyring import LiveKeys
@@ -16,12 +16,12 @@ RATE_HEADERS = "baton.rate_headers"
 ADAPTER_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
-class Gate:
+class AccessControl:
     def __init__(self, keys: LiveKeys | None, budgets: Budgets, *, router_id: str) -> None:
         """`keys` None: everybody may, as one tenant without limits."""
         self.keys, self.budgets, self._router_id = keys, budgets, router_id
 
-    def admit(self, scope: Scope) -> Client:
+    def admit(self, scope: Scope) -> AuthenticatedClient:
         """Raises Unauthorized, Forbidden."""
         if self.keys is None:
             return ANYBODY
@@ -37,9 +37,11 @@ class Gate:
         name, tenant = found
         if scope["path"] in ADAPTER_PATHS and not tenant.may_load_adapters:
             raise Forbidden("this key's tenant may not load or unload adapters (may_load_adapters)")
-        return Client(name, tenant, salt_of(name, tenant))
+        return AuthenticatedClient(name, tenant, salt_of(name, tenant))
 
-    async def take(self, client: Client, scope: Scope, *, lease: str, lease_s: float, tokens: int) -> Grant:
+    async def take(
+        self, client: AuthenticatedClient, scope: Scope, *, lease: str, lease_s: float, tokens: int
+    ) -> Grant:
         """Puts the rate headers into the scope. Raises RateLimited."""
         tenant = client.tenant
         grant = await self.budgets.take(
@@ -59,7 +61,7 @@ class Gate:
             raise _rate_limited(client, grant, tokens)
         return grant
 
-    async def settle(self, client: Client, *, lease: str, refund_tokens: int) -> None:
+    async def settle(self, client: AuthenticatedClient, *, lease: str, refund_tokens: int) -> None:
         settle = Settle(client.name, lease, refund_tokens, client.tenant.tokens_per_minute)
         await self.budgets.settle(settle)
 
@@ -79,7 +81,7 @@ class Gate:
         return {"keys": keys, "budgets": budgets}
 
 
-def _rate_limited(client: Client, grant: Grant, tokens: int) -> RateLimited:
+def _rate_limited(client: AuthenticatedClient, grant: Grant, tokens: int) -> RateLimited:
     tenant = client.tenant
     match grant.scarce:
         case Scarce.REQUESTS:
@@ -125,18 +127,18 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s"
 
 
-class Gated:
+class AuthenticationMiddleware:
     """ASGI: everything under /v1 wants a key, where there are any. What says how the server is stays open."""
 
-    def __init__(self, app: App, gate: Gate) -> None:
-        self._app, self._gate = app, gate
+    def __init__(self, app: App, access: AccessControl) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._gate.keys is None or not scope["path"].startswith("/v1"):
+        if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1"):
             await self._app(scope, receive, send)
             return
         try:
-            scope[CLIENT] = self._gate.admit(scope)
+            scope[CLIENT] = self._access.admit(scope)
         except (Unauthorized, Forbidden) as error:
             challenge = [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
             await respond(send, error.http_status, error_of(error), [*JSON, *challenge])

@@ -11,7 +11,7 @@ from router.http.asgi import (
     JSON,
     REQUEST_ID,
     App,
-    ClientGone,
+    ClientDisconnected,
     Message,
     Receive,
     Scope,
@@ -51,12 +51,12 @@ class ErrorMiddleware:
                 is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             except RuntimeError as error:
                 if is_closing():
-                    raise ClientGone from error
+                    raise ClientDisconnected from error
                 raise
 
         try:
             await self._app(scope, receive, send_to_client)
-        except ClientGone:
+        except ClientDisconnected:
             pass
         except Exception as error:
             fields = {"client_request_id": scope.get(REQUEST_ID, "")}

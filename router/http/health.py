@@ -54,18 +54,18 @@ class RouterFacts(msgspec.Struct, frozen=True):
 def health(models: Sequence[ModelHealth], facts: RouterFacts) -> dict[str, Any]:
     """`status` is ok, degraded (served, but not as configured, or not each of several models is), asleep (see
     `is_asleep`) or unavailable. Ready: at least one model is served; `models` says which."""
-    told = {one.model: _model(one, facts) for one in models}
-    is_ready = any(one["ready"] for one in told.values())
-    statuses = [one["status"] for one in told.values()]
-    degraded = [one["degraded"] for one in told.values()]
+    reports = {one.model: _model(one, facts) for one in models}
+    is_ready = any(one["ready"] for one in reports.values())
+    statuses = [one["status"] for one in reports.values()]
+    degraded = [one["degraded"] for one in reports.values()]
     return {
         "status": _together(statuses),
         "ready": is_ready,
         "draining": facts.is_draining,
         "model": models[0].model if len(models) == 1 else "",
-        "models": told,
+        "models": reports,
         "degraded": {name: any(one[name] for one in degraded) for name in degraded[0]},
-        "predictor": max((one["predictor"] for one in told.values()), key=lambda one: one["error"]),
+        "predictor": max((one["predictor"] for one in reports.values()), key=lambda one: one["error"]),
         "directory": facts.directory,
         "tenants": facts.tenants,
         "peers": models[0].status.peer_count,

@@ -8,19 +8,19 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.decisions.events import Note
-from router.http.streaming import Exchange
+from router.http.streaming import ResponseStream
 from router.live.recent_requests import RecentRequests
 from router.openai.responses import Usage
 from router.openai.timings import first_of, parts_of
-from router.tenants.service_classes import Objectives, Verdict
+from router.tenants.service_classes import RequestObjectives, RequestVerdict
 
 TENANT_LABELS_MAX = 64
 """Label values cost memory here and in Prometheus, and stay until the process ends."""
 
-Outcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
+RequestOutcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
 
 
-def outcome_of(error: BatonError) -> Outcome:
+def outcome_of(error: BatonError) -> RequestOutcome:
     if isinstance(error, ClientError):
         return "invalid"
     return "refused" if isinstance(error, Overloaded) else "failed"
@@ -30,7 +30,7 @@ def request_of(seq_id: SequenceId) -> str:
     return seq_id.rsplit("/", 1)[0]
 
 
-class Observer:
+class RequestObserver:
     """Of one model's requests. `recent_requests` are shared by all models of a router."""
 
     def __init__(self, meter: Meter, spans: Spans, recent_requests: RecentRequests, *, model: str) -> None:
@@ -77,7 +77,7 @@ class Observer:
             **{"request.id": request_id, "client.request_id": client_request_id},
         )
 
-    def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
+    def close(self, request_id: str, outcome: RequestOutcome, error: str = "") -> None:
         self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)
         self.spans.close(request_id, error=error, outcome=outcome)
 
@@ -92,45 +92,45 @@ class Observer:
         meter.inc(c.GENERATED_TOKENS, usage.completion_tokens, model=model)
         meter.observe(c.E2E, took_s, model=model)
 
-    def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
+    def on_answered(self, response: ResponseStream, *, arrived_s: float) -> None:
         """The same, with when its tokens came."""
         meter, model = self.meter, self._model
-        usage = exchange.usage()
-        self.on_usage(usage, took_s=exchange.now_s() - arrived_s)
-        self._tell(exchange, usage, arrived_s=arrived_s)
-        if first_token_s := exchange.first_token_s:
+        usage = response.usage()
+        self.on_usage(usage, took_s=response.now_s() - arrived_s)
+        self._record_timings(response, usage, arrived_s=arrived_s)
+        if first_token_s := response.first_token_s:
             meter.observe(c.TTFT, first_token_s - arrived_s, model=model)
-            self._on_parts(exchange, arrived_s)
-        for choice in exchange.choices:
+            self._on_parts(response, arrived_s)
+        for choice in response.choices:
             if (tpot_s := choice.tpot_s) is not None:
                 meter.observe(c.TPOT, tpot_s, model=model)
 
-    def _tell(self, exchange: Exchange, usage: Usage, *, arrived_s: float) -> None:
-        choice = first_of(exchange.choices)
-        tpots_s = [tpot_s for choice in exchange.choices if (tpot_s := choice.tpot_s) is not None]
+    def _record_timings(self, response: ResponseStream, usage: Usage, *, arrived_s: float) -> None:
+        choice = first_of(response.choices)
+        tpots_s = [tpot_s for choice in response.choices if (tpot_s := choice.tpot_s) is not None]
         self.recent_requests.answered(
             request_of(choice.seq_id),
             usage,
-            ttft_s=exchange.first_token_s - arrived_s if exchange.first_token_s else None,
+            ttft_s=response.first_token_s - arrived_s if response.first_token_s else None,
             tpot_s=max(tpots_s, default=None),
-            edge=exchange.edge,
+            edge=response.edge,
             latency_breakdown=choice.latency_breakdown,
             served=choice.served,
         )
 
-    def _on_parts(self, exchange: Exchange, arrived_s: float) -> None:
-        choice = first_of(exchange.choices)
+    def _on_parts(self, response: ResponseStream, arrived_s: float) -> None:
+        choice = first_of(response.choices)
         request_id = request_of(choice.seq_id)
-        ago_s = exchange.now_s() - arrived_s
-        for part, seconds in parts_of(exchange.edge, choice):
+        ago_s = response.now_s() - arrived_s
+        for part, seconds in parts_of(response.edge, choice):
             self.meter.observe(c.TTFT_PART, seconds, model=self._model, part=part)
             ago_s -= seconds
             if seconds > 0:
                 self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
 
     def on_end(
-        self, request_id: str, outcome: Outcome, error: str, verdict: Verdict | None,
-        objectives: Objectives, tenant: str,
+        self, request_id: str, outcome: RequestOutcome, error: str, verdict: RequestVerdict | None,
+        objectives: RequestObjectives, tenant: str,
     ) -> None:  # fmt: skip
         """Of every request, once. `verdict` None: it could never work, and so was not offered."""
         self.close(request_id, outcome, error)
@@ -140,7 +140,7 @@ class Observer:
             request_id, outcome=outcome, error=error, verdict=verdict, objectives=objectives, tenant=tenant
         )
 
-    def on_verdict(self, slo_class: str, tenant: str, verdict: Verdict) -> None:
+    def on_verdict(self, slo_class: str, tenant: str, verdict: RequestVerdict) -> None:
         """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""
         if tenant not in self._tenants:
             if len(self._tenants) >= TENANT_LABELS_MAX:

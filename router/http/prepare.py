@@ -13,18 +13,18 @@ from baton.core.sampling import Grammar, SamplingParams
 from router.decisions.events import Submit
 from router.decisions.prompt_hashes import PromptHashes
 from router.decisions.stored_prefix import StoredPrefix
-from router.http.client import ANYBODY, Client
+from router.http.client import ANYBODY, AuthenticatedClient
 from router.http.service import Service
 from router.live.store_lookup import StoreLookup
 from router.openai import requests as openai_api
 from router.openai.call import Call, Endpoint
-from router.openai.choice_stream import Echo, Wants, call_id, short_call_id
+from router.openai.choice_stream import ChoiceOptions, Echo, call_id, short_call_id
 from router.openai.logprobs import LogprobFormat
 from router.openai.tool_grammar import tool_grammar
-from router.tenants.service_classes import NO_OBJECTIVES, Objectives
+from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives
 from router.text.conversation import ToolMode
 from router.text.detokenizer import Detokenizer
-from router.text.parsers.select import Stages, Start, make_parser, reasoning_start
+from router.text.parsers.select import ParserChain, ReasoningStart, make_parser, reasoning_start
 
 HASHED_ON_LOOP_TOKENS = 1024
 """Shorter prompts that need no tokeniser are hashed when they are placed: 35 us at 16 tokens a block, less
@@ -39,16 +39,16 @@ LOOKED_UP_TOKENS = 1024
 CONTEXT_TOKENS = 5
 """Prompt tokens that decide how the first generated ones are spaced."""
 
-Part = tuple[Submit, Detokenizer, Wants]
+Part = tuple[Submit, Detokenizer, ChoiceOptions]
 
-_NO_REASONING = Start(is_open=False, is_closed=True)
+_NO_REASONING = ReasoningStart(is_open=False, is_closed=True)
 
 
-class Prompt(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     tokens: tuple[int, ...]
     text: str | None
     """As the client wrote it; None: it wrote tokens, or was cut."""
-    start: Start
+    start: ReasoningStart
     hashes: PromptHashes | None = None
     """Computed already, in the thread that tokenised it."""
     stored: StoredPrefix | None = None
@@ -61,7 +61,7 @@ def _characters(call: Call) -> float:
     return sum(len(m.get("content") or "") + TEMPLATE_CHARACTERS for m in call.messages)
 
 
-class Preparation:
+class RequestPreparation:
     """Of one request."""
 
     def __init__(
@@ -74,14 +74,14 @@ class Preparation:
         deadline_s: float,
         adapter: AdapterRef | None,
         arrived_s: float | None = None,
-        objectives: Objectives = NO_OBJECTIVES,
-        client: Client = ANYBODY,
-        likeness: str = "",
+        objectives: RequestObjectives = NO_OBJECTIVES,
+        client: AuthenticatedClient = ANYBODY,
+        request_digest: str = "",
     ) -> None:
-        """`likeness`: the same for a request that is sent again."""
+        """`request_digest`: the same for a request that is sent again."""
         self._service, self._call = service, call
         self._arrived_s, self._objectives = arrived_s, objectives
-        self._client, self._likeness = client, likeness
+        self._client, self._request_digest = client, request_digest
         self._salt = service.salt(adapter, client.salt)
         self._request_id, self._traceparent = request_id, traceparent
         self._deadline_s = deadline_s
@@ -95,14 +95,14 @@ class Preparation:
         self._form = form if call.with_logprobs else None
         self.prompt_form = form if call.with_prompt_logprobs else None
 
-    async def timed_prompts(self) -> tuple[list[Prompt], float]:
+    async def timed_prompts(self) -> tuple[list[TokenizedPrompt], float]:
         """With the seconds it took. Raises as `prompts`."""
         now_s = self._service.driver.now_s
         began_s = now_s()
         prompts = await self.prompts()
         return prompts, now_s() - began_s
 
-    async def prompts(self) -> list[Prompt]:
+    async def prompts(self) -> list[TokenizedPrompt]:
         """Raises ClientError, QueueFull, DeadlineOver."""
         try:
             async with asyncio.timeout_at(self._deadline_s):
@@ -117,16 +117,16 @@ class Preparation:
         except TimeoutError:
             raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
 
-    async def _of(self, prompt: str | tuple[int, ...]) -> Prompt:
+    async def _of(self, prompt: str | tuple[int, ...]) -> TokenizedPrompt:
         if isinstance(prompt, str):
             return await self._tokenizer.on_loop_or_in_thread(len(prompt), lambda: self._text(prompt))
         if len(prompt) < HASHED_ON_LOOP_TOKENS:
-            return Prompt(self._cut(prompt), None, _NO_REASONING)
+            return TokenizedPrompt(self._cut(prompt), None, _NO_REASONING)
         return await self._tokenizer.in_thread(
-            lambda: self._hashed(Prompt(self._cut(prompt), None, _NO_REASONING))
+            lambda: self._hashed(TokenizedPrompt(self._cut(prompt), None, _NO_REASONING))
         )
 
-    async def _looked_up(self, prompt: Prompt, lookup: StoreLookup) -> Prompt:
+    async def _looked_up(self, prompt: TokenizedPrompt, lookup: StoreLookup) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
         if prompt.hashes is None or len(prompt.tokens) < LOOKED_UP_TOKENS or len(kinds) != 1:
             return prompt
@@ -135,13 +135,13 @@ class Preparation:
 
     # --- in a thread ------------------------------------------------------------------------------
 
-    def _hashed(self, prompt: Prompt) -> Prompt:
+    def _hashed(self, prompt: TokenizedPrompt) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
         if not kinds:
             return prompt
         return prompt._replace(hashes=PromptHashes.computed(self._salt, prompt.tokens, kinds))
 
-    def _conversation(self) -> Prompt:
+    def _conversation(self) -> TokenizedPrompt:
         call = self._call
         # A model that may not call anything is not told of tools.
         tools = [] if call.tools.mode is ToolMode.NONE else [tool.declared for tool in call.tools.tools]
@@ -153,9 +153,9 @@ class Preparation:
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         start = reasoning_start(self._service.parsers.reasoning, end)
-        return self._hashed(Prompt(self._cut(tokens), None, start))
+        return self._hashed(TokenizedPrompt(self._cut(tokens), None, start))
 
-    def _text(self, text: str) -> Prompt:
+    def _text(self, text: str) -> TokenizedPrompt:
         call = self._call
         tokens = self._tokenizer.text_ids(
             text,
@@ -164,7 +164,7 @@ class Preparation:
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         cut = self._cut(tokens)
-        return self._hashed(Prompt(cut, text if cut is tokens else None, _NO_REASONING))
+        return self._hashed(TokenizedPrompt(cut, text if cut is tokens else None, _NO_REASONING))
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """To the last ones that may stay."""
@@ -178,7 +178,7 @@ class Preparation:
             most = context - (self._call.max_tokens or min(answer, context // 2))
         return tokens if len(tokens) <= most else tokens[len(tokens) - max(1, most) :]
 
-    async def parts(self, prompts: list[Prompt]) -> list[Part]:
+    async def parts(self, prompts: list[TokenizedPrompt]) -> list[Part]:
         """One per sequence, those of one prompt side by side."""
         call, parts = self._call, list[Part]()
         for prompt in prompts:
@@ -188,7 +188,7 @@ class Preparation:
                 parts.append(self._part(prompt, len(parts), i, grammar, echo, is_late=is_late))
         return parts
 
-    async def _grammar(self, prompt: Prompt) -> tuple[Grammar | None, bool]:
+    async def _grammar(self, prompt: TokenizedPrompt) -> tuple[Grammar | None, bool]:
         """And whether it begins only after the reasoning."""
         call, parsers = self._call, self._service.parsers
         grammar = call.structured.grammar if call.structured is not None else None
@@ -202,7 +202,7 @@ class Preparation:
             return grammar, False
         return msgspec.structs.replace(grammar, after_token_ids=ids), True
 
-    async def _echo(self, prompt: Prompt) -> Echo:
+    async def _echo(self, prompt: TokenizedPrompt) -> Echo:
         call, tokenizer = self._call, self._tokenizer
         if not call.with_logprobs and prompt.text is not None:
             return Echo(prompt.text, prompt.tokens, ())
@@ -221,8 +221,8 @@ class Preparation:
         return await asyncio.to_thread(spell)
 
     def _part(
-        self, prompt: Prompt, index: int, index_in_prompt: int, grammar: Grammar | None, echo: Echo | None,
-        *, is_late: bool,
+        self, prompt: TokenizedPrompt, index: int, index_in_prompt: int, grammar: Grammar | None,
+        echo: Echo | None, *, is_late: bool,
     ) -> Part:  # fmt: skip
         call, service = self._call, self._service
         sampling = openai_api.sampling_params(
@@ -242,7 +242,7 @@ class Preparation:
         submit = self.submit(
             f"{index}", prompt.tokens, sampling, group=group, hashes=prompt.hashes, stored=prompt.stored
         )
-        wants = Wants(
+        options = ChoiceOptions(
             token_ids=call.with_token_ids,
             logprobs=self._form,
             parser=self.parser(prompt.start, is_late=is_late, is_constrained=grammar is not None),
@@ -252,7 +252,7 @@ class Preparation:
             is_ranked=is_ranked,
             grammar_field=self._grammar_field() if grammar is not None else None,
         )
-        return submit, self.detokenizer(submit, wants), wants
+        return submit, self.detokenizer(submit, options), options
 
     def _grammar_field(self) -> str | None:
         if self._adapter is not None:
@@ -290,7 +290,7 @@ class Preparation:
             arrived_s=self._arrived_s,
             tenant=client.name,
             weight=client.tenant.weight,
-            likeness=f"{self._likeness}/{name}" if self._likeness else "",
+            request_digest=f"{self._request_digest}/{name}" if self._request_digest else "",
             fairness_key=fairness_key(client.name if client.salt else "", call.fairness_key),
             group=group,
             task=task,
@@ -298,7 +298,9 @@ class Preparation:
             stored=stored,
         )
 
-    def parser(self, start: Start, *, is_late: bool = False, is_constrained: bool = False) -> Stages | None:
+    def parser(
+        self, start: ReasoningStart, *, is_late: bool = False, is_constrained: bool = False
+    ) -> ParserChain | None:
         call, parsers = self._call, self._service.parsers
         if call.endpoint is not Endpoint.CHAT:
             return None
@@ -308,10 +310,10 @@ class Preparation:
             parsers, call.tools, start, is_constrained=is_late, with_reasoning=call.include_reasoning
         )
 
-    def detokenizer(self, submit: Submit, wants: Wants) -> Detokenizer:
+    def detokenizer(self, submit: Submit, options: ChoiceOptions) -> Detokenizer:
         call, service, sampling = self._call, self._service, submit.sampling
         special = self._tokenizer.special_ids if call.skip_special else frozenset[int]()
-        if wants.parser is not None:
+        if options.parser is not None:
             special -= service.marker_ids
         return Detokenizer(
             self._tokenizer.decode,

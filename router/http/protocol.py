@@ -18,7 +18,7 @@ from router.openai.responses import error_body
 log = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 2**10
-LAST_WORDS_S = 5.0
+HANG_UP_GRACE_S = 5.0
 """For a client that was hung up on to read why."""
 HEADERS_MAX = 256
 """Of one request, trailers included."""
@@ -192,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         cycle.flow.resume_writing()  # and nobody waits to
         self.transport.close()
-        self.loop.call_later(LAST_WORDS_S, self.transport.abort)
+        self.loop.call_later(HANG_UP_GRACE_S, self.transport.abort)
 
     def _watch(self, of: "ref[RequestResponseCycle]", on_gone: Callable[[], None]) -> Callable[[], None]:
         cycle = of()

@@ -9,13 +9,13 @@ import msgspec
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.errors import ModelNotFound
 from baton.core.messages import AdapterRef
-from router.http.authentication import Gate
-from router.http.observe import Observer
+from router.http.authentication import AccessControl
+from router.http.observe import RequestObserver
 from router.live.driver import Driver
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
-from router.openai.call import Limits
-from router.tenants.service_classes import Classes
+from router.openai.call import RequestLimits
+from router.tenants.service_classes import ServiceClasses
 from router.text.parsers.select import Parsers
 from router.text.tokenizer import Tokenizer
 
@@ -37,10 +37,10 @@ class Service:
         model_path: str,
         driver: Driver,
         tokenizer: Tokenizer,
-        observer: Observer,
+        observer: RequestObserver,
         parsers: Parsers,
         adapters: Adapters,
-        gate: Gate,
+        access: AccessControl,
         store_lookup: StoreLookup | None = None,
         may_sleep: bool = False,
     ) -> None:
@@ -48,7 +48,7 @@ class Service:
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
-        self.classes, self.gate = Classes(slo), gate
+        self.classes, self.access = ServiceClasses(slo), access
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)
         """Special tokens that chat parsers must see as text."""
         self.store_lookup, self.may_sleep = store_lookup, may_sleep
@@ -56,12 +56,12 @@ class Service:
         self._salt = config.tenant_salt.encode()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
         card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
         if holds is not None and holds < card.context_tokens:
             card = msgspec.structs.replace(card, context_tokens=holds)
-        return Limits(
+        return RequestLimits(
             card=card,
             choices_max=self.config.choices_max,
             default_max_tokens=self.config.default_max_tokens,

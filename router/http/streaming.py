@@ -1,4 +1,4 @@
-"""From tokens to the client: one `Exchange` per HTTP request, one `Choice` per sequence of it.
+"""From tokens to the client: one `ResponseStream` per HTTP request, one `ChoiceStream` per sequence of it.
 
 Tokens are turned into text the moment they arrive, so that a stop string ends the work at once. The
 text then waits for the client: while a slow one takes its time, what arrives meanwhile becomes one
@@ -13,7 +13,7 @@ from baton.core.errors import BatonError, ClientError, DeadlineOver
 from baton.core.steps import TokenLogprobs
 from router.decisions.events import LatencyBreakdown, Served, Submit
 from router.live.driver import Driver
-from router.openai.choice_stream import Choice, Wants
+from router.openai.choice_stream import ChoiceOptions, ChoiceStream
 from router.openai.logprobs import LogprobFormat, joined
 from router.openai.responses import DONE, AnswerFormat, Usage, error_event
 from router.openai.timings import EdgeTimes, timings_body
@@ -32,7 +32,7 @@ def _never_now(_: bytes) -> bool:
     return False
 
 
-class Exchange:
+class ResponseStream:
     """All choices of one request, and the one place that ends them: `close` gives back whatever is
     still running, however the request ended."""
 
@@ -48,7 +48,7 @@ class Exchange:
         """The client wants them."""
         self._unsent_tokens_max = unsent_tokens_max
         self._wake = asyncio.Event()
-        self.choices: list[Choice] = []
+        self.choices: list[ChoiceStream] = []
         self.error: BatonError | None = None
         self.is_gone = False
         """The client went away, or was dropped."""
@@ -75,7 +75,7 @@ class Exchange:
 
     def submit(
         self,
-        parts: Sequence[tuple[Submit, Detokenizer, Wants]],
+        parts: Sequence[tuple[Submit, Detokenizer, ChoiceOptions]],
         *,
         choices_per_prompt: int = 1,
         answers_per_prompt: int | None = None,
@@ -86,18 +86,18 @@ class Exchange:
         """
         self._choices_per_prompt = choices_per_prompt
         self._answers_per_prompt = answers_per_prompt or choices_per_prompt
-        self.choices = [Choice(self, i, *part) for i, part in enumerate(parts)]
+        self.choices = [ChoiceStream(self, i, *part) for i, part in enumerate(parts)]
         for choice in self.choices:
             if self.error is None:  # the first refusal ends the request
                 self._driver.submit(choice.submit, choice)
 
-    def cancel(self, choice: Choice) -> None:
+    def cancel(self, choice: ChoiceStream) -> None:
         self._driver.client_gone(choice.seq_id)
 
-    def progress_of(self, choice: Choice) -> tuple[LatencyBreakdown | None, Served | None]:
+    def progress_of(self, choice: ChoiceStream) -> tuple[LatencyBreakdown | None, Served | None]:
         return self._driver.progress_of(choice.seq_id)
 
-    def on_progress(self, choice: Choice) -> None:
+    def on_progress(self, choice: ChoiceStream) -> None:
         if self._is_writing:
             self._wake.set()
         elif not self._is_flush_due:
@@ -150,7 +150,7 @@ class Exchange:
         firsts = self.choices[:: self._choices_per_prompt]
         return Usage(
             prompt_tokens=sum(len(choice.submit.prompt) for choice in firsts),
-            completion_tokens=sum(c.token_count for c in self.choices if not c.wants.prompt_only),
+            completion_tokens=sum(c.token_count for c in self.choices if not c.options.prompt_only),
             cached_tokens=sum(choice.cached_token_count for choice in firsts),
         )
 
@@ -169,7 +169,7 @@ class Exchange:
             return await asyncio.to_thread(self._whole, answered)
         return self._whole(answered)
 
-    def _answered(self) -> list[Choice]:
+    def _answered(self) -> list[ChoiceStream]:
         """The choices that are the answer: all, or of each prompt's the most likely ones, best first."""
         size, wanted = self._choices_per_prompt, self._answers_per_prompt
         if wanted == size:
@@ -181,7 +181,7 @@ class Exchange:
             for choice in sorted(group, key=lambda c: (-c.mean_logprob, c.index))[:wanted]
         ]
 
-    def _whole(self, answered: Sequence[Choice]) -> bytes:
+    def _whole(self, answered: Sequence[ChoiceStream]) -> bytes:
         bodies = [self._choice_body(index, choice) for index, choice in enumerate(answered)]
         extra: dict[str, Any] = {}
         if self._answer.is_chat and (found := self._prompt_logprobs(answered[0])) is not None:
@@ -192,22 +192,22 @@ class Exchange:
             extra["baton"] = timings_body(self.edge, self.choices)
         return self._answer.whole(bodies, self.usage(), extra)
 
-    def _of_prompt(self, choice: Choice) -> tuple[TokenLogprobs, ...] | None:
+    def _of_prompt(self, choice: ChoiceStream) -> tuple[TokenLogprobs, ...] | None:
         """The prompt's logprobs are computed for the first choice of each."""
         first = self.choices[choice.index - choice.index % self._choices_per_prompt]
         return choice.prompt_logprobs or first.prompt_logprobs
 
-    def _prompt_logprobs(self, choice: Choice) -> list[Any] | None:
+    def _prompt_logprobs(self, choice: ChoiceStream) -> list[Any] | None:
         form, entries = self.prompt_format, self._of_prompt(choice)
         return None if form is None or entries is None else form.of_prompt(choice.submit.prompt, entries)
 
-    def _choice_body(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice_body(self, index: int, choice: ChoiceStream) -> dict[str, Any]:
         if self._answer.is_chat:
             said: dict[str, Any] = {"message": choice.message_body()}
             _, ids = choice.take()
         else:
             text, ids = choice.take()
-            said = {"text": (choice.wants.echo.text if choice.wants.echo is not None else "") + text}
+            said = {"text": (choice.options.echo.text if choice.options.echo is not None else "") + text}
             if (found := self._prompt_logprobs(choice)) is not None:
                 said["prompt_logprobs"] = found
             if (prompt_ids := choice.prompt_ids) is not None:
@@ -263,7 +263,7 @@ class Exchange:
             self._is_writing = True
             self._wake.set()
 
-    async def last_words(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
+    async def write_end(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await it, like every other write no longer than the request may take."""
         try:
             async with asyncio.timeout_at(self._deadline_s + DEADLINE_GRACE_S):
@@ -292,7 +292,7 @@ class Exchange:
             if not choice.is_opened:
                 choice.is_opened = True
                 events.append(answer.first_chunk(choice.index, choice.prompt_ids))
-                if choice.wants.echo is not None:
+                if choice.options.echo is not None:
                     events.append(self._echo_chunk(choice))
             if choice.is_plain:
                 text, ids = choice.take()
@@ -313,18 +313,18 @@ class Exchange:
         timings = timings_body(self.edge, self.choices) if self.with_timings else None
         return self._answer.end_chunk(usage, timings)
 
-    def _echo_chunk(self, choice: Choice) -> bytes:
-        echo = choice.wants.echo
+    def _echo_chunk(self, choice: ChoiceStream) -> bytes:
+        echo = choice.options.echo
         assert echo is not None
         logprobs = choice.echo_logprobs(choice.prompt_logprobs)
         return self._answer.rich_chunk(choice.index, {"text": echo.text}, logprobs, None)
 
-    def _rich_chunks(self, choice: Choice) -> list[bytes]:
+    def _rich_chunks(self, choice: ChoiceStream) -> list[bytes]:
         """Logprobs and token ids go with the first piece of what they were generated with."""
         text, ids = choice.take()
         if not self._answer.is_chat:
             said = [{"text": text}] if text else []
-        elif choice.wants.parser is None:
+        elif choice.options.parser is None:
             said = [{"delta": {"content": text}}] if text else []
         else:
             said = [{"delta": body} for body in choice.delta_bodies()]

@@ -169,7 +169,7 @@ class Driver:
             raise self._crash.error
 
     def client_gone(self, seq_id: SequenceId) -> None:
-        """Cancels what runs; the sink hears nothing more. Unknown sequence: nothing happens."""
+        """Cancels what runs; the sink learns nothing more. Unknown sequence: nothing happens."""
         if self._forget(seq_id) is not None:
             self.feed(ClientGone(seq_id))
 
@@ -216,7 +216,7 @@ class Driver:
             self._feed_outputs(connection.worker_id, self._steps.take_worker(connection.worker_id))
             self.feed(WorkerLost(connection.worker_id, reason))
 
-    def heard(self, worker_id: WorkerId, message: WorkerMessage) -> None:
+    def on_message(self, worker_id: WorkerId, message: WorkerMessage) -> None:
         """Tokens of running sequences wait for the next round, everything else is handled now; what a worker
         says of a sequence is handled in the order in which it said it."""
         match message:

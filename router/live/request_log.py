@@ -35,9 +35,9 @@ class RequestLog:
         """`record` is asked for only if it is written."""
         if self._which == "off" or (self._which == "troubled" and not (is_trouble and self._has_room())):
             return
-        told = record()
-        level = logging.WARNING if told.outcome in _WARNED else logging.INFO
-        log.log(level, "%s", in_words(told), extra={"fields": fields_of(told)})
+        entry = record()
+        level = logging.WARNING if entry.outcome in _WARNED else logging.INFO
+        log.log(level, "%s", in_words(entry), extra={"fields": fields_of(entry)})
 
     def _has_room(self) -> bool:
         second = int(self._now_s())

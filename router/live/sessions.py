@@ -144,8 +144,8 @@ class WorkerSessions:
                     async for message in link:
                         if is_broken_off:
                             return "it cannot be told anything"
-                        silence.heard()
-                        driver.heard(hello.worker_id, message)
+                        silence.observe()
+                        driver.on_message(hello.worker_id, message)
                 reason = "it closed the session"
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"
@@ -186,7 +186,7 @@ class DirectoryWatch:
         async with asyncio.timeout(None) as ending, aclosing(views):
             with SilenceWatch(DIRECTORY_SILENCE_S, lambda: _end_now(ending)) as silence:
                 async for view in views:
-                    silence.heard()
+                    silence.observe()
                     backoff.succeeded()
                     self.is_current = True
                     on_view(view)

@@ -8,7 +8,7 @@ TICKS_PER_SILENCE = 8
 """How often a silence is looked at, at least."""
 
 
-class Quiet:
+class SilenceClock:
     """Pure. Time between two looks counts at most twice what it should have been: what is above that,
     the listener itself was held up, and what was said meanwhile still waits to be heard."""
 
@@ -17,7 +17,7 @@ class Quiet:
         self._looked_s = now_s
         self._quiet_s = 0.0
 
-    def heard(self) -> None:
+    def observe(self) -> None:
         self._quiet_s = 0.0
 
     def look(self, now_s: float) -> bool:
@@ -34,7 +34,7 @@ class SilenceWatch:
     def __init__(self, silence_s: float, on_silent: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._tick_s = min(TICK_S_MAX, silence_s / TICKS_PER_SILENCE)
-        self._quiet = Quiet(silence_s, tick_s=self._tick_s, now_s=self._loop.time())
+        self._quiet = SilenceClock(silence_s, tick_s=self._tick_s, now_s=self._loop.time())
         self._on_silent = on_silent
         self._timer: asyncio.TimerHandle | None = None
 
@@ -46,8 +46,8 @@ class SilenceWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self) -> None:
-        self._quiet.heard()
+    def observe(self) -> None:
+        self._quiet.observe()
 
     def _look(self) -> None:
         if self._quiet.look(self._loop.time()):

@@ -23,7 +23,7 @@ READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj",
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class LoadedAdapter(msgspec.Struct, frozen=True):
     ref: AdapterRef
     created: int
 
@@ -35,10 +35,10 @@ class Adapters:
         self.may_change = may_change
         self.is_taken: Callable[[str, str], bool] = lambda name, by: False
         """Whether something else than an adapter of model `by` has a name: of who knows other models."""
-        self._adapters: dict[str, Adapter] = {}
+        self._adapters: dict[str, LoadedAdapter] = {}
         self._lock = asyncio.Lock()
 
-    def get(self, name: str) -> Adapter | None:
+    def get(self, name: str) -> LoadedAdapter | None:
         return self._adapters.get(name)
 
     @property
@@ -78,7 +78,7 @@ class Adapters:
                 )
             if known is None and len(self._adapters) >= ADAPTERS_MAX:
                 raise ClientError(f"{ADAPTERS_MAX} adapters are loaded; unload one first", param="lora_name")
-            self._adapters[name] = Adapter(ref, int(time.time()))
+            self._adapters[name] = LoadedAdapter(ref, int(time.time()))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:

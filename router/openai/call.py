@@ -18,7 +18,7 @@ class Endpoint(StrEnum):
     EMBEDDING = "embedding"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """What this server and its model allow."""
 
     card: ModelCard
@@ -31,7 +31,7 @@ class Beam(msgspec.Struct, frozen=True):
     length_penalty: float
 
 
-class SloWish(msgspec.Struct, frozen=True):
+class SloOptions(msgspec.Struct, frozen=True):
     """Which objectives a request asks for."""
 
     slo_class: str | None = None
@@ -79,7 +79,7 @@ class Call(msgspec.Struct, frozen=True):
     """None: a longer prompt is refused; -1: as long as fits."""
     priority: int | None = None
     """None: that of its class."""
-    slo: SloWish = SloWish()
+    slo: SloOptions = SloOptions()
     with_timings: bool = False
     fairness_key: str = ""
     encoding_format: str = "float"

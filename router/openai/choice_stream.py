@@ -22,8 +22,16 @@ from baton.core.steps import TokenLogprobs
 from router.decisions.events import Failed, FailureKind, Finished, LatencyBreakdown, Served, Submit
 from router.openai.logprobs import Entry, LogprobFormat, Track
 from router.text.detokenizer import Detokenizer
-from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, Message, Reasoning, merged
-from router.text.parsers.select import Stages
+from router.text.parsers.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Message,
+    Reasoning,
+    merged,
+)
+from router.text.parsers.select import ParserChain
 
 
 def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = None) -> BatonError:
@@ -67,12 +75,12 @@ class Echo(msgspec.Struct, frozen=True):
     """Character of `text` at which each token begins; only with logprobs."""
 
 
-class Wants(msgspec.Struct, frozen=True):
+class ChoiceOptions(msgspec.Struct, frozen=True):
     """What a choice is asked for beside its text."""
 
     token_ids: bool = False
     logprobs: LogprobFormat | None = None
-    parser: Stages | None = None
+    parser: ParserChain | None = None
     new_call_id: Callable[[], str] = call_id
     echo: Echo | None = None
     prompt_only: bool = False
@@ -82,42 +90,47 @@ class Wants(msgspec.Struct, frozen=True):
     """That the grammar came from; None: there is none, or an adapter may be what a worker refuses."""
 
 
-PLAIN = Wants()
+PLAIN = ChoiceOptions()
 
 
-class Owner(Protocol):
+class ChoiceOwner(Protocol):
     """The exchange, as its choices see it."""
 
     @property
     def prompt_field(self) -> str: ...
 
     def now_s(self) -> float: ...
-    def cancel(self, choice: "Choice") -> None: ...
+    def cancel(self, choice: "ChoiceStream") -> None: ...
     def fail(self, error: BatonError) -> None: ...
-    def on_progress(self, choice: "Choice") -> None: ...
-    def progress_of(self, choice: "Choice") -> tuple[LatencyBreakdown | None, Served | None]: ...
+    def on_progress(self, choice: "ChoiceStream") -> None: ...
+    def progress_of(self, choice: "ChoiceStream") -> tuple[LatencyBreakdown | None, Served | None]: ...
 
 
-class Choice:
+class ChoiceStream:
     """The driver's sink."""
 
     def __init__(
-        self, owner: Owner, index: int, submit: Submit, detokenizer: Detokenizer, wants: Wants = PLAIN
+        self,
+        owner: ChoiceOwner,
+        index: int,
+        submit: Submit,
+        detokenizer: Detokenizer,
+        options: ChoiceOptions = PLAIN,
     ) -> None:
         self._owner, self._detokenizer = owner, detokenizer
         self.index = index
         self.submit = submit
-        self.wants = wants
-        self.deltas: list[str] = []
+        self.options = options
+        self.unsent_text: list[str] = []
         """Text that is not sent yet."""
-        self.said: list[Delta] = []
+        self.unsent_deltas: list[Delta] = []
         """The same of a choice with a parser."""
-        self.track = Track() if wants.logprobs is not None or wants.is_ranked else None
+        self.track = Track() if options.logprobs is not None or options.is_ranked else None
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-        self.unsent_ids: list[int] | None = [] if wants.token_ids else None
+        self.unsent_ids: list[int] | None = [] if options.token_ids else None
         """Token ids that are not sent yet; None: the client does not want any."""
         self.unsent_tokens = 0
-        self.is_plain = wants.parser is None and wants.logprobs is None and wants.echo is None
+        self.is_plain = options.parser is None and options.logprobs is None and options.echo is None
         self.is_opened = False
         """The client was told that this choice begins."""
         self.is_closed = False
@@ -138,11 +151,11 @@ class Choice:
     @property
     def prompt_ids(self) -> Sequence[int] | None:
         """None: the client does not want any."""
-        return list(self.submit.prompt) if self.wants.token_ids else None
+        return list(self.submit.prompt) if self.options.token_ids else None
 
     @property
     def finish_reason(self) -> str:
-        parser = self.wants.parser
+        parser = self.options.parser
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
             return "tool_calls"
         return str(self.finish)
@@ -182,7 +195,7 @@ class Choice:
             self.unsent_ids += tokens
         detokenizer = self._detokenizer
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
-            self._say(text)
+            self._add_text(text)
         if detokenizer.found_stop_string:
             self.token_count = detokenizer.token_count
             self._end_early()
@@ -196,13 +209,13 @@ class Choice:
         self.latency_breakdown, self.served = finished.latency_breakdown, finished.served
         if text := self._detokenizer.finish():
             self._sent_characters += len(text)
-            self._say(text)
+            self._add_text(text)
         found_stop = self._detokenizer.found_stop_string
         self._close(FinishReason.STOP if found_stop else finished.reason)
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._owner.fail(error_for(failed, self._owner.prompt_field, self.wants.grammar_field))
+        self._owner.fail(error_for(failed, self._owner.prompt_field, self.options.grammar_field))
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
         """As `Detokenizer.push`, noting where in the text each token begins."""
@@ -219,12 +232,12 @@ class Choice:
         track.sent(self._sent_characters)
         return "".join(parts)
 
-    def _say(self, text: str) -> None:
-        parser = self.wants.parser
+    def _add_text(self, text: str) -> None:
+        parser = self.options.parser
         if parser is None:
-            self.deltas.append(text)
+            self.unsent_text.append(text)
             return
-        self.said += parser.feed(text)
+        self.unsent_deltas += parser.feed(text)
         if parser.is_done and self.finish is None:
             self._end_early()
 
@@ -238,8 +251,8 @@ class Choice:
         if self.finish is not None:
             return
         self.finish = reason
-        if self.wants.parser is not None:
-            self.said += self.wants.parser.finish()
+        if self.options.parser is not None:
+            self.unsent_deltas += self.options.parser.finish()
         if self.track is not None:
             self.track.sent(self._sent_characters)
             self.track.ended(is_cut=self._detokenizer.found_stop_string)
@@ -248,29 +261,29 @@ class Choice:
 
     def take(self) -> tuple[str, list[int] | None]:
         """Text and, if wanted, token ids that are not sent yet; they count as sent."""
-        text, ids = "".join(self.deltas), self.unsent_ids
-        self.deltas.clear()
+        text, ids = "".join(self.unsent_text), self.unsent_ids
+        self.unsent_text.clear()
         self.unsent_tokens = 0
         if ids is not None:
             self.unsent_ids = []
-        return ("" if self.wants.prompt_only else text), ids
+        return ("" if self.options.prompt_only else text), ids
 
     def take_deltas(self) -> list[Delta]:
-        said, self.said = self.said, []
-        return merged(said)
+        unsent_deltas, self.unsent_deltas = self.unsent_deltas, []
+        return merged(unsent_deltas)
 
     def take_logprobs(self) -> dict[str, Any] | None:
         """OpenAI's object for the tokens whose text is taken now; None: not asked for, or there are none."""
-        if self.wants.logprobs is None or self.track is None:
+        if self.options.logprobs is None or self.track is None:
             return None
         entries: list[Entry] = self.track.take()
-        if not entries or self.wants.prompt_only:
+        if not entries or self.options.prompt_only:
             return None
-        offset = len(self.wants.echo.text) if self.wants.echo is not None else 0
-        return self.wants.logprobs.of(entries, offset=offset)
+        offset = len(self.options.echo.text) if self.options.echo is not None else 0
+        return self.options.logprobs.of(entries, offset=offset)
 
     def echo_logprobs(self, of_prompt: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
-        echo, form = self.wants.echo, self.wants.logprobs
+        echo, form = self.options.echo, self.options.logprobs
         if echo is None or form is None or of_prompt is None:
             return None
         return form.of_echo(echo.tokens, echo.starts, of_prompt)
@@ -287,16 +300,16 @@ class Choice:
                 return {"reasoning_content": text, "reasoning": text}
             case CallStart(call, name):
                 function = {"name": name, "arguments": ""}
-                body = {"index": call, "id": self.wants.new_call_id(), "type": "function"}
+                body = {"index": call, "id": self.options.new_call_id(), "type": "function"}
                 return {"tool_calls": [body | {"function": function}]}
             case CallArguments(call, text):
                 return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
 
     def message_body(self) -> dict[str, Any]:
         """All that was said, as one message."""
-        if self.wants.parser is None:
-            return {"role": "assistant", "content": "".join(self.deltas)}
-        return message_body(self.take_deltas(), self.wants.new_call_id)
+        if self.options.parser is None:
+            return {"role": "assistant", "content": "".join(self.unsent_text)}
+        return message_body(self.take_deltas(), self.options.new_call_id)
 
 
 def message_body(deltas: Sequence[Delta], new_call_id: Callable[[], str]) -> dict[str, Any]:

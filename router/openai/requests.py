@@ -19,7 +19,7 @@ from router.openai.bodies import (
     EmbeddingBody,
     parse_body,
 )
-from router.openai.call import Beam, Call, Endpoint, Limits, SloWish
+from router.openai.call import Beam, Call, Endpoint, RequestLimits, SloOptions
 from router.openai.checks import (
     LOGPROBS_MAX,
     SEED_BITS,
@@ -62,7 +62,7 @@ TEMPLATE_RESERVED = frozenset(
 """Not for `chat_template_kwargs`: they have fields of their own, or are none of the client's business."""
 
 
-def parse_chat(body: bytes, limits: Limits) -> Call:
+def parse_chat(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, ChatBody, CHAT)
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
@@ -86,7 +86,7 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
     )
 
 
-def parse_completion(body: bytes, limits: Limits) -> Call:
+def parse_completion(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, CompletionBody, COMPLETION)
     prompts = check_prompts(
         parsed.prompt,
@@ -112,7 +112,7 @@ def parse_completion(body: bytes, limits: Limits) -> Call:
     )
 
 
-def parse_embedding(body: bytes, limits: Limits) -> Call:
+def parse_embedding(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, EmbeddingBody, EMBEDDING)
     if parsed.encoding_format not in (None, "float", "base64"):
         raise ClientError("encoding_format must be float or base64", param="encoding_format")
@@ -137,7 +137,12 @@ def parse_embedding(body: bytes, limits: Limits) -> Call:
 
 
 def sampling_params(
-    call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits, grammar: Grammar | None = None
+    call: Call,
+    *,
+    choice_index: int,
+    prompt_tokens: int,
+    limits: RequestLimits,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
     context = limits.card.context_tokens
@@ -190,7 +195,7 @@ def choice_seed(seed: int, choice_index: int) -> int:
 
 def _call(
     body: Body,
-    limits: Limits,
+    limits: RequestLimits,
     endpoint: Endpoint,
     max_tokens: int | None,
     max_tokens_field: str,
@@ -290,7 +295,7 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return between("top_logprobs", top, 0, LOGPROBS_MAX, default=0)
 
 
-def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
+def _check_best_of(body: CompletionBody, call: Call, limits: RequestLimits) -> int:
     if body.best_of is None:
         return call.n
     if body.best_of < call.n:
@@ -346,9 +351,9 @@ def _check_priority(body: AnyBody) -> int | None:
     return None if value is None else between("priority", value, -PRIORITY_MAX, PRIORITY_MAX, default=0)
 
 
-def _check_slo(body: AnyBody) -> SloWish:
+def _check_slo(body: AnyBody) -> SloOptions:
     options = body.baton or BatonOptions()
-    return SloWish(
+    return SloOptions(
         slo_class=options.slo_class,
         service_tier=body.service_tier,
         ttft_s=_check_objective_s("baton.ttft_ms", options.ttft_ms, 3_600_000),

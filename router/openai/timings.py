@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from router.openai.choice_stream import Choice
+from router.openai.choice_stream import ChoiceStream
 
 PARTS = (
     "route",
@@ -29,7 +29,7 @@ class EdgeTimes(NamedTuple):
     """Waiting for the tokenizer included."""
 
 
-def parts_of(edge: EdgeTimes, choice: Choice) -> Iterator[tuple[str, float]]:
+def parts_of(edge: EdgeTimes, choice: ChoiceStream) -> Iterator[tuple[str, float]]:
     """(part, seconds) in order; those of the workers only if they told."""
     yield "route", edge.route_s
     yield "tokenize", edge.tokenize_s
@@ -38,12 +38,12 @@ def parts_of(edge: EdgeTimes, choice: Choice) -> Iterator[tuple[str, float]]:
             yield part, getattr(latency_breakdown, f"{part}_s")
 
 
-def first_of(choices: Sequence[Choice]) -> Choice:
+def first_of(choices: Sequence[ChoiceStream]) -> ChoiceStream:
     """The one whose token came first: the request's time to first token is its."""
     return min(choices, key=lambda choice: choice.first_token_s or float("inf"))
 
 
-def timings_body(edge: EdgeTimes, choices: Sequence[Choice]) -> dict[str, Any]:
+def timings_body(edge: EdgeTimes, choices: Sequence[ChoiceStream]) -> dict[str, Any]:
     """The answer's `baton` object."""
     choice = first_of(choices)
     body: dict[str, Any] = {"timings": {f"{part}_s": round(s, 6) for part, s in parts_of(edge, choice)}}

@@ -58,8 +58,8 @@ def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
 def _check_templates(pretrained: Any, folder: Path) -> None:
     """Raises SetupError if a chat template is no template: every conversation would be refused for it. What
     one says to a conversation is for those who ask."""
-    told = pretrained.chat_template or {}
-    for source in told.values() if isinstance(told, dict) else [told]:
+    templates = pretrained.chat_template or {}
+    for source in templates.values() if isinstance(templates, dict) else [templates]:
         try:
             pretrained.apply_chat_template(
                 [{"role": "user", "content": "hi"}], chat_template=source, tokenize=False

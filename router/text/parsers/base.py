@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 
 from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, merged
-from router.text.parsers.reader import SPACE, Parse, Reader
+from router.text.parsers.reader import SPACE, Parse, TextReader
 
 
 class ToolParser:
@@ -15,7 +15,7 @@ class ToolParser:
     def __init__(self, names: Collection[str]) -> None:
         """`names`: of the functions that may be called; a call of another one is content."""
         self._names = names
-        self._reader = Reader()
+        self._reader = TextReader()
         self._out: list[Delta] = []
         self._call_count = 0
         self._space = ""

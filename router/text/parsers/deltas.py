@@ -55,7 +55,7 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
     return found
 
 
-class Call(msgspec.Struct):
+class ToolCall(msgspec.Struct):
     name: str
     arguments: str = ""
 
@@ -63,7 +63,7 @@ class Call(msgspec.Struct):
 class Message(msgspec.Struct):
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
 
     def add(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
@@ -73,6 +73,6 @@ class Message(msgspec.Struct):
                 case Reasoning(text):
                     self.reasoning += text
                 case CallStart(_, name):
-                    self.calls.append(Call(name))
+                    self.calls.append(ToolCall(name))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text

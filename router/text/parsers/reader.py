@@ -1,6 +1,7 @@
 """Reading text that is still arriving, as if it were all there.
 
-A parser is a generator that reads through a `Reader` and yields wherever it needs more text than has come.
+A parser is a generator that reads through a `TextReader` and yields wherever it needs
+more text than has come.
 Each reading step's result depends on the text alone, never on where it was cut: that is what makes whole
 parsers so.
 """
@@ -15,7 +16,7 @@ Emit = Callable[[str], None]
 SPACE = " \t\r\n"
 
 
-class Reader:
+class TextReader:
     def __init__(self) -> None:
         self._text = ""
         self._is_ended = False

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from router.text.parsers.base import ToolParser
 from router.text.parsers.deltas import Content, Delta, Reasoning, merged
-from router.text.parsers.reader import SPACE, Emit, Parse, Reader
+from router.text.parsers.reader import SPACE, Emit, Parse, TextReader
 
 
 class Think:
@@ -18,7 +18,7 @@ class Think:
 
     def __init__(self, *, is_open: bool, opening: str = "<think>", closing: str = "</think>") -> None:
         self._is_open, self._opening, self._closing = is_open, opening, closing
-        self._reader = Reader()
+        self._reader = TextReader()
         self._out: list[Delta] = []
         self._space = ""
         self._is_fresh = True

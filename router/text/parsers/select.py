@@ -110,7 +110,7 @@ def _reasoning_parser_of(template: str, model_type: str) -> str:
     return "deepseek_r1" if "</think>" in template else ""
 
 
-class Start(msgspec.Struct, frozen=True):
+class ReasoningStart(msgspec.Struct, frozen=True):
     """How a rendered prompt leaves off, as far as reasoning goes."""
 
     is_open: bool
@@ -119,21 +119,21 @@ class Start(msgspec.Struct, frozen=True):
     """There is none: the prompt closed it, or the family has none."""
 
 
-def reasoning_start(parser: str, prompt_end: str) -> Start:
+def reasoning_start(parser: str, prompt_end: str) -> ReasoningStart:
     """`prompt_end`: the last characters of the rendered prompt."""
     if not parser:
-        return Start(is_open=False, is_closed=True)
+        return ReasoningStart(is_open=False, is_closed=True)
     if parser == "harmony":
-        return Start(is_open=False, is_closed=False)
+        return ReasoningStart(is_open=False, is_closed=False)
     end = prompt_end.rstrip()
     if end.endswith("</think>"):
-        return Start(is_open=False, is_closed=True)
-    return Start(is_open=parser == "deepseek_r1" or end.endswith("<think>"), is_closed=False)
+        return ReasoningStart(is_open=False, is_closed=True)
+    return ReasoningStart(is_open=parser == "deepseek_r1" or end.endswith("<think>"), is_closed=False)
 
 
 def make_parser(
-    parsers: Parsers, tools: ToolUse, start: Start, *, is_constrained: bool, with_reasoning: bool
-) -> "Stages | None":
+    parsers: Parsers, tools: ToolUse, start: ReasoningStart, *, is_constrained: bool, with_reasoning: bool
+) -> "ParserChain | None":
     """For one choice; None: its text is its content. `is_constrained`: a grammar begins after reasoning."""
     names = [tool.name for tool in tools.allowed]
     stages: list[MessageParser] = []
@@ -148,7 +148,7 @@ def make_parser(
     if not stages:
         return None
     only_one = not tools.is_parallel
-    return Stages(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
+    return ParserChain(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
 
 
 def _call_parser(parsers: Parsers, tools: ToolUse, names: list[str]) -> MessageParser | None:
@@ -178,7 +178,7 @@ def _fed(stage: MessageParser, deltas: list[Delta]) -> list[Delta]:
     return passed
 
 
-class Stages:
+class ParserChain:
     """Each parser reads what the one before it calls content."""
 
     def __init__(self, stages: list[MessageParser], *, with_reasoning: bool, calls_max: int | None) -> None:

@@ -227,7 +227,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         prompt = tuple(range(prompt_length))
         submit = Submit(
             seq_id, RequestId(seq_id), prompt, sampling, b"", self.now_s + patience_s, tenant=tenant,
-            ttft_slo_s=ttft_slo_s, refuse_late=refuse_late, priority=priority, likeness=seq_id,
+            ttft_slo_s=ttft_slo_s, refuse_late=refuse_late, priority=priority, request_digest=seq_id,
             arrived_s=self.now_s - 0.1,
         )  # fmt: skip
         self.submitted[seq_id] = submit

@@ -15,7 +15,7 @@ import pytest
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from router.http.streaming import DEADLINE_GRACE_S, Exchange
+from router.http.streaming import DEADLINE_GRACE_S, ResponseStream
 from router.process import listening_socket, run_router
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, called, cluster, make_folder, soon
@@ -120,10 +120,10 @@ async def test_a_client_that_never_takes_its_whole_answer_is_dropped_after_its_d
 
     dropped = asyncio.Event()
     deadline_s = asyncio.get_running_loop().time() - DEADLINE_GRACE_S
-    exchange = Exchange(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
-    await exchange.last_words(written_to_nobody(), on_drop=dropped.set)
+    response = ResponseStream(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
+    await response.write_end(written_to_nobody(), on_drop=dropped.set)
     assert dropped.is_set()
-    assert exchange.dropped_reason
+    assert response.dropped_reason
 
 
 async def test_leaving_before_the_body_is_complete(folder):

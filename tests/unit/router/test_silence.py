@@ -6,19 +6,19 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.live.silence import Quiet, SilenceWatch
+from router.live.silence import SilenceClock, SilenceWatch
 from tests.unit.router.test_driver import FakeWorker, submit, with_workers
 
 
 def test_real_silence_is_noticed_in_time():
-    quiet = Quiet(3.0, tick_s=0.25, now_s=0.0)
+    quiet = SilenceClock(3.0, tick_s=0.25, now_s=0.0)
     assert [quiet.look(i * 0.25) for i in range(1, 13)] == [False] * 11 + [True]
 
 
 def test_hearing_something_begins_anew():
-    quiet = Quiet(1.0, tick_s=0.25, now_s=0.0)
+    quiet = SilenceClock(1.0, tick_s=0.25, now_s=0.0)
     assert not any(quiet.look(i * 0.25) for i in range(1, 4))
-    quiet.heard()
+    quiet.observe()
     assert not any(quiet.look(i * 0.25) for i in range(4, 7))
     assert quiet.look(1.75)
 
@@ -26,13 +26,13 @@ def test_hearing_something_begins_anew():
 @given(st.lists(st.floats(0.0, 100.0), max_size=40))
 def test_no_stall_of_our_own_is_silence(stalls_s):
     """However long we were held up, whoever speaks between two of our looks in a row is never silent."""
-    quiet, now_s = Quiet(1.0, tick_s=0.125, now_s=0.0), 0.0
+    quiet, now_s = SilenceClock(1.0, tick_s=0.125, now_s=0.0), 0.0
     for stall_s in stalls_s:
         now_s += stall_s
         assert not quiet.look(now_s)
         now_s += 0.125
         assert not quiet.look(now_s)
-        quiet.heard()
+        quiet.observe()
 
 
 async def test_a_worker_is_not_lost_reason_we_were_held_up():

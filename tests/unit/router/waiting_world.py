@@ -205,7 +205,7 @@ class World:
             seq_id, RequestId(name), range(ask.tokens), SamplingParams(max_tokens=1), b"", self.now_s + 600,
             ttft_slo_s=ask.ttft_s, tpot_slo_s=ask.tpot_slo_s, tenant=ask.tenant,
             weight=ask.weight, priority=ask.priority,
-            refuse_late=ask.refuse_late, arrived_s=self.now_s, likeness=name.split("+")[0],
+            refuse_late=ask.refuse_late, arrived_s=self.now_s, request_digest=name.split("+")[0],
         )  # fmt: skip
         flow = Flow(
             submit, arrival=next(self.count), attempts_max=8, queue_wait_s=self.config.queue_wait_s,

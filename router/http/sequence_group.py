@@ -10,7 +10,7 @@ from router.live.driver import Driver
 from router.openai.choice_stream import error_for
 
 
-class Collector:
+class OutputCollector:
     """The driver's sink: everything of one sequence."""
 
     def __init__(self, prompt_field: str) -> None:
@@ -39,23 +39,23 @@ class Collector:
             self.ended.set_exception(error_for(failed, self._prompt_field))
 
 
-class GatherStopped(PeerFailure):
+class GroupCancelled(PeerFailure):
     """Nobody wants the answer any more."""
 
 
-class Gather:
+class SequenceGroup:
     """The sequences of one request. Whatever ends waiting for one cancels it."""
 
     def __init__(self, driver: Driver, prompt_field: str) -> None:
         self._driver, self._prompt_field = driver, prompt_field
-        self._running: dict[SequenceId, Collector] = {}
+        self._running: dict[SequenceId, OutputCollector] = {}
         self._is_stopped = False
 
-    async def run(self, submit: Submit) -> tuple[Collector, Finished]:
+    async def run(self, submit: Submit) -> tuple[OutputCollector, Finished]:
         """Raises BatonError: the sequence failed, or `stop` was called."""
         if self._is_stopped:
-            raise GatherStopped("the client is gone")
-        collector = Collector(self._prompt_field)
+            raise GroupCancelled("the client is gone")
+        collector = OutputCollector(self._prompt_field)
         self._running[submit.seq_id] = collector
         try:
             self._driver.submit(submit, collector)
@@ -65,18 +65,20 @@ class Gather:
             self._driver.client_gone(submit.seq_id)
 
     def stop(self) -> None:
-        """The client is gone: everybody who waits gets GatherStopped."""
+        """The client is gone: everybody who waits gets GroupCancelled."""
         self._is_stopped = True
         for collector in self._running.values():
             if not collector.ended.done():
-                collector.ended.set_exception(GatherStopped("the client is gone"))
+                collector.ended.set_exception(GroupCancelled("the client is gone"))
 
-    async def all(self, submits: list[Submit], *, in_flight_max: int) -> list[tuple[Collector, Finished]]:
+    async def all(
+        self, submits: list[Submit], *, in_flight_max: int
+    ) -> list[tuple[OutputCollector, Finished]]:
         """In order. The first error ends the others."""
-        gate = asyncio.Semaphore(in_flight_max)
+        slots = asyncio.Semaphore(in_flight_max)
 
-        async def one(submit: Submit) -> tuple[Collector, Finished]:
-            async with gate:
+        async def one(submit: Submit) -> tuple[OutputCollector, Finished]:
+            async with slots:
                 return await self.run(submit)
 
         tasks = [asyncio.create_task(one(submit)) for submit in submits]

@@ -8,7 +8,7 @@ from router.decisions.cluster.view import ClusterView
 from router.decisions.events import PeerLost, PeerTold
 from router.decisions.peer_loads import PEER_SILENCE_S, PeerBook
 from router.decisions.prefix_index import PrefixIndex
-from router.live.peers.following import Following
+from router.live.peers.follower import PeerFollower
 
 PEER = RouterId("peer")
 
@@ -50,7 +50,7 @@ async def test_a_peer_given_up_while_this_router_stood_still_is_followed_anew():
             yield RouterUpdate(PEER)
             await asyncio.sleep(0)
 
-    async with Following(driver, RouterId("me"), addresses=("a:1",), follow=follow):
+    async with PeerFollower(driver, RouterId("me"), addresses=("a:1",), follow=follow):
         await asyncio.wait_for(known.wait(), 30)
         assert PEER in driver.peers
     assert streams == 2

@@ -15,18 +15,18 @@ FIRST_S = 1.0
 EVERY_S_MIN, EVERY_S_MAX = 0.1, 30.0
 
 
-class Reporting:
+class DemandReporter:
     """Of one model."""
 
     def __init__(self, driver: Driver, client: DemandClient, router_id: RouterId, *, model: str = "") -> None:
         self._driver, self._client, self._router_id, self._model = driver, client, router_id, model
 
     async def run(self) -> None:
-        """Until cancelled. What is not heard is in the next report: they have totals."""
+        """Until cancelled. What is not received is in the next report: they have totals."""
         while True:
             try:
-                heard = await self._client.report(self._report())
-                pause_s = min(EVERY_S_MAX, max(EVERY_S_MIN, heard.every_s))
+                reply = await self._client.report(self._report())
+                pause_s = min(EVERY_S_MAX, max(EVERY_S_MIN, reply.every_s))
             except LinkBroken:  # which is told by whoever watches the directory
                 pause_s = FIRST_S
             await asyncio.sleep(pause_s)

@@ -9,17 +9,17 @@ from baton.core.sharing import RouterUpdate
 from router.live.drivers import Drivers
 from router.live.recent_requests import RecentRequests
 
-SHARED_EVERY_S = 0.025
+CHANGES_EVERY_S = 0.025
 """While something changes."""
 
-TOLD_EVERY_S = 0.5
+KEEPALIVE_EVERY_S = 0.5
 """While nothing does: silence means loss."""
 
 UNREAD_MAX = 80
 """Updates that wait for a follower; it follows anew, from a snapshot, once there are more."""
 
 
-class Sharer:
+class PeerPublisher:
     """`baton.wire.routers.RouterHandler`."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Sharer:
 
     async def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
         peers = self._drivers.peers
-        self._tell()  # what the snapshot has is told to those who follow already, too
+        self._send_changes()  # what the snapshot has is told to those who follow already, too
         queue: asyncio.Queue[RouterUpdate | None] = asyncio.Queue(UNREAD_MAX)
         if not self._queues:
             peers.listen(is_followed=True)
@@ -46,22 +46,22 @@ class Sharer:
             self._drop(queue)
 
     def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply:
-        return self._recent_requests.told(wanted, self._router_id)
+        return self._recent_requests.reply(wanted, self._router_id)
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        told_s = 0.0
+        sent_s = 0.0
         while True:
             await self._is_followed.wait()
-            await asyncio.sleep(SHARED_EVERY_S)
-            if self._tell():
-                told_s = loop.time()
-            elif loop.time() - told_s >= TOLD_EVERY_S:
-                told_s = loop.time()
+            await asyncio.sleep(CHANGES_EVERY_S)
+            if self._send_changes():
+                sent_s = loop.time()
+            elif loop.time() - sent_s >= KEEPALIVE_EVERY_S:
+                sent_s = loop.time()
                 self._put(RouterUpdate(self._router_id))
 
-    def _tell(self) -> bool:
+    def _send_changes(self) -> bool:
         update = self._drivers.peers.changes(self._router_id)
         if update is not None:
             self._put(update)
