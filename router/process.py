@@ -56,19 +56,20 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 256 * 1024
-"""The kernel's, per connection. Its own choice of up to 4 MiB would hide ten thousand tokens that a slow
-client has not read from the bound that we keep."""
+"""Size of the kernel's send buffer per connection. The kernel's default of up to 4 MiB would hide ten
+thousand unread tokens of a slow client from our own bound."""
 KEEP_ALIVE_S = 65.0
-"""Longer than the usual idle time of clients and balancers, so that they close first."""
+"""Idle time after which a connection is closed. It exceeds the usual idle time of clients and balancers, so
+that they close first."""
 CLOSE_S = 2.0
-"""For connections to close after the drain; a client that reads nothing is not waited for."""
+"""Time for connections to close after the drain. A client that reads nothing is not waited for."""
 
 
 OnReady = Callable[[Sequence[str]], None]
 
 
 class PublicServer(uvicorn.Server):
-    """Without uvicorn's own signal handling: stopping means draining first."""
+    """uvicorn's server without its signal handling, since stopping means draining first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -76,9 +77,10 @@ class PublicServer(uvicorn.Server):
 
 
 def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """`is_shared`: other routers listen on the same port. Raises SetupError if the address can't be had."""
+    """Return a listening socket. `is_shared` lets other routers listen on the same port. Raises SetupError if
+    the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by name: asyncio turns Nagle's algorithm off only for sockets that say TCP, and with
+    # The protocol is given because asyncio turns Nagle's algorithm off only for sockets that say TCP. With
     # it on, every small answer waits 40 ms for the client's delayed acknowledgement.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -114,10 +116,10 @@ async def run_router(
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`, then drain for at most `cluster.drain_timeout_s`.
 
-    Workers are found through the directory at `control_address`, or given as host:port. `on_ready`
-    gets the API's URLs once they are open, whether there are workers yet or not: the public one, and, where
-    that is shared, one that leads to this process only. Raises SetupError if the model's tokenizer or the
-    port can't be had. A second signal ends at once.
+    Workers are found through the directory at `control_address`, or given as host:port. `on_ready` gets the
+    API's URLs once they are open, whether there are workers yet or not: the public one and, where its port is
+    shared, one that leads to this process only. A second signal ends the process at once. Raises SetupError
+    if the model's tokenizer or the port is not available.
     """
     tls = PublicTls.of(config.router)
     tokenizers: dict[str, Tokenizer] = {}
@@ -137,7 +139,7 @@ async def run_router(
 
 
 async def _tokenizer(config: Config) -> Tokenizer:
-    """Of one model. Raises SetupError."""
+    """Load the tokenizer of one model. Raises SetupError."""
     model, may_be_quick = config.model, config.router.quick_tokenizer
     tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
     why_not = tokenizer.why_not_quick
@@ -148,7 +150,7 @@ async def _tokenizer(config: Config) -> Tokenizer:
 
 
 async def _store_lookup(config: Config, control_address: str | None) -> StoreLookup | None:
-    """None: the cluster has no store."""
+    """Connect to the directory of the store; None: the cluster has no store."""
     if not config.store.host_bytes or not (config.store.directory or control_address):
         return None
     directory = await connect(config.store, control_address=control_address or "")
@@ -156,11 +158,11 @@ async def _store_lookup(config: Config, control_address: str | None) -> StoreLoo
 
 
 class Sockets:
-    """Where a router serves. One whose port is shared has another, by which this very process is reached:
-    whether it lives and what it counts is asked there."""
+    """The sockets that a router serves on. A router with a shared port has a second one that leads to this
+    very process, for health and metrics."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Raises SetupError."""
+        """Open the sockets. Raises SetupError."""
         self._scheme = "https" if config.tls_cert else "http"
         self.all = [listening_socket(config.host, config.port, is_shared=config.share_port)]
         if config.share_port:
@@ -176,7 +178,7 @@ class Sockets:
 
     @property
     def own_port(self) -> int:
-        """Of this process only."""
+        """Port that leads to this process only."""
         return self.all[-1].getsockname()[1]
 
     def close(self) -> None:
@@ -199,8 +201,8 @@ class RouterProcess:
         keys: LiveKeys | None = None,
         tls: PublicTls | None = None,
     ) -> None:
-        """`tokenizers`: of `each_model`, by name. `keys` None: everybody may. `tls` None: plain HTTP.
-        Raises SetupError."""
+        """`tokenizers` has the tokenizer of each of `each_model`, by name. Without `keys` everybody has
+        access; without `tls` the router serves plain HTTP. Raises SetupError."""
         self._tls, self._store_lookup = tls, store_lookup
         self._config, self._sockets = config, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
@@ -231,7 +233,7 @@ class RouterProcess:
         self._follower = PeerFollower(self.drivers, router_id, addresses=config.router.peers)
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
-        """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
+        """Make the parts of one model. Models share no requests, queue, predictions or prefix index."""
         observer = RequestObserver(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
@@ -304,7 +306,7 @@ class RouterProcess:
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=int(CLOSE_S),
         )
-        config.load()  # which makes a context of its own, or none
+        config.load()  # uvicorn makes a TLS context of its own here, or none.
         config.ssl = self._tls.context if self._tls is not None else None
         return PublicServer(config)
 
@@ -314,7 +316,7 @@ class RouterProcess:
 
     @contextlib.asynccontextmanager
     async def _peers(self) -> AsyncGenerator[RouterMember]:
-        """Follow the other routers, and be followed."""
+        """Follow the other routers, and serve those that follow this one."""
         config = self._config.router
         host = reachable_host(config.host)
         server, port = await start_server(config.host, config.peer_port, router=self._publisher)
@@ -333,10 +335,12 @@ class RouterProcess:
 
     async def _drain(self) -> None:
         timeout_s, drivers = self._config.cluster.drain_timeout_s, self.drivers
-        log.info("draining: %d sequences in flight", drivers.in_flight_count)
+        log.info("router drains: %d sequences in flight", drivers.in_flight_count)
         ended = await asyncio.gather(*(driver.drain(timeout_s) for driver in drivers.all))
         if not all(ended):
-            log.warning("%d sequences cut off after %g s", drivers.in_flight_count, timeout_s)
+            log.warning(
+                "%d sequences were cut off by the drain after %g s", drivers.in_flight_count, timeout_s
+            )
             drivers.fail_all("the router is shutting down")
 
     async def close(self) -> None:
@@ -354,7 +358,7 @@ class RouterProcess:
 
 @contextlib.contextmanager
 def _signals_set(stop: asyncio.Event) -> Generator[None]:
-    """The first SIGTERM or SIGINT sets `stop`, the second does what it does without us."""
+    """The first SIGTERM or SIGINT sets `stop`; the second has its default effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

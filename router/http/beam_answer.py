@@ -1,4 +1,4 @@
-"""Beam search as a request: every step asks for one more token of every beam, on prefixes that are cached."""
+"""Beam search as a request. Every step asks for one more token of every beam, on prefixes that are cached."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class BeamAnswer:
     async def whole(
         self, prompts: list[TokenizedPrompt], answer: AnswerFormat, group: SequenceGroup
     ) -> bytes:
-        """Raises BatonError."""
+        """Return the complete answer. Raises BatonError."""
         found: list[tuple[TokenizedPrompt, Hypothesis]] = []
         for at, prompt in enumerate(prompts):
             found += [(prompt, one) for one in await self._search(at, prompt, group)]

@@ -1,4 +1,4 @@
-"""Whom a request is from."""
+"""The authenticated client of a request."""
 
 import msgspec
 
@@ -12,10 +12,10 @@ CLIENT = "baton.client"
 
 class AuthenticatedClient(msgspec.Struct, frozen=True):
     name: str
-    """Of the tenant, as authenticated."""
+    """Name of the tenant, as authenticated."""
     tenant: Tenant
     salt: bytes
-    """Of its block hashes; empty where no keys are configured."""
+    """Salt of the tenant's block hashes. It is empty where no keys are configured."""
 
     @property
     def has_limits(self) -> bool:

@@ -33,12 +33,12 @@ from router.openai.responses import Usage
 from router.text.model_card import prompt_too_long
 
 IN_FLIGHT_MAX = 64
-"""Inputs of one request that workers compute at once."""
+"""Most inputs of one request that workers compute at once."""
 
 
 class EmbeddingRequest(RequestHandler):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
-        """Raises BatonError, ClientDisconnected: nothing is sent then."""
+        """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
         call = parse_embedding(body, service.limits)
@@ -93,9 +93,9 @@ async def _watch(receive: Receive, group: SequenceGroup) -> None:
 
 
 def normalised(vector: Sequence[float], dimensions: int | None) -> list[float]:
-    """The first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
+    """Return the first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
 
-    Raises BatonError: the numbers, float32 ones, are not all finite.
+    Raises BatonError if the float32 numbers are not all finite.
     """
     kept = vector[:dimensions]
     length = math.sqrt(math.fsum(x * x for x in kept))

@@ -169,7 +169,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def _most_tokens(prompts: Sequence[TokenizedPrompt], answers: Sequence[int]) -> int:
-    """That the request can come to. A prompt counts once, as in its usage."""
+    """Return the most tokens that the request can use. A prompt counts once, as in its usage."""
     return sum(len(prompt.tokens) for prompt in prompts) + sum(answers)
 
 
@@ -178,4 +178,5 @@ def _not_now(_: bytes) -> bool:
 
 
 def _no_way_to_hang_up() -> None:
-    """Under another server than ours: what is written no more will show the client."""
+    """Do nothing. Other servers than ours offer no way to hang up; the client sees that no more is
+    written."""

@@ -1,4 +1,4 @@
-"""Counts and traces what the driver and the edge do; decides nothing."""
+"""Counters and traces of requests. They observe the driver and the HTTP layer, and decide nothing."""
 
 from typing import Literal
 
@@ -31,7 +31,7 @@ def request_of(seq_id: SequenceId) -> str:
 
 
 class RequestObserver:
-    """Of one model's requests. `recent_requests` are shared by all models of a router."""
+    """Observer of one model's requests. All models of a router share `recent_requests`."""
 
     def __init__(self, meter: Meter, spans: Spans, recent_requests: RecentRequests, *, model: str) -> None:
         self.meter, self.spans, self.recent_requests = meter, spans, recent_requests
@@ -67,7 +67,7 @@ class RequestObserver:
                 pass
 
     def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
-        """Returns the traceparent for what this request causes elsewhere."""
+        """Begin the record of a request. Returns the traceparent for its spans in other processes."""
         self.recent_requests.begin(request_id, model=self._model, client_request_id=client_request_id)
         return self.spans.open(
             request_id,
@@ -85,7 +85,7 @@ class RequestObserver:
         self.meter.inc(c.SLOW_CLIENTS, model=self._model)
 
     def on_usage(self, usage: Usage, *, took_s: float) -> None:
-        """Of a request that was answered in full."""
+        """Count the tokens of a request that was answered in full."""
         meter, model = self.meter, self._model
         meter.inc(c.PROMPT_TOKENS, usage.prompt_tokens, model=model)
         meter.inc(c.CACHED_TOKENS, usage.cached_tokens, model=model)
@@ -93,7 +93,7 @@ class RequestObserver:
         meter.observe(c.E2E, took_s, model=model)
 
     def on_answered(self, response: ResponseStream, *, arrived_s: float) -> None:
-        """The same, with when its tokens came."""
+        """Count a request that was answered in full: its tokens, and when they came."""
         meter, model = self.meter, self._model
         usage = response.usage()
         self.on_usage(usage, took_s=response.now_s() - arrived_s)
@@ -132,7 +132,8 @@ class RequestObserver:
         self, request_id: str, outcome: RequestOutcome, error: str, verdict: RequestVerdict | None,
         objectives: RequestObjectives, tenant: str,
     ) -> None:  # fmt: skip
-        """Of every request, once. `verdict` None: it could never work, and so was not offered."""
+        """Count the end of a request, once for each. `verdict` None: the request could never work, and does
+        not count as offered."""
         self.close(request_id, outcome, error)
         if verdict is not None:
             self.on_verdict(objectives.slo_class, tenant, verdict)
@@ -141,7 +142,8 @@ class RequestObserver:
         )
 
     def on_verdict(self, slo_class: str, tenant: str, verdict: RequestVerdict) -> None:
-        """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""
+        """Count the verdict of an offered request, once for each. Tenants beyond `TENANT_LABELS_MAX` are
+        counted together."""
         if tenant not in self._tenants:
             if len(self._tenants) >= TENANT_LABELS_MAX:
                 tenant = "other"

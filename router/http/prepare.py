@@ -1,4 +1,4 @@
-"""From a checked call to what is submitted: prompts as tokens, a grammar, and how the text is read."""
+"""Preparation of a checked call: its prompts as tokens, its grammar, and how its text is read."""
 
 import asyncio
 import math
@@ -27,17 +27,17 @@ from router.text.detokenizer import Detokenizer
 from router.text.parsers.select import ParserChain, ReasoningStart, make_parser, reasoning_start
 
 HASHED_ON_LOOP_TOKENS = 1024
-"""Shorter prompts that need no tokeniser are hashed when they are placed: 35 us at 16 tokens a block, less
-than a way to a thread and back."""
+"""Prompts of fewer tokens that need no tokeniser are hashed when they are placed. That takes 35 us at 16
+tokens a block, less than the way to a thread and back."""
 
 TEMPLATE_CHARACTERS = 64
-"""What a chat template's work on a message counts as."""
+"""Characters that a chat template's work on a message counts as."""
 
 LOOKED_UP_TOKENS = 1024
-"""Stores are asked for longer prompts only: the others are computed before the answer is here."""
+"""Shortest prompt for which the stores are asked. Shorter ones are computed before the answer is here."""
 
 CONTEXT_TOKENS = 5
-"""Prompt tokens that decide how the first generated ones are spaced."""
+"""Number of last prompt tokens that decide how the first generated ones are spaced."""
 
 Part = tuple[Submit, Detokenizer, ChoiceOptions]
 
@@ -47,22 +47,22 @@ _NO_REASONING = ReasoningStart(is_open=False, is_closed=True)
 class TokenizedPrompt(NamedTuple):
     tokens: tuple[int, ...]
     text: str | None
-    """As the client wrote it; None: it wrote tokens, or was cut."""
+    """Text as the client wrote it. None if the client wrote tokens, or the prompt was cut."""
     start: ReasoningStart
     hashes: PromptHashes | None = None
-    """Computed already, in the thread that tokenised it."""
+    """Block hashes that the tokenising thread has computed already."""
     stored: StoredPrefix | None = None
 
 
 def _characters(call: Call) -> float:
-    """About as many as the template makes of a conversation; infinite: it may be any number."""
+    """Estimate how many characters the template makes of a conversation. Infinite: it may be any number."""
     if call.tools.tools or call.template.documents or any("tool_calls" in m for m in call.messages):
         return math.inf
     return sum(len(m.get("content") or "") + TEMPLATE_CHARACTERS for m in call.messages)
 
 
 class RequestPreparation:
-    """Of one request."""
+    """Preparation of one request."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RequestPreparation:
         client: AuthenticatedClient = ANYBODY,
         request_digest: str = "",
     ) -> None:
-        """`request_digest`: the same for a request that is sent again."""
+        """`request_digest` is the same when a client sends its request again."""
         self._service, self._call = service, call
         self._arrived_s, self._objectives = arrived_s, objectives
         self._client, self._request_digest = client, request_digest
@@ -96,14 +96,14 @@ class RequestPreparation:
         self.prompt_form = form if call.with_prompt_logprobs else None
 
     async def timed_prompts(self) -> tuple[list[TokenizedPrompt], float]:
-        """With the seconds it took. Raises as `prompts`."""
+        """Return the prompts and the seconds that tokenising took. Raises as `prompts` does."""
         now_s = self._service.driver.now_s
         began_s = now_s()
         prompts = await self.prompts()
         return prompts, now_s() - began_s
 
     async def prompts(self) -> list[TokenizedPrompt]:
-        """Raises ClientError, QueueFull, DeadlineOver."""
+        """Return the tokenised prompts. Raises ClientError, QueueFull, DeadlineOver."""
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
@@ -143,7 +143,7 @@ class RequestPreparation:
 
     def _conversation(self) -> TokenizedPrompt:
         call = self._call
-        # A model that may not call anything is not told of tools.
+        # A prompt for a model that may not call anything does not mention tools.
         tools = [] if call.tools.mode is ToolMode.NONE else [tool.declared for tool in call.tools.tools]
         tokens, end = self._tokenizer.chat_prompt(
             call.messages,
@@ -167,7 +167,7 @@ class RequestPreparation:
         return self._hashed(TokenizedPrompt(cut, text if cut is tokens else None, _NO_REASONING))
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """To the last ones that may stay."""
+        """Keep the last tokens that `truncate_prompt_tokens` allows."""
         most = self._call.truncate_prompt_tokens
         if most is None:
             return tokens
@@ -179,7 +179,7 @@ class RequestPreparation:
         return tokens if len(tokens) <= most else tokens[len(tokens) - max(1, most) :]
 
     async def parts(self, prompts: list[TokenizedPrompt]) -> list[Part]:
-        """One per sequence, those of one prompt side by side."""
+        """Return one part per sequence; those of one prompt are adjacent."""
         call, parts = self._call, list[Part]()
         for prompt in prompts:
             grammar, is_late = await self._grammar(prompt)
@@ -189,7 +189,7 @@ class RequestPreparation:
         return parts
 
     async def _grammar(self, prompt: TokenizedPrompt) -> tuple[Grammar | None, bool]:
-        """And whether it begins only after the reasoning."""
+        """Return the grammar, and whether it begins only after the reasoning."""
         call, parsers = self._call, self._service.parsers
         grammar = call.structured.grammar if call.structured is not None else None
         grammar = grammar or tool_grammar(call.tools, parsers.tool)
@@ -198,7 +198,7 @@ class RequestPreparation:
         harmony = "<|channel|>final<|message|>"
         marker = harmony if parsers.reasoning == "harmony" else "</think>"
         ids = await self._tokenizer.encode(marker, with_special=False)
-        if len(ids) > 3:  # not written as tokens of its own: it could come in other pieces, unnoticed
+        if len(ids) > 3:  # Other tokens could spell the marker, and would not be noticed.
             return grammar, False
         return msgspec.structs.replace(grammar, after_token_ids=ids), True
 
@@ -270,8 +270,8 @@ class RequestPreparation:
         hashes: PromptHashes | None = None,
         stored: StoredPrefix | None = None,
     ) -> Submit:
-        """One sequence of this request, called `name` within it. `hashes`: of the prompt's blocks, `stored`:
-        which of them stores have."""
+        """Make one sequence of this request, called `name` within it. `hashes` are the hashes of the prompt's
+        blocks, and `stored` says which of them stores have."""
         call, client, objectives = self._call, self._client, self._objectives
         return Submit(
             seq_id=SequenceId(f"{self._request_id}/{name}"),

@@ -1,4 +1,4 @@
-"""What all requests that workers are needed for share: an id, a trace, a deadline, an outcome."""
+"""The handling that all requests to workers share: an id, a trace, a deadline, an outcome."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -34,11 +34,11 @@ from router.tenants import service_classes as slo
 from router.tenants.service_classes import NO_OBJECTIVES, RequestVerdict, verdict_of_answer, verdict_of_error
 
 ARRIVED = "baton.arrived"
-"""Key in the scope: when the request came, if somebody saw it before its handler."""
+"""Key in the scope: the time when the request came, if it was seen before its handler was made."""
 
 
 class RequestHandler(ABC):
-    """One request from its body to the last byte of its answer."""
+    """The handler of one request, from its body to the last byte of its answer."""
 
     def __init__(self, service: Service, request_id: RequestId, traceparent: str) -> None:
         self.service = service
@@ -48,24 +48,26 @@ class RequestHandler(ABC):
         self.objectives = NO_OBJECTIVES
         self.client = ANYBODY
         self.message = ""
-        """Why it ended as it did, for the log, where that is no error it raised."""
+        """Reason of the end for the log, where that is not an error that was raised."""
         self.used_tokens = 0
-        """Of prompts and answers; what was reserved beyond is given back in the end."""
+        """Tokens of prompts and answers. Tokens that were reserved beyond them are given back in the end."""
         self._reserved_tokens: int | None = None
         self.verdict: RequestVerdict | None = None
-        """None at the end: it could never work, and so was not offered."""
+        """Verdict on the request. None at the end: the request could never work, and does not count as
+        offered."""
 
     def set_arrival(self, arrived_s: float) -> None:
-        """Earlier than this handler was made."""
+        """Set the arrival to a time before this handler was made."""
         self.arrived_s = arrived_s
         self.deadline_s = arrived_s + self.service.config.request_timeout_s
 
     @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
-        """Raises BatonError, ClientDisconnected: nothing is sent then."""
+        """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
 
     def preparation(self, call: Call, scope: Scope, body: bytes) -> RequestPreparation:
-        """Raises ModelNotFound, ClientError."""
+        """Return the preparation of a parsed call, with its client and objectives. Raises ModelNotFound,
+        ClientError."""
         client = self.client = client_of(scope)
         adapter = self.service.adapter_of(call.model)
         named = header(scope, slo.HEADER.encode())
@@ -106,26 +108,27 @@ class RequestHandler(ABC):
         self._reserved_tokens = tokens
 
     async def settle(self) -> None:
-        """Give back what was reserved and not used."""
+        """Give back the tokens that were reserved and not used."""
         if self._reserved_tokens is not None:
             refund = self._reserved_tokens - self.used_tokens
             self._reserved_tokens = None
             await self.service.access.settle(self.client, lease=self.request_id, refund_tokens=refund)
 
     def answered(self, *, first_token_s: float, tpot_s: float) -> None:
-        """It was answered in full."""
+        """Set the verdict of a request that was answered in full."""
         ttft_s = first_token_s - self.arrived_s
         self.verdict = verdict_of_answer(self.objectives, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def cancelled(self, first_token_s: float) -> None:
-        """By its client; `first_token_s` 0: before its first token, which may be overdue."""
+        """Set the verdict of a request that its client cancelled. `first_token_s` is 0 before its first
+        token, which may be overdue."""
         ttft_s = (first_token_s or self.service.driver.now_s()) - self.arrived_s
         is_late = 0 < self.objectives.ttft_s < ttft_s
         self.verdict = RequestVerdict.MISSED_TTFT if is_late else RequestVerdict.CANCELLED
 
 
 HandlerFactory = Callable[[Service, RequestId, str], RequestHandler]
-"""A kind of handler, made for a model, with the request's id and traceparent."""
+"""A function that makes a handler from a model's service, the request's id and its traceparent."""
 
 
 class EndpointApp:
@@ -139,7 +142,7 @@ class EndpointApp:
         *,
         observer: RequestObserver | None = None,
     ) -> None:
-        """`observer` None: the model's own."""
+        """The model's own observer is used if there is no `observer`."""
         self._service, self._kind, self._id_prefix = service, kind, id_prefix
         self._observer = observer or service.observer
 
@@ -153,7 +156,7 @@ class EndpointApp:
         handler = self._kind(self._service, request_id, traceparent)
         if (arrived_s := scope.get(ARRIVED)) is not None:
             handler.set_arrival(arrived_s)
-        handler.verdict = RequestVerdict.FAILED  # unless something else is known in the end
+        handler.verdict = RequestVerdict.FAILED  # This verdict stays if a defect ends the request.
         try:
             outcome = await handler.serve(scope, receive, send)
             message = handler.message
@@ -174,7 +177,7 @@ class EndpointApp:
 
 
 class _UnroutedRequest(RequestHandler):
-    """A request that never came to a model: it ends with what kept it from one."""
+    """A request that never reached a model. It ends with the error that kept it from one."""
 
     def __init__(
         self,
@@ -193,16 +196,16 @@ class _UnroutedRequest(RequestHandler):
 
 
 class ModelDispatch:
-    """An ASGI application in front of several models' handlers: it reads the body, since only that says
-    which model is asked for."""
+    """An ASGI application in front of several models' handlers. It reads the body, since only the body names
+    the model."""
 
     def __init__(
         self, models: Models, kind: HandlerFactory, id_prefix: str, *, observer: RequestObserver
     ) -> None:
-        """`observer`: of requests that come to no model."""
+        """`observer` counts the requests that reach no model."""
         self._models, self._kind, self._id_prefix, self._observer = models, kind, id_prefix, observer
         self._handlers = {service.model: EndpointApp(service, kind, id_prefix) for service in models}
-        # A body that names no model is every model's mistake in the same words.
+        # All handlers answer a body that names no model with the same error.
         self._nameless = EndpointApp(models.first, kind, id_prefix, observer=observer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,7 +224,7 @@ class ModelDispatch:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The whole body once more, then what comes after it."""
+    """Return a `receive` that delivers the whole body once more, and then what comes after it."""
     is_sent = False
 
     async def once_more() -> Message:

@@ -1,4 +1,5 @@
-"""Sequences awaited as a whole, for answers that are not streamed: embeddings, the steps of a beam search."""
+"""Sequences awaited as a whole, for answers that are not streamed: embeddings and the steps of a beam
+search."""
 
 import asyncio
 
@@ -11,7 +12,7 @@ from router.openai.choice_stream import error_for
 
 
 class OutputCollector:
-    """The driver's sink: everything of one sequence."""
+    """A sink of the driver that collects one sequence's whole output."""
 
     def __init__(self, prompt_field: str) -> None:
         self._prompt_field = prompt_field
@@ -40,11 +41,11 @@ class OutputCollector:
 
 
 class GroupCancelled(PeerFailure):
-    """Nobody wants the answer any more."""
+    """The client is gone, so nobody wants the answer."""
 
 
 class SequenceGroup:
-    """The sequences of one request. Whatever ends waiting for one cancels it."""
+    """The sequences of one request. A sequence is cancelled when the wait for it ends early."""
 
     def __init__(self, driver: Driver, prompt_field: str) -> None:
         self._driver, self._prompt_field = driver, prompt_field
@@ -52,7 +53,7 @@ class SequenceGroup:
         self._is_stopped = False
 
     async def run(self, submit: Submit) -> tuple[OutputCollector, Finished]:
-        """Raises BatonError: the sequence failed, or `stop` was called."""
+        """Run one sequence to its end. Raises BatonError if it failed, and GroupCancelled after `stop`."""
         if self._is_stopped:
             raise GroupCancelled("the client is gone")
         collector = OutputCollector(self._prompt_field)
@@ -65,7 +66,7 @@ class SequenceGroup:
             self._driver.client_gone(submit.seq_id)
 
     def stop(self) -> None:
-        """The client is gone: everybody who waits gets GroupCancelled."""
+        """Cancel the group because its client is gone. Everybody who waits gets GroupCancelled."""
         self._is_stopped = True
         for collector in self._running.values():
             if not collector.ended.done():
@@ -74,7 +75,7 @@ class SequenceGroup:
     async def all(
         self, submits: list[Submit], *, in_flight_max: int
     ) -> list[tuple[OutputCollector, Finished]]:
-        """In order. The first error ends the others."""
+        """Run the sequences and return their outputs in order. The first error ends the others."""
         slots = asyncio.Semaphore(in_flight_max)
 
         async def one(submit: Submit) -> tuple[OutputCollector, Finished]:

@@ -1,7 +1,7 @@
-"""The latest requests of a router, in memory and bounded: who did what to each, and how long it took.
+"""The latest requests of a router, in memory and bounded: what served each, and how long it took.
 
-While a request runs, only references to what is there anyway are kept. They become a `RecentRequest` when
-somebody asks, which is seldom.
+While a request runs, only references to existing values are kept. They become a `RecentRequest` when somebody
+asks, which is seldom.
 """
 
 import time
@@ -19,17 +19,18 @@ from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives, Req
 
 RECENT_MAX = 256
 TROUBLED_MAX = 256
-"""Kept beside the recent ones: when many requests go well, those that did not are what is asked for."""
+"""Most requests in trouble that are kept beside the recent ones. When many requests go well, people ask for
+those that did not."""
 
 RUNNING_MAX = 8192
 MOMENTS_MAX = 64
-"""Of one request."""
+"""Most moments of one request."""
 
 _UNTROUBLED = (None, RequestVerdict.MET, RequestVerdict.CANCELLED)
 
 
 class RequestTimeline:
-    """Of one request."""
+    """The record of one request while it runs and after."""
 
     __slots__ = (
         "began_s",
@@ -77,7 +78,7 @@ NO_USAGE = Usage()
 
 
 class RecentRequests:
-    """One per router."""
+    """A router's record of its latest requests."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class RecentRequests:
             self._running[request_id] = RequestTimeline(request_id, self._now_s(), client_request_id, model)
 
     def classified(self, request_id: str, objectives: RequestObjectives, tenant: str) -> None:
-        """Its class and whose it is, known once its body was read."""
+        """Note the class and the tenant of a request, which are known once its body was read."""
         timeline = self._running.get(request_id)
         if timeline is not None:
             timeline.objectives, timeline.tenant = objectives, tenant

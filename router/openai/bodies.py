@@ -1,4 +1,4 @@
-"""The fields of OpenAI requests, by endpoint, and the way from a body's bytes to them. Pure."""
+"""The fields of OpenAI requests, by endpoint, and the decoding of a body's bytes into them. Pure."""
 
 import gc
 from collections.abc import Generator
@@ -17,7 +17,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`baton`: what only this server has."""
+    """The field `baton`, with options that only this server has."""
 
     slo_class: str | None = None
     """Name of a class of `slo.classes`."""
@@ -26,7 +26,7 @@ class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tpot_ms: float | None = None
     """Objective of the time per output token, in place of the class's."""
     timings: bool | None = None
-    """The answer says where the time to its first token went, and who served it."""
+    """True if the answer says where the time to its first token went, and who served it."""
 
 
 class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(AnyBody, frozen=True, kw_only=True):
-    """What both generating endpoints have. Names that OpenAI lacks are vLLM's."""
+    """Fields of both generating endpoints. Names that OpenAI lacks are vLLM's."""
 
     n: int | None = None
     stream: bool | None = None
@@ -110,8 +110,8 @@ B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
 
 @contextmanager
 def _without_gc() -> Generator[None]:
-    """A body of a million small containers takes six times as long to decode while the collector looks
-    through them again and again, and none of them is garbage."""
+    """Turn the garbage collector off. It would look through a body of a million small containers again and
+    again, which takes six times as long, and none of them is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,7 +127,7 @@ def parse_body(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> 
 
 
 def _utf8_error(body: bytes) -> str:
-    """With the position in the body; the decoder's is one within some string of it."""
+    """Return the error with its position in the body. The decoder only knows the position within a string."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -136,7 +136,8 @@ def _utf8_error(body: bytes) -> str:
 
 
 def _json_error(body: bytes) -> str:
-    """With line and column, which msgspec does not tell; it also calls half of a surrogate pair truncated."""
+    """Return the error with its line and column. msgspec gives neither, and calls half of a surrogate pair
+    truncated."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -145,7 +146,7 @@ def _json_error(body: bytes) -> str:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Raises ClientError if the body is no JSON object."""
+    """Return the fields of a JSON object. Raises ClientError if the body is none."""
     if not body.strip():
         raise ClientError("the body is empty: it must be a JSON object")
     try:
@@ -170,7 +171,8 @@ def _parse_fields(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) 
 
 
 def field_error(error: msgspec.ValidationError) -> ClientError:
-    """msgspec says "… - at `$.messages[1]`" or "… missing required field `model`"."""
+    """Return the error with the field that it names. msgspec says "… - at `$.messages[1]`" or "… missing
+    required field `model`"."""
     what, _, path = str(error).partition(" - at `$.")
     if path:
         return ClientError(f"{what} in {path.rstrip('`')}", param=path.rstrip("`"), code="invalid_type")

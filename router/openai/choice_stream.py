@@ -1,4 +1,5 @@
-"""One generated text of a request: its tokens become text, and where asked for messages and logprobs."""
+"""One generated text of a request. Its tokens become text, and messages and logprobs where the client asks
+for them."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -35,8 +36,8 @@ from router.text.parsers.select import ParserChain
 
 
 def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = None) -> BatonError:
-    """`prompt_field`: of the request, to be named if that is too long; `grammar_field`: if nothing else of
-    the request can be unsupported."""
+    """Return the error of a failed sequence. `prompt_field` is named if the prompt is too long.
+    `grammar_field` is named if nothing else of the request can be unsupported."""
     match failed.kind:
         case FailureKind.QUEUE_FULL:
             return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
@@ -62,21 +63,21 @@ def call_id() -> str:
 
 
 def short_call_id() -> str:
-    """Mistral's templates accept ids of nine letters and digits only."""
+    """Return an id of nine letters and digits. Mistral's templates accept no other ids."""
     return secrets.token_hex(5)[:9]
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """The prompt, as the answer repeats it."""
+    """The prompt as the answer repeats it."""
 
     text: str
     tokens: tuple[int, ...]
     starts: tuple[int, ...]
-    """Character of `text` at which each token begins; only with logprobs."""
+    """Position in `text` at which each token begins; only with logprobs."""
 
 
 class ChoiceOptions(msgspec.Struct, frozen=True):
-    """What a choice is asked for beside its text."""
+    """Options of a choice that the client asks for beside its text."""
 
     token_ids: bool = False
     logprobs: LogprobFormat | None = None
@@ -85,16 +86,17 @@ class ChoiceOptions(msgspec.Struct, frozen=True):
     echo: Echo | None = None
     prompt_only: bool = False
     is_ranked: bool = False
-    """Its log probability decides whether it is part of the answer."""
+    """True if its log probability decides whether it is part of the answer."""
     grammar_field: str | None = None
-    """That the grammar came from; None: there is none, or an adapter may be what a worker refuses."""
+    """Field of the request that the grammar came from. None: there is no grammar, or a worker may refuse the
+    adapter instead."""
 
 
 PLAIN = ChoiceOptions()
 
 
 class ChoiceOwner(Protocol):
-    """The exchange, as its choices see it."""
+    """The response stream, as its choices see it."""
 
     @property
     def prompt_field(self) -> str: ...
@@ -107,7 +109,7 @@ class ChoiceOwner(Protocol):
 
 
 class ChoiceStream:
-    """The driver's sink."""
+    """A sink of the driver for one choice's tokens."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class ChoiceStream:
         self.unsent_text: list[str] = []
         """Text that is not sent yet."""
         self.unsent_deltas: list[Delta] = []
-        """The same of a choice with a parser."""
+        """Deltas that are not sent yet, of a choice with a parser."""
         self.track = Track() if options.logprobs is not None or options.is_ranked else None
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self.unsent_ids: list[int] | None = [] if options.token_ids else None
@@ -132,9 +134,9 @@ class ChoiceStream:
         self.unsent_tokens = 0
         self.is_plain = options.parser is None and options.logprobs is None and options.echo is None
         self.is_opened = False
-        """The client was told that this choice begins."""
+        """True if the client got the beginning of this choice."""
         self.is_closed = False
-        """The client was told how it ended."""
+        """True if the client got its end."""
         self.finish: FinishReason | None = None
         self.token_count = 0
         self.cached_token_count = 0
@@ -150,7 +152,7 @@ class ChoiceStream:
 
     @property
     def prompt_ids(self) -> Sequence[int] | None:
-        """None: the client does not want any."""
+        """Token ids of the prompt; None: the client does not want any."""
         return list(self.submit.prompt) if self.options.token_ids else None
 
     @property
@@ -218,7 +220,7 @@ class ChoiceStream:
         self._owner.fail(error_for(failed, self._owner.prompt_field, self.options.grammar_field))
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
-        """As `Detokenizer.push`, noting where in the text each token begins."""
+        """Push tokens into the detokeniser, and note where in the text each begins."""
         detokenizer, parts = self._detokenizer, list[str]()
         for token in tokens:
             if detokenizer.stopped:
@@ -242,7 +244,7 @@ class ChoiceStream:
             self._end_early()
 
     def _end_early(self) -> None:
-        """What the engine still generates is not wanted."""
+        """End the choice and cancel the rest of its generation."""
         self._close(FinishReason.STOP)
         self.latency_breakdown, self.served = self._owner.progress_of(self)
         self._owner.cancel(self)
@@ -260,7 +262,7 @@ class ChoiceStream:
     # --- what the client gets ---------------------------------------------------------------------
 
     def take(self) -> tuple[str, list[int] | None]:
-        """Text and, if wanted, token ids that are not sent yet; they count as sent."""
+        """Return text and, if wanted, token ids that are not sent yet; they then count as sent."""
         text, ids = "".join(self.unsent_text), self.unsent_ids
         self.unsent_text.clear()
         self.unsent_tokens = 0
@@ -273,7 +275,8 @@ class ChoiceStream:
         return merged(unsent_deltas)
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """OpenAI's object for the tokens whose text is taken now; None: not asked for, or there are none."""
+        """Return OpenAI's object for the tokens whose text is taken now. None: the client does not want any,
+        or there are none."""
         if self.options.logprobs is None or self.track is None:
             return None
         entries: list[Entry] = self.track.take()
@@ -289,7 +292,7 @@ class ChoiceStream:
         return form.of_echo(echo.tokens, echo.starts, of_prompt)
 
     def delta_bodies(self) -> list[dict[str, Any]]:
-        """What is said now, as OpenAI's chunks write it."""
+        """Return the unsent deltas as OpenAI's chunks write them."""
         return [self._delta_body(delta) for delta in self.take_deltas()]
 
     def _delta_body(self, delta: Delta) -> dict[str, Any]:
@@ -306,14 +309,14 @@ class ChoiceStream:
                 return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
 
     def message_body(self) -> dict[str, Any]:
-        """All that was said, as one message."""
+        """Return the whole answer as one message."""
         if self.options.parser is None:
             return {"role": "assistant", "content": "".join(self.unsent_text)}
         return message_body(self.take_deltas(), self.options.new_call_id)
 
 
 def message_body(deltas: Sequence[Delta], new_call_id: Callable[[], str]) -> dict[str, Any]:
-    """OpenAI's message; without content it is null where there is something else."""
+    """Return OpenAI's message. Its content is null if it is empty and there is something else."""
     message = Message()
     message.add(deltas)
     body: dict[str, Any] = {"role": "assistant", "content": message.content}

@@ -1,6 +1,6 @@
-"""OpenAI requests: from the body's bytes to a checked `Call`. Pure.
+"""OpenAI requests, parsed from the body's bytes into a checked `Call`. Pure.
 
-A body is parsed once. Whatever is wrong with it raises ClientError, naming the field.
+A body is parsed once. Every error in it raises ClientError, which names the field.
 """
 
 import math
@@ -43,8 +43,9 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 PRIORITY_MAX = 2**31 - 1
 EMBEDDING_INPUTS_MAX = 2048
+"""OpenAI's bound."""
 TEMPERATURE_MIN = 1e-5
-"""Below it is greedy."""
+"""Temperatures below this count as greedy."""
 BEAM_IDLE = {
     "temperature": (0, 1),
     "top_p": (1,),
@@ -52,14 +53,14 @@ BEAM_IDLE = {
     "min_p": (0,),
     "repetition_penalty": (1,),
 }
-"""Of fields that a beam search does not have: the values that change nothing."""
-"""OpenAI's bound."""
+"""Values that change nothing, for fields that a beam search does not have."""
 TEMPLATE_RESERVED = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
     | {"tokenizer_kwargs", "return_assistant_tokens_mask", "load_audio_from_video", "processor_kwargs"}
 )
-"""Not for `chat_template_kwargs`: they have fields of their own, or are none of the client's business."""
+"""Names that `chat_template_kwargs` must not have: they have fields of their own, or are not the client's
+business."""
 
 
 def parse_chat(body: bytes, limits: RequestLimits) -> Call:
@@ -144,12 +145,13 @@ def sampling_params(
     limits: RequestLimits,
     grammar: Grammar | None = None,
 ) -> SamplingParams:
-    """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
+    """Return the sampling of one choice. Raises PromptTooLong if prompt and answer do not fit into the
+    context."""
     context = limits.card.context_tokens
     room = context - prompt_tokens
     field = call.prompt_field
     if prompt_tokens < 1:
-        raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
+        raise ClientError(f"{field} must not be empty: give it at least one token", param=field)
     if room < 1:
         raise prompt_too_long(prompt_tokens, context, field)
     max_tokens = min(limits.default_max_tokens, room) if call.max_tokens is None else call.max_tokens
@@ -186,7 +188,7 @@ def sampling_params(
 
 
 def choice_seed(seed: int, choice_index: int) -> int:
-    """The client's own for the first choice; for the others one that follows from it."""
+    """Return the client's own seed for the first choice, and seeds derived from it for the others."""
     if choice_index == 0:
         return seed
     digest = blake2b(b"%d/%d" % (seed, choice_index), digest_size=SEED_BITS // 8).digest()
@@ -244,7 +246,8 @@ def _call(
 
 
 def _allowed_beside(field: str) -> ClientError:
-    """Where the two have no token in common there would be none to choose."""
+    """Return the error for `allowed_token_ids` beside a grammar. They may have no token in common, and then
+    there would be none to choose."""
     return ClientError(f"allowed_token_ids and {field} exclude each other", param="allowed_token_ids")
 
 
@@ -281,7 +284,8 @@ def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingPara
 
 
 def _check_temperature(value: float | None) -> float:
-    """0, greedy, below a value at which all but ties and rounding is greedy already."""
+    """Return the temperature, or 0 (greedy) below a value at which all but ties and rounding is greedy
+    already."""
     checked = between("temperature", value, 0.0, 2.0, default=1.0)
     return checked if checked >= TEMPERATURE_MIN else 0.0
 
@@ -314,8 +318,8 @@ def _check_best_of(body: CompletionBody, call: Call, limits: RequestLimits) -> i
 
 
 def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
-    """Beams are scored by the model alone, and nothing is drawn: what would change its probabilities or
-    the drawing is refused."""
+    """Return the beam search. Beams are scored by the model alone, and nothing is drawn; so fields that would
+    change its probabilities or the drawing are refused."""
     penalty = body.length_penalty
     if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
         raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")

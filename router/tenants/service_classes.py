@@ -1,7 +1,7 @@
-"""Service classes: which objectives a request has, and whether they were met. Pure.
+"""Service classes: the objectives of a request, and whether they were met. Pure.
 
-Goodput is what met its objectives over all that was offered, refusals included (DistServe, Zhong et al., OSDI
-2024): every offered request ends in exactly one `RequestVerdict`.
+Goodput is the requests that met their objectives over all that were offered, refusals included (DistServe,
+Zhong et al., OSDI 2024). Every offered request ends in exactly one `RequestVerdict`.
 """
 
 from enum import StrEnum, auto
@@ -24,19 +24,19 @@ from router.tenants.keys import Tenant
 
 HEADER = "x-baton-slo-class"
 DEFAULT_TENANT = "default"
-"""Whose requests all are where no keys are configured."""
+"""Tenant of all requests where no keys are configured."""
 
 
 class RequestObjectives(msgspec.Struct, frozen=True):
-    """Of one request. RequestObjectives of 0 hold whatever happens."""
+    """Objectives of one request. An objective of 0 always holds."""
 
     slo_class: str = ""
     ttft_s: float = 0.0
-    """From the request's arrival to its first token."""
+    """Objective of the time from the request's arrival to its first token."""
     tpot_s: float = 0.0
     priority: int = 0
     refuse_late: bool = False
-    """Not worth serving once they are lost."""
+    """True if the request is not worth serving once its objectives are lost."""
 
 
 NO_OBJECTIVES = RequestObjectives()
@@ -44,7 +44,8 @@ NO_RECORD = Tenant()
 
 
 class ServiceClasses:
-    """Chooses: what the request says, else what its tenant has, else what its model has, else the default."""
+    """The choice of a request's class: as the request says, else its tenant's, else its model's, else the
+    default."""
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
@@ -58,7 +59,7 @@ class ServiceClasses:
         record: Tenant = NO_RECORD,
         model: str,
     ) -> RequestObjectives:
-        """`header`: the value of `HEADER`. Raises ClientError."""
+        """Return the objectives of a request. `header` is the value of `HEADER`. Raises ClientError."""
         config = self._config
         name = self._named(wish, header, record.slo_classes)
         if not name:
@@ -97,26 +98,27 @@ class ServiceClasses:
 
 class RequestVerdict(StrEnum):
     MET = auto()
-    """Completed, with both objectives (or without any)."""
+    """It completed, with both objectives met (or without any)."""
     MISSED_TTFT = auto()
     MISSED_TPOT = auto()
     MISSED_BOTH = auto()
     REFUSED_QUEUE = auto()
-    """The line was full."""
+    """The admission queue was full."""
     REFUSED_SLO = auto()
     """It would have missed its objectives."""
     REFUSED_CAPACITY = auto()
-    """No place in time."""
+    """No worker had room in time."""
     REFUSED_QUOTA = auto()
-    """The tenant's own limits."""
+    """The tenant's own limits were reached."""
     DEADLINE = auto()
     FAILED = auto()
     CANCELLED = auto()
-    """By its client, before its objectives were lost: says nothing of the server."""
+    """Its client cancelled it before its objectives were lost. That says nothing of the server."""
 
 
 def verdict_of_answer(objectives: RequestObjectives, *, ttft_s: float, tpot_s: float) -> RequestVerdict:
-    """Of a request that completed. `tpot_s`: of its slowest sequence, 0 for one token."""
+    """Return the verdict on a request that completed. `tpot_s` is that of its slowest sequence, 0 for one
+    token."""
     is_late = 0 < objectives.ttft_s < ttft_s
     is_slow = 0 < objectives.tpot_s < tpot_s
     if is_late:
@@ -125,7 +127,8 @@ def verdict_of_answer(objectives: RequestObjectives, *, ttft_s: float, tpot_s: f
 
 
 def verdict_of_error(error: BatonError) -> RequestVerdict | None:
-    """None: the request could never work, and was not offered in this sense."""
+    """Return the verdict on a request that failed. None: the request could never work, and does not count as
+    offered."""
     match error:
         case ClientError():
             return None

@@ -1,4 +1,4 @@
-"""Follows the other routers: those that the directory lists, and those given by hand."""
+"""Following the other routers: those that the directory lists, and those given by hand."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from router.live.silence import SilenceWatch
 log = logging.getLogger(__name__)
 
 FollowCall = Callable[[str, RouterId], AsyncGenerator[RouterUpdate]]
-"""`baton.wire.routers.followed`, or a test's. Raises LinkBroken."""
+"""The call `baton.wire.routers.followed`, or a test's. Raises LinkBroken."""
 
 
 class PeerFollower:
-    """One task per router. Use within `async with`."""
+    """A follower with one task per router. Use it within `async with`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class PeerFollower:
         addresses: Iterable[str] = (),
         follow: FollowCall = followed,
     ) -> None:
-        """`addresses`: followed whatever the directory says; our own among them does no harm."""
+        """`addresses` are followed whatever the directory says. Our own among them does no harm."""
         self._drivers, self._router_id, self._follow = drivers, router_id, follow
         self._given = frozenset(addresses)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -78,7 +78,7 @@ class PeerFollower:
             await asyncio.sleep(backoff.next_s())
 
     async def _listen(self, address: str, backoff: Backoff) -> bool:
-        """Until the stream ends; whether it turned out to be our own."""
+        """Handle updates until the stream ends. Returns whether it turned out to be our own."""
         followed_id: RouterId | None = None
         try:
             async with (
@@ -93,8 +93,8 @@ class PeerFollower:
                             log.info("following router %s at %s", update.router_id, address)
                             followed_id = update.router_id
                         if not update.is_snapshot and update.router_id not in self._drivers.peers:
-                            # Given up while this process stood still. Changes say nothing without a snapshot,
-                            # and a new stream begins with one.
+                            # It was given up while this process stood still. Changes say nothing without a
+                            # snapshot, and a new stream begins with one.
                             raise LinkBroken(f"{update.router_id} was given up meanwhile")
                         silence.observe()
                         backoff.succeeded()

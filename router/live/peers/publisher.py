@@ -1,4 +1,4 @@
-"""Tells the routers that follow this one what it has where, a few times a second."""
+"""Publishing the load of this router to those that follow it, a few times a second."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,17 +10,17 @@ from router.live.drivers import Drivers
 from router.live.recent_requests import RecentRequests
 
 CHANGES_EVERY_S = 0.025
-"""While something changes."""
+"""Interval of updates while something changes."""
 
 KEEPALIVE_EVERY_S = 0.5
-"""While nothing does: silence means loss."""
+"""Interval of updates while nothing changes: silence means loss."""
 
 UNREAD_MAX = 80
-"""Updates that wait for a follower; it follows anew, from a snapshot, once there are more."""
+"""Most updates that wait for a follower. Beyond them it must follow anew, from a snapshot."""
 
 
 class PeerPublisher:
-    """`baton.wire.routers.RouterHandler`."""
+    """The implementation of `baton.wire.routers.RouterHandler`."""
 
     def __init__(
         self, drivers: Drivers, router_id: RouterId, recent_requests: RecentRequests | None = None
@@ -32,7 +32,7 @@ class PeerPublisher:
 
     async def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
         peers = self._drivers.peers
-        self._send_changes()  # what the snapshot has is told to those who follow already, too
+        self._send_changes()  # Earlier followers must get the changes that the snapshot has.
         queue: asyncio.Queue[RouterUpdate | None] = asyncio.Queue(UNREAD_MAX)
         if not self._queues:
             peers.listen(is_followed=True)
@@ -49,7 +49,7 @@ class PeerPublisher:
         return self._recent_requests.reply(wanted, self._router_id)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish changes until cancelled."""
         loop = asyncio.get_running_loop()
         sent_s = 0.0
         while True:

@@ -289,7 +289,7 @@ async def test_an_adapter_is_of_a_model_that_must_be_named(folders):
         unnamed = await http.post("/v1/load_lora_adapter", json=body)
         assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
         other = await http.post("/v1/load_lora_adapter", json={**body, "lora_name": CODE, "model": CHAT})
-        assert (other.status_code, "is called" in other.text) == (400, True)
+        assert (other.status_code, "is taken" in other.text) == (400, True)
         nowhere = await http.post("/v1/load_lora_adapter", json={**body, "model": CODE})
         assert nowhere.status_code == 404
         assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})).status_code == 404
